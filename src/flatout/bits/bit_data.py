@@ -120,8 +120,7 @@ class BitsPreparation(RecordSource):
             survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
             survey.num_inputs = len(commonest)
         elif encode is None:
-            encoding = self.config.encoding
-            survey.num_inputs = encoding.num_bits if self.bits is None else self._column.num_bits or 0
+            survey.num_inputs = self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
         what = f"no records are left for training in {self.tables['train'].name}"
         require(bool(survey.num_rows), "data.source", what, hint=_MORE_RECORDS)
         return survey

@@ -184,8 +184,7 @@ def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
         even = digits if digits.shape[1] % 2 == 0 else np.pad(digits, ((0, 0), (0, 1)))
         return (even[:, ::2] << 4 | even[:, 1::2]).astype(np.uint8)
     spread = np.unpackbits(digits[:, :, None], axis=2)[:, :, 2:].reshape(len(digits), -1)
-    whole = spread.shape[1] // 8 * 8
-    return np.packbits(spread[:, :whole], axis=1)
+    return np.packbits(spread[:, : spread.shape[1] // 8 * 8], axis=1)
 
 
 def write_bits(packed: Packed, form: Form) -> pa.Array:

@@ -227,8 +227,7 @@ class MinHashEncoder(Encoder):
         return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
-        least = np.minimum.reduceat(self._table[ids], starts, axis=0)
-        return np.packbits((least & 1).astype(np.uint8), axis=1)
+        return np.packbits((np.minimum.reduceat(self._table[ids], starts, axis=0) & 1).astype(np.uint8), axis=1)
 
 
 class TwoStepEncoder:

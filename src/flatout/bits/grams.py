@@ -117,8 +117,7 @@ def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedId
 def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Every character of every text in one run, and `[N+1]` where each text begins."""
     texts = texts.cast(pa.large_string())
-    lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
-    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False), dtype=np.int64))
     if offsets[-1] == 0:
         return np.empty(0, np.uint32), offsets
     data, bounds = bytes_of(texts)

@@ -68,8 +68,7 @@ class PeopleTable(Table):
         self.config, self.num_rows = config, config.rows
 
     def fingerprint(self) -> str:
-        about = f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}"
-        return xxhash.xxh3_128_hexdigest(about.encode())
+        return xxhash.xxh3_128_hexdigest(f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}".encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         """The rows, in blocks of at most `rows_per_block`."""

@@ -187,8 +187,7 @@ class GramPredictor(RunPredictor):
         def answer(predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]) -> Answered:
             rows, block = piece
             encodings = predictor.encodings(block.column(column), rows, table.name, column)
-            probabilities = predictor.outputs(encodings)
-            found = self.chosen(pa.array(predictor.labels.names), probabilities, predictor.threshold)
+            found = self.chosen(pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold)
             if reconstructor is not None:
                 rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
                 found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())

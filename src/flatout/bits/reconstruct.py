@@ -118,8 +118,7 @@ class Reconstructor:
     def candidates(self, probabilities: NDArray[np.float32]) -> Iterator[Candidates]:
         """Up to ten texts for each row of `[N, H]` probabilities."""
         for start in range(0, len(probabilities), _RECORDS_AT_ONCE):
-            block = probabilities[start : start + _RECORDS_AT_ONCE]
-            clear = np.clip(block, 1e-6, 1 - 1e-6)
+            clear = np.clip(probabilities[start : start + _RECORDS_AT_ONCE], 1e-6, 1 - 1e-6)
             gains = np.clip(np.log(clear / (1 - clear)), _LEAST_GAIN, _MOST_GAIN).astype(np.float32)
             found = [self._read(*walks) for walks in self._search(gains)]
             if self.dictionary is not None:
@@ -221,8 +220,7 @@ class _Beam:
 
     def step(self, length: int) -> None:
         """Extend every walk by every edge that follows; the best stay, those that end are remembered."""
-        is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
-        worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
+        worth = np.where((self.used_RW[:, :, None] & self.bit_E) == 0, self.gain_RE[:, None, :], _REPEAT)
         rows = np.arange(len(self.gain_RE))[:, None]
         reached = (self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]).reshape(len(rows), -1)
         best = np.argpartition(-reached, self.walks - 1, axis=1)[:, : self.walks]

@@ -135,8 +135,7 @@ class RidgeSums:
                 for inputs_ND, grams_NG in held:
                     metrics.update(inputs_ND @ weight[:, part] + bias[part], grams_NG[:, part])
                 dice = metrics.compute()["dice"]
-                best = metrics.threshold
-                rising.append(Ridge(weight[:, part], bias[part], penalty, best, dice, self.num_records))
+                rising.append(Ridge(weight[:, part], bias[part], penalty, metrics.threshold, dice, self.num_records))
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
         return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)

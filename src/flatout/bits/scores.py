@@ -44,8 +44,7 @@ class GramMetrics(Metric):
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
         found_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, targets))
-        there_B1 = targets.sum(1, keepdim=True)
-        scores_BT = record_scores(found_BT, answered_BT, there_B1)
+        scores_BT = record_scores(found_BT, answered_BT, targets.sum(1, keepdim=True))
         self.sums += torch.stack([values.sum(0).double() for values in scores_BT]).to(self.sums.device)
         self.total += len(scores)
         if rows is not None:

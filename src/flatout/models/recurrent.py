@@ -165,8 +165,7 @@ class CarriedState:
         rows, state = self._before
         wanted = self._batch.rows.numpy() - 1
         order = np.argsort(rows)
-        place = np.clip(np.searchsorted(rows, wanted, sorter=order), 0, len(rows) - 1)
-        found = order[place]
+        found = order[np.clip(np.searchsorted(rows, wanted, sorter=order), 0, len(rows) - 1)]
         continues = (rows[found] == wanted) & ~self._is_first
         if not continues.any():
             return zeros

@@ -127,8 +127,7 @@ class RNN(Network, nn.Module):
 
         A row that ends before the rectangle does is the last of its recording: nothing continues its state.
         """
-        hidden = before[:-1] if self.memory is not None else before
-        states_LBH, after = self._recur(inputs_BLF, hidden)
+        states_LBH, after = self._recur(inputs_BLF, before[:-1] if self.memory is not None else before)
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
             return answers_BLK, after

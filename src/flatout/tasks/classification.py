@@ -146,8 +146,7 @@ class Classifier(Task):
             targets = targets * (1 - smoothing) + smoothing / 2 if smoothing else targets
             losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights_C, reduction="sum")
             return losses / self.labels.num_outputs
-        standardised = (targets - self.labels.mean) / self.labels.spread
-        return F.mse_loss(outputs.squeeze(-1), standardised, reduction="sum")
+        return F.mse_loss(outputs.squeeze(-1), (targets - self.labels.mean) / self.labels.spread, reduction="sum")
 
 
 def _require_classes(labels: Labels, config: ClassificationConfig) -> None:

@@ -204,8 +204,7 @@ class Masking:
         lengths_B, rows_B = batch.offsets[1:] - starts_B, torch.arange(batch.num_rows, device=device)
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
         place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
-        start = _mix(_mix(seed) + epoch)
-        numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ start)
+        numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ _mix(_mix(seed) + epoch))
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
         order_T = torch.argsort((row_of_T << 33) | (is_special_T.long() << 32) | draws_T)

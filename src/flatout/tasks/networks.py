@@ -33,8 +33,7 @@ def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Tr
     require(read <= longest, where, f"{read}", allowed=f"at most {longest} for {model.family}")
     known = len(model.net.get_input_embeddings().weight)
     what = f"{encoder.size:,} entries, but the encoder knows {known:,}"
-    hint = "Leave it out: the model's own tokenizer is used."
-    require(encoder.size <= known, "data.tokenizer", what, hint=hint)
+    require(encoder.size <= known, "data.tokenizer", what, hint="Leave it out: the model's own tokenizer is used.")
     return model
 
 

@@ -47,8 +47,7 @@ def build_baselines(info: SequenceInfo) -> list[Baseline]:
     """Ridge regression on the window, then the simplest answer."""
     shape = info.shape
     wide = shape.lookback or max(1, min(_USUAL_LOOKBACK, _MOST_INPUTS // shape.inputs))
-    on_window = _solve(info, wide)
-    found = [(f"ridge on {wide} samples", on_window)]
+    found = [(f"ridge on {wide} samples", _solve(info, wide))]
     if shape.horizon:
         found.append(("last value", WindowRidge(shape)))
     elif wide > 1:
@@ -91,8 +90,7 @@ class _Sums:
         mean, mean_of_answers = self.sums / self.count, self.sums_of_answers / self.count
         products = self.products - self.count * torch.outer(mean, mean)
         products.diagonal().add_(penalty * max(1.0, self.count / 1000))
-        right = self.answers - self.count * torch.outer(mean, mean_of_answers)
-        weight = torch.linalg.solve(products, right)
+        weight = torch.linalg.solve(products, self.answers - self.count * torch.outer(mean, mean_of_answers))
         return weight, mean_of_answers - mean @ weight
 
 

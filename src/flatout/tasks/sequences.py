@@ -71,8 +71,7 @@ class SequenceRegressor(Task):
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
-        is_fine = isinstance(info, SequenceInfo) and not info.shape.labels
-        require(is_fine, "SequenceRegressor", what, hint=hint)
+        require(isinstance(info, SequenceInfo) and not info.shape.labels, "SequenceRegressor", what, hint=hint)
         vars(self)["info"], self.shape = info, info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
@@ -171,8 +170,7 @@ class SequenceRegressor(Task):
         ]
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
         lines += [f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN) for name, values in rows]
-        floors = self.info.floors
-        return lines + [f"{'known floor of ' + name:<26}{floor:>12.5g}" for name, floor in floors.items()]
+        return lines + [f"{'known floor of ' + name:<26}{floor:>12.5g}" for name, floor in self.info.floors.items()]
 
     # Chunks: what goes from one batch to the next.
 

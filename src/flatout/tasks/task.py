@@ -191,8 +191,7 @@ class Task(L.LightningModule):
             if not self.is_built or (self.info is None and (self.needs_info or not hasattr(self, "labels"))):
                 name, info = type(self).__name__, getattr(data, "info", None)
                 hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
-                what = "no datamodule says how many classes and words there are"
-                require(info is not None, name, what, hint=hint)
+                require(info is not None, name, "no datamodule says how many classes and words there are", hint=hint)
                 self.build(info)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
                 self.prepare(data.feeds, data.run_log, data.seed)

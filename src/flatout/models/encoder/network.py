@@ -154,8 +154,7 @@ class Transformer(LayeredEncoder):
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
         asks = {"has_windows": self.family == "modernbert", "has_distances": reads_distances(self.net.base_model)}
-        drops = is_training and self.attention_dropout > 0
-        return choose_kernel(device, dtype, size, **asks, drops_scores=drops)
+        return choose_kernel(device, dtype, size, **asks, drops_scores=is_training and self.attention_dropout > 0)
 
     def _kernel(self, device: torch.device) -> Kernel:
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32

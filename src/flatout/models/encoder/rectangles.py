@@ -80,8 +80,7 @@ class Layout:
             own = slice(part.first, part.first + part.places)
             # With heads outside of lengths, bmm reads `[N*H, L, D]` without a copy; one gather lays all rectangles so.
             spread = slice(own.start * heads, own.stop * heads)
-            tokens = self.tokens[own].reshape(part.rows, 1, part.length)
-            there[spread] = (tokens * heads + head[:, None]).ravel()
+            there[spread] = (self.tokens[own].reshape(part.rows, 1, part.length) * heads + head[:, None]).ravel()
             # Numbered in the order `[N, H, L]` in which they lie, read off in the order `[N, L, H]` of tokens.
             lies = spread.start + np.arange(part.places * heads).reshape(part.rows, heads, part.length)
             back[spread] = lies.transpose(0, 2, 1).ravel()

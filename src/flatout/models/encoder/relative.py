@@ -113,8 +113,7 @@ def reads_distances(backbone: Any) -> bool:
 def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     """The rows of an encoder's own table for distances up to this one."""
     net: Any = encoder
-    device = next(encoder.parameters()).device
-    apart = torch.arange(-longest, longest + 1, device=device)
+    apart = torch.arange(-longest, longest + 1, device=next(encoder.parameters()).device)
     if hasattr(net, "relative_attention_bias"):  # MPNet's
         return Distances(net.relative_position_bucket(-apart), longest, net.relative_attention_bias.weight)
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
