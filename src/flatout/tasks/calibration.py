@@ -98,7 +98,7 @@ def calibration_error(shares_BC: Tensor, targets_B: Tensor) -> float:
 
 def best_thresholds(shares_BC: Tensor, targets_BC: Tensor) -> list[float]:
     """For each label the probability from which on it is answered, so that its F1 is best."""
-    return [_best_threshold(shares_BC[:, label], targets_BC[:, label] > 0.5) for label in range(shares_BC.shape[1])]
+    return [_best_threshold(shares_B, has_B) for shares_B, has_B in zip(shares_BC.T, targets_BC.T > 0.5, strict=True)]
 
 
 def _first_half(rows_B: Tensor) -> Tensor:

@@ -114,8 +114,8 @@ class MaskedLanguageModel(Task):
         return {}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
-        trainer = getattr(self, "_trainer", None)  # where only the speed of a step is measured there is none
-        epoch = 0 if trainer is None else trainer.current_epoch
+        # Where only the speed of a step is measured there is no trainer.
+        epoch = 0 if self._trainer is None else self._trainer.current_epoch
         return super().training_loss(self.mask(batch, self._seed, epoch + 1), model)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
@@ -128,13 +128,12 @@ class MaskedLanguageModel(Task):
         return self.masking.mask(batch, self.is_special_V.to(batch.tokens.device), seed=seed, epoch=epoch)
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        losses_K, is_right_K, targets_K = self._judge_places(batch).unbind(1)
-        found_K3 = torch.stack([losses_K, is_right_K, (targets_K != NO_TARGET).to(losses_K)], 1)
+        found_K3 = self._judge_places(batch)
         self._sums += found_K3.double().sum(0).cpu().numpy()
         if (rows := self.kept_rows(batch)) is not None:
             counts = torch.from_numpy(self.masking.counts(batch.lengths.numpy())[: batch.num_real])
             self._row_sums.add(rows.repeat_interleave(counts), found_K3)
-        return losses_K.sum().to(self._loss_sum.dtype) / self.masked_per_row
+        return found_K3[:, 0].sum().to(self._loss_sum.dtype) / self.masked_per_row
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The mean loss of each row's masked words: how well the network knows its language."""
@@ -145,7 +144,7 @@ class MaskedLanguageModel(Task):
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
-        """`[K, 3]` loss, whether the answer is right, and target of each masked token."""
+        """`[K, 3]` loss, whether the answer is right, and whether it counts, of each masked token."""
         count = int(self.masking.counts(batch.lengths.numpy()).sum())
         parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))
         return torch.cat([self.answer_in_pieces(part, self._judge_part) for part in parts])
@@ -157,8 +156,8 @@ class MaskedLanguageModel(Task):
         assert masked.targets is not None
         logits_KV = self.model(masked).float()
         losses_K = F.cross_entropy(logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET)
-        is_right_K = logits_KV.argmax(-1) == masked.targets
-        return torch.stack([losses_K, is_right_K.to(losses_K), masked.targets.to(losses_K)], 1)
+        is_right_K, counts_K = logits_KV.argmax(-1) == masked.targets, masked.targets != NO_TARGET
+        return torch.stack([losses_K, is_right_K.to(losses_K), counts_K.to(losses_K)], 1)
 
     def start_judging(self, split: str) -> None:
         self._sums, self._row_sums = np.zeros(3), RowSums(3)

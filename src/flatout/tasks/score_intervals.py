@@ -43,7 +43,10 @@ class RowSums:
             places = torch.arange(self.columns, device=values.device).expand_as(values)
         if self._sums is None:
             self._sums = torch.zeros(self._most, self.columns, dtype=torch.float64, device=values.device)
-        flat = self._groups_of(rows).to(values.device).unsqueeze(1) * self.columns + places
+        # The first rows each for itself, later ones where a hash of their number says.
+        mixed = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
+        groups = torch.where(rows < self._most, rows, mixed % self._most).long()
+        flat = groups.to(values.device).unsqueeze(1) * self.columns + places
         self._sums.view(-1).index_add_(0, flat.flatten(), values.double().flatten())
 
     def gathered(self, over_ranks: OverRanks | None = None) -> Tensor:
@@ -53,11 +56,6 @@ class RowSums:
 
     def reset(self) -> None:
         self._sums = None
-
-    def _groups_of(self, rows: Tensor) -> Tensor:
-        """The first rows each for itself, later ones where a hash of their number says."""
-        mixed = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
-        return torch.where(rows < self._most, rows, mixed % self._most).long()
 
 
 def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Interval]:

@@ -11,7 +11,7 @@ Shapes: N answers, R recordings, K targets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,7 @@ class SequenceScores:
     """Adds up errors on scaled values, and says what they are in each target's unit."""
 
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
-        self.targets = list(targets)
-        self._factor = torch.tensor(list(factor), dtype=torch.float64)
+        self.targets, self._factor = list(targets), torch.tensor(list(factor), dtype=torch.float64)
         self.of_targets: dict[str, dict[str, float]] = {}
         """The errors of each target over all recordings, of the last `values`."""
         shape = recordings, len(self.targets)
@@ -89,9 +88,8 @@ class SequenceScores:
         return _errors(*self._of_all_ranks(), self._factor)
 
     def _of_all_ranks(self) -> tuple[Tensor, Tensor]:
-        found = of_all_ranks([self._sums.cpu(), self._largest.cpu()])
-        sums = torch.stack([each[0] for each in found]).sum(0)
-        return sums, torch.stack([each[1] for each in found]).amax(0)
+        sums, largest = zip(*of_all_ranks([self._sums.cpu(), self._largest.cpu()]), strict=True)
+        return torch.stack(sums).sum(0), torch.stack(largest).amax(0)
 
 
 def names_of(targets: Sequence[str]) -> list[str]:
@@ -111,8 +109,7 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
 
 
 Floats = NDArray[np.float64]
-_MOST_ANSWERS, _BINS = 2_000_000, 20
-_WORST = 3
+_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +135,10 @@ class KeptAnswers:
     """Middle of each range of the target, and the root mean square error there."""
     by_time: list[tuple[float, float]]
     """Samples since the beginning, or steps of the horizon, and the root mean square error there."""
-    time_name: str = field(default="sample of the recording")
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    time_name: str
+    errors: list[dict[str, Any]]
     """A row for each recording and target: its errors, the largest first."""
-    of_targets: list[dict[str, Any]] = field(default_factory=list)
+    of_targets: list[dict[str, Any]]
     """A row for each target: its errors over all recordings."""
 
 

@@ -131,7 +131,8 @@ def _places(batch: FlatBatch, begins_B: Tensor) -> Tensor:
 
 def _shaped(column: Array | Ragged, width: int) -> Array | Ragged:
     """A column of `[T, H]` numbers; torch knows few operations on uint16, so bits are held as int16."""
+    values = column.values if isinstance(column, Ragged) else column
+    values = values.view(np.int16) if values.dtype == np.uint16 else values
     if not isinstance(column, Ragged):
-        return column.view(np.int16) if column.dtype == np.uint16 else column
-    values = column.values.view(np.int16) if column.values.dtype == np.uint16 else column.values
+        return values
     return Ragged(values.reshape(-1, width), column.offsets // width, column.lengths // width)

@@ -95,7 +95,7 @@ class Task(L.LightningModule):
         """A running mean of the weights, during training, if `optim.ema` asks for one."""
         self._kept_average: dict[str, Tensor] = {}
         self._kept_weights: dict[str, Any] = {}
-        """Those of a checkpoint that was loaded before any data described the network."""
+        """Of a checkpoint that was loaded before any data described the network."""
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network] = (None, Network())
@@ -129,7 +129,6 @@ class Task(L.LightningModule):
 
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
         """Make a step cost what it will cost, where only its speed is measured. A hook."""
-        return
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Tune on the validation rows what turns outputs into answers; facts for the run's summary. A hook."""
@@ -179,7 +178,6 @@ class Task(L.LightningModule):
 
     def count_answers(self) -> None:
         """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""
-        return
 
     # What Lightning calls.
 
@@ -341,7 +339,6 @@ class Task(L.LightningModule):
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         """Take over `position_state` of this rank, or of the last there was."""
-        return
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
