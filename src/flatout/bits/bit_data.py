@@ -32,7 +32,6 @@ from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.splits import bytes_of
 from flatout.errors import UserError, require
 
-_MORE_RECORDS = "Give more records, or lower data.validation_share and data.test_share."
 _MOST_HASHED = 6_144
 
 
@@ -122,7 +121,8 @@ class BitsPreparation(RecordSource):
         elif encode is None:
             survey.num_inputs = self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
         what = f"no records are left for training in {self.tables['train'].name}"
-        require(bool(survey.num_rows), "data.source", what, hint=_MORE_RECORDS)
+        hint = "Give more records, or lower data.validation_share and data.test_share."
+        require(bool(survey.num_rows), "data.source", what, hint=hint)
         return survey
 
     def _holds_sets(self) -> bool:
@@ -153,10 +153,10 @@ class BitsPreparation(RecordSource):
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
         for split, total in totals.items():
             if total.rows == 0:
-                where = "data.source" if split not in self.tables or split == "train" else f"data.{split}"
+                where = f"data.{split}" if split in self.tables else "data.source"
                 what = f"no records are left for the {split} split of {self.tables['train'].name}"
                 hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
-                raise UserError(where, what, hint=_MORE_RECORDS if split == "train" else hint)
+                raise UserError(where, what, hint=hint)
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:

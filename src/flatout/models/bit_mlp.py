@@ -114,12 +114,11 @@ class BitMLP(Network, nn.Module):
     ) -> None:
         super().__init__()
         num_labels, is_plain = len(hashed_of_label), not config.detectors
-        self.starts_at_ridge = config.starts_at_ridge
+        self.starts_at_ridge, self.is_set = config.starts_at_ridge, is_set
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
         self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
-        self.is_set = is_set
         self.detectors = None if is_plain else _first_layer(num_inputs, num_hashed, is_set)
         self.composer = _composer(config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set)
         self.straight = _first_layer(num_inputs, num_labels, is_set) if is_plain and config.straight else None
@@ -205,7 +204,9 @@ class BitMLP(Network, nn.Module):
         """
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
-        layers = [_product(rows, layer) for layer in self.composer.modules() if isinstance(layer, _LINEAR)]
+        layers = [
+            _product(rows, layer) for layer in self.composer.modules() if isinstance(layer, nn.Linear | _SetLinear)
+        ]
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
         return found + layers
@@ -231,9 +232,6 @@ class _SetLinear(nn.Module):
         return nn.functional.embedding_bag(batch.tokens, self.weight, starts_B, mode="sum") + self.bias
 
 
-_LINEAR = (nn.Linear, _SetLinear)
-
-
 def _product(rows: int, layer: nn.Module) -> Product:
     weight = layer.get_parameter("weight")
     return look_up(weight) if isinstance(layer, _SetLinear) else through(rows, weight)
@@ -254,16 +252,17 @@ def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
     return _SetLinear(num_inputs, width) if is_set else nn.Linear(num_inputs, width)
 
 
+_NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
+
+
 def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:
     """Hidden layers and the output; empty without hidden layers."""
     layers: list[nn.Module] = []
     width = num_inputs
     for wanted in [width for width in config.widths for _ in range(config.depth)]:
-        layer: list[nn.Module] = [_first_layer(width, wanted, is_set and not layers)]
-        if config.norm is not Norm.none:
-            layer.append(nn.LayerNorm(wanted) if config.norm is Norm.layer else nn.BatchNorm1d(wanted))
-        layer += [nn.ReLU(), LeanDropout(config.dropout)]
-        block = nn.Sequential(*layer)
+        norms = [_NORMS[config.norm](wanted)] if config.norm in _NORMS else []
+        first = _first_layer(width, wanted, is_set and not layers)
+        block = nn.Sequential(first, *norms, nn.ReLU(), LeanDropout(config.dropout))
         layers.append(_Residual(block) if config.residual and width == wanted else block)
         width = wanted
     if layers:

@@ -137,8 +137,7 @@ def contract(network: object) -> Network:
     found = Network()
     for name in _PARTS:
         own, usual = getattr(network, name, None), getattr(Network, name)
-        fits = callable(own) and not isinstance(own, nn.Module) if inspect.isfunction(usual) else own is not None
-        if fits:
+        if callable(own) and not isinstance(own, nn.Module) if inspect.isfunction(usual) else own is not None:
             setattr(found, name, own)
     return found
 

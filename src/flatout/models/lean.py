@@ -53,9 +53,8 @@ class LeanEmbedding(nn.Embedding):
 
     def clear(self) -> None:
         """Zero what the last step added, and keep the table for the next."""
-        held = self.__dict__
-        for ids in held.pop("_added", []):
-            held["_table"].index_fill_(0, ids, 0.0)
+        for ids in vars(self).pop("_added", []):
+            vars(self)["_table"].index_fill_(0, ids, 0.0)
 
     def exchange(self) -> None:
         """Average the gradient over all ranks, in the rows that any rank has added to."""
@@ -63,23 +62,22 @@ class LeanEmbedding(nn.Embedding):
             return
         table = self._put_table()
         touched = torch.zeros(len(self.weight), dtype=torch.int32)
-        for ids in self.__dict__.get("_added", []):
+        for ids in vars(self).get("_added", []):
             touched.index_fill_(0, ids, 1)
         dist.all_reduce(touched)
         ids = touched.nonzero().flatten()
         rows = table.index_select(0, ids)
         dist.all_reduce(rows)
         table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
-        self.__dict__["_added"] = [ids]
+        vars(self)["_added"] = [ids]
 
     def _put_table(self) -> Tensor:
         """The gradient's table, in its place; cleared where the gradient was dropped."""
         if self.weight.grad is None:
             self.clear()
-            held = self.__dict__
-            if "_table" not in held:
-                held["_table"] = torch.zeros_like(self.weight)
-            self.weight.grad = held["_table"]
+            if "_table" not in vars(self):
+                vars(self)["_table"] = torch.zeros_like(self.weight)
+            self.weight.grad = vars(self)["_table"]
         return self.weight.grad
 
     def add(self, ids: Tensor, gradient: Tensor) -> None:
@@ -88,7 +86,7 @@ class LeanEmbedding(nn.Embedding):
         if self.padding_idx is not None:
             gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
         table.index_add_(0, ids, gradient.to(self.weight.dtype))
-        self.__dict__.setdefault("_added", []).append(ids.long())
+        vars(self).setdefault("_added", []).append(ids.long())
 
 
 class _Lookup(torch.autograd.Function):

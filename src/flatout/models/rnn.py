@@ -97,7 +97,6 @@ class RNN(Network, nn.Module):
         self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None
         self.carried = CarriedState() if shape.is_stateful else None
         self.carried_of_others = CarriedState() if shape.is_stateful else None
-        self._zeros: dict[tuple[int, torch.device], State] = {}
         for layer in [*self.ahead, *self.back]:
             start_layer(layer)
         if self.ridge is not None or shape.horizon:  # starts at the ridge's answers, or repeats the last value
@@ -113,10 +112,11 @@ class RNN(Network, nn.Module):
         if self.is_both:
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
         if not shape.is_each_step:
-            states_LBH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+            states_LBH, _ = self._recur(inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device))
             answers = self.output(self.dropout(last_of(states_LBH.transpose(0, 1), batch)))
             return answers if self.ridge is None else answers + self.ridge(batch)
-        carrier, zeros = self.carried if self.training else self.carried_of_others, self.zeros(inputs_BLF)
+        carrier = self.carried if self.training else self.carried_of_others
+        zeros = self.make_state(len(inputs_BLF), inputs_BLF.device)
         answers_BLK, after = self.run(inputs_BLF, zeros if carrier is None else carrier.take(zeros))
         if carrier is not None:
             carrier.keep(after)
@@ -133,16 +133,6 @@ class RNN(Network, nn.Module):
             return answers_BLK, after
         answers_BLK, filtered = smooth(answers_BLK, self.memory.sigmoid(), before[-1])
         return answers_BLK, (*after, filtered)
-
-    def zeros(self, inputs_BLF: Tensor) -> State:
-        """The state before a recording, made once for each number of rows."""
-        key = len(inputs_BLF), inputs_BLF.device
-        if torch.compiler.is_compiling():  # a graph for any number of rows cannot look one up
-            return self.make_state(*key)
-        if key not in self._zeros:
-            with torch.inference_mode(False):  # training reads zeros that a validation may have made
-                self._zeros[key] = self.make_state(*key)
-        return self._zeros[key]
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:
         """Zeros: a hidden state a layer, for an LSTM a cell state too, and the last answers of the filter."""
@@ -168,7 +158,7 @@ class RNN(Network, nn.Module):
         shape = self.shape
         last_B1F = windows_BLF[:, -1:]
         inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
-        states_LBH, _ = self._recur(inputs_BLF, self.zeros(inputs_BLF))
+        states_LBH, _ = self._recur(inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device))
         answers = self.output(self.dropout(states_LBH[-1]))
         if shape.horizon:
             answers = answers.view(-1, shape.horizon, shape.targets)

@@ -107,7 +107,7 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
     curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
     rows = given[0]
-    most = len(counted.classes) if counted.are_several else _MOST_CURVES
+    most = len(counted.classes) if counted.confusion is None else _MOST_CURVES
     shown = [place for place in np.argsort(-rows, kind="stable")[:most] if rows[place]]
     return {counted.classes[place]: curves[:, :, place] for place in shown}
 

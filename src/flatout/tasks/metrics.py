@@ -63,8 +63,6 @@ class Counted:
     """[C, C] rows by true class (down) and answered class (across); None unless it is one class a row."""
     binned: NDArray[np.int64] | None
     """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many classes."""
-    are_several: bool
-    """Whether a row has several classes."""
 
 
 class TaskMetrics(nn.Module, ABC):
@@ -222,7 +220,7 @@ class SingleMetrics(TaskMetrics):
         if binned is not None and len(self.classes) == 2:
             # Of two classes one is counted: the other is answered where that one is not.
             binned = np.stack([np.flip(binned, (0, 1, 2)), binned], 1)
-        return Counted(self.classes, self.counts.compute().cpu().numpy(), binned, are_several=False)
+        return Counted(self.classes, self.counts.compute().cpu().numpy(), binned)
 
     def per_class(self) -> list[dict[str, Any]]:
         counts = self.counts.compute().cpu().double()
@@ -276,7 +274,7 @@ class MultiMetrics(TaskMetrics):
         }
 
     def counted(self) -> Counted:
-        return Counted(self.classes, None, self._binned(), are_several=True)
+        return Counted(self.classes, None, self._binned())
 
     def per_class(self) -> list[dict[str, Any]]:
         return class_rows(self.classes, *self._totals()[:3])

@@ -63,7 +63,7 @@ class LayeredEncoder(Network, nn.Module):
     stored_layers = 0
     """First layers that stay as they are, and whose outputs a batch may bring as its `states`."""
     _waiting: list[list[str]]
-    _frozen_at_first: int
+    _frozen_at_first = 0
     _weights_then = ""
 
     def blocks(self) -> list[Any]:

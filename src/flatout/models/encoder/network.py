@@ -81,7 +81,6 @@ class Transformer(LayeredEncoder):
         self.joins = Windows.mean
         """What of their answers is the row's."""
         self._waiting: list[list[str]] = []
-        self._frozen_at_first = 0
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
         allowed, hint = ", ".join(FLAT_FAMILIES), "Set it to auto."

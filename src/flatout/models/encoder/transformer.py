@@ -274,10 +274,6 @@ class Outputs:
     """single, multi, regression, tags or words."""
 
     @property
-    def is_tagging(self) -> bool:
-        return self.kind == "tags"
-
-    @property
     def are_words(self) -> bool:
         """Whether the words of the vocabulary are answered where they are masked."""
         return self.kind == "words"
@@ -287,15 +283,12 @@ class Outputs:
         """The class of transformers that opens and writes such a model."""
         import transformers
 
-        if self.are_words:
-            return transformers.AutoModelForMaskedLM
-        if self.is_tagging:
-            return transformers.AutoModelForTokenClassification
-        return transformers.AutoModelForSequenceClassification
+        kinds = {"words": "MaskedLM", "tags": "TokenClassification"}
+        return getattr(transformers, f"AutoModelFor{kinds.get(self.kind, 'SequenceClassification')}")
 
     def wrap(self, net: Any, compute: Compute, separator_id: int | None) -> Transformer:
         """The network around a model of transformers."""
-        return Transformer(net, self.is_tagging, compute, separator_id, predicts_words=self.are_words)
+        return Transformer(net, self.kind == "tags", compute, separator_id, predicts_words=self.are_words)
 
     def tell(self, described: Any) -> None:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
@@ -304,7 +297,7 @@ class Outputs:
         described.num_labels, described.id2label = len(self.names), dict(enumerate(self.names))
         described.label2id = {name: number for number, name in enumerate(self.names)}
         kinds = {"single": "single_label_classification", "multi": "multi_label_classification"}
-        described.problem_type = None if self.is_tagging else kinds.get(self.kind, "regression")
+        described.problem_type = None if self.kind == "tags" else kinds.get(self.kind, "regression")
 
 
 def _recompute(model: Transformer) -> None:
