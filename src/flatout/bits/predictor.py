@@ -121,9 +121,7 @@ class GramPredictor(RunPredictor):
         given = self.rows_in_memory(rows, [self.bits_column])
         return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
 
-    def encodings(
-        self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str | None = None
-    ) -> Packed | Sets:
+    def encodings(self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str = "") -> Packed | Sets:
         """A column of encodings as the model reads them; what does not fit is named by row."""
         reader = BitColumn(name or self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
         if self.numbers is None:

@@ -55,9 +55,7 @@ class Candidates:
 class LetterOrder:
     """What texts look like: how likely a letter is after two others, and the shapes that whole texts have."""
 
-    def __init__(
-        self, grams: Sequence[str], log_next: NDArray[np.float32], shapes: Iterable[str], longest: int
-    ) -> None:
+    def __init__(self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int) -> None:
         """`log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
         text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely."""
         self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
@@ -115,7 +113,7 @@ class Reconstructor:
         self._place = {gram: number for number, gram in enumerate(grams)}
         self.dictionary = Dictionary(names, self._place) if names else None
 
-    def candidates(self, probabilities: NDArray[np.float32]) -> Iterator[Candidates]:
+    def candidates(self, probabilities: Floats) -> Iterator[Candidates]:
         """Up to ten texts for each row of `[N, H]` probabilities."""
         for start in range(0, len(probabilities), _RECORDS_AT_ONCE):
             clear = np.clip(probabilities[start : start + _RECORDS_AT_ONCE], 1e-6, 1 - 1e-6)
@@ -126,7 +124,7 @@ class Reconstructor:
                 found = [self._with_names(*each) for each in zip(found, pairs, gains, strict=True)]
             yield from found
 
-    def _search(self, gains_RH: NDArray[np.float32]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+    def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
         """The best finished walks of each record, as grams, and their scores."""
         count = min(_EDGES, gains_RH.shape[1])
         edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
@@ -147,7 +145,7 @@ class Reconstructor:
         for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
 
-    def _read(self, walks: NDArray[np.int32], scores: NDArray[np.float32]) -> Candidates:
+    def _read(self, walks: NDArray[np.int32], scores: Floats) -> Candidates:
         """Walks as texts, each once, the best first."""
         found = Candidates()
         for place in np.argsort(-scores, kind="stable"):
@@ -170,7 +168,7 @@ class Reconstructor:
         texts = sorted(scores, key=lambda text: -scores[text])
         return Candidates(texts, [scores[text] for text in texts])
 
-    def _with_names(self, found: Candidates, pairs: list[tuple[str, str]], gains: NDArray[np.float32]) -> Candidates:
+    def _with_names(self, found: Candidates, pairs: list[tuple[str, str]], gains: Floats) -> Candidates:
         """The walks and, with what follows the name in the best of them, the best pairs of known names."""
         assert self.dictionary is not None
         tails = dict.fromkeys(_tail(text) for text in found.texts)
@@ -182,7 +180,7 @@ class Reconstructor:
         best = self._by_shape(Candidates(list(scored), list(scored.values())))
         return Candidates(best.texts[:_KEPT], best.scores[:_KEPT])
 
-    def score(self, text: str, gains: NDArray[np.float32]) -> float:
+    def score(self, text: str, gains: Floats) -> float:
         """What a text is worth under a record's gains: its set of grams, and the order of its letters."""
         whole = f" {text} " if self._blank >= 0 else text
         grams = [whole[place : place + 2] for place in range(len(whole) - 1)]
@@ -264,7 +262,7 @@ class Dictionary:
         """Whether letters are two known names one after the other."""
         return any(letters[:cut] in self._known and letters[cut:] in self._known for cut in range(2, len(letters) - 1))
 
-    def best_pairs(self, gains: NDArray[np.float32]) -> Iterator[list[tuple[str, str]]]:
+    def best_pairs(self, gains: Floats) -> Iterator[list[tuple[str, str]]]:
         """For each record the pairs of names that fit its grams best."""
         scores = gains @ self._grams + self._unknown
         tried = min(_NAMES_TRIED, len(self.names))
@@ -279,7 +277,7 @@ class Dictionary:
                     pairs[self.names[first], self.names[second]] = value
             yield sorted(pairs, key=lambda pair: -pairs[pair])[:_PAIRS_TRIED]
 
-    def _gain(self, gains: NDArray[np.float32], gram: str) -> float:
+    def _gain(self, gains: Floats, gram: str) -> float:
         place = self._place_of.get(gram)
         return _NOT_HASHED if place is None else float(gains[place])
 

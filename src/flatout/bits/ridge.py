@@ -118,9 +118,7 @@ class RidgeSums:
         weight_DG = torch.cholesky_solve(products_DG.to(factor_DD.dtype), factor_DD).to(wide)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
-    def best(
-        self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES
-    ) -> tuple[Ridge, ...]:
+    def best(self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES) -> list[Ridge]:
         """For each part of the grams the penalty and the threshold that read most off the validation records."""
         found: list[list[Ridge]] = [[] for _ in parts]
         held: list[tuple[Tensor, Tensor]] = []
@@ -138,7 +136,7 @@ class RidgeSums:
                 rising.append(Ridge(weight[:, part], bias[part], penalty, metrics.threshold, dice, self.num_records))
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
-        return tuple(max(rising, key=lambda ridge: ridge.dice) for rising in found)
+        return [max(rising, key=lambda ridge: ridge.dice) for rising in found]
 
 
 def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:

@@ -204,9 +204,7 @@ class BitMLP(Network, nn.Module):
         """
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
-        layers = [
-            _product(rows, layer) for layer in self.composer.modules() if isinstance(layer, nn.Linear | _SetLinear)
-        ]
+        layers = [_product(rows, each) for each in self.composer.modules() if isinstance(each, nn.Linear | _SetLinear)]
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
         return found + layers

@@ -117,9 +117,7 @@ def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]
     return found
 
 
-def _blocks(
-    info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None) -> Iterator[tuple[Tensor, ...]]:
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
     shape, segments = ridge.shape, info.segments[split]
     lookback = shape.lookback or 1

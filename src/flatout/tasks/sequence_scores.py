@@ -108,7 +108,7 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
     }
 
 
-Floats = NDArray[np.float64]
+Floats, Points = NDArray[np.float64], list[tuple[float, float]]
 _MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 
@@ -131,9 +131,9 @@ class KeptAnswers:
     target: str
     series: list[Series]
     """The median recording, then the worst ones."""
-    by_value: list[tuple[float, float]]
+    by_value: Points
     """Middle of each range of the target, and the root mean square error there."""
-    by_time: list[tuple[float, float]]
+    by_time: Points
     """Samples since the beginning, or steps of the horizon, and the root mean square error there."""
     time_name: str
     errors: list[dict[str, Any]]
@@ -205,9 +205,7 @@ def _answers(task: Any, batch: FlatBatch, split: str) -> tuple[Floats, ...]:
     return np.repeat(recording, per_row), places, within + 1, *both
 
 
-def _means(
-    where: Floats, squares: Floats, bins: int, ends: tuple[float, float] | None = None
-) -> list[tuple[float, float]]:
+def _means(where: Floats, squares: Floats, bins: int, ends: tuple[float, float] | None = None) -> Points:
     """Root mean squares in equal ranges, as points at their middles; ranges without an answer are left out."""
     low, high = ends or (float(where.min()), float(where.max()))
     width = (high - low) / bins or 1.0

@@ -29,6 +29,7 @@ from flatout.tasks.networks import build_text_network
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
 from flatout.tasks.task import Task
 
+Integers = NDArray[np.integer]
 METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
 """What a tagger is judged by, known before there is one."""
 _SPLITS = {"val": "validation", "test": "test"}
@@ -152,12 +153,7 @@ class EntityScores:
         self._lost = torch.tensor([[*lost, 0], [0] * (len(lost) + 1), [0] * len(lost) + [words_lost]]).double()
 
     def add(
-        self,
-        answers: NDArray[np.integer],
-        tags: NDArray[np.integer],
-        offsets: NDArray[np.int64],
-        cut: NDArray[np.bool_],
-        rows: Tensor | None = None,
+        self, answers: Integers, tags: Integers, offsets: Integers, cut: NDArray[np.bool_], rows: Tensor | None = None
     ) -> None:
         """Take in words of rows: answered and given tags, the rows whose last entity was cut in two, their numbers."""
         rows = torch.arange(len(cut)) if rows is None else rows

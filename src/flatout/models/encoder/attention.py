@@ -137,18 +137,11 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
     queries, most = _query_offsets(query, rows, is_first)
     side = None if how.window is None else how.window - 1
-    given = (
-        *pad_heads(_HEAD_MULTIPLE, query, key, value),
-        queries,
-        rows.offsets,
-        most,
-        rows.longest,
-        how.dropout,
-        False,
-        False,
-    )
+    parts, bounds = pad_heads(_HEAD_MULTIPLE, query, key, value), (queries, rows.offsets, most, rows.longest)
     sides = {"window_size_left": side, "window_size_right": side}
-    found = torch.ops.aten._flash_attention_forward(*given, scale=how.scale, **sides)
+    found = torch.ops.aten._flash_attention_forward(
+        *parts, *bounds, how.dropout, False, False, scale=how.scale, **sides
+    )
     return found[0][..., : query.shape[-1]]
 
 

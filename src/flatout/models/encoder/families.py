@@ -144,7 +144,7 @@ def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
 
 
 _ROBERTA = Family(
-    "encoder.layer", _BERT, _pool_twice_dropped(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH)
+    "encoder.layer", _BERT, _pool_twice_dropped(torch.tanh), lambda net, states_NH: net.lm_head(states_NH)
 )
 
 FLAT_FAMILIES = {

@@ -322,11 +322,9 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor]:
     offsets = np.append(0, np.cumsum(lengths))
     index = np.repeat(begins[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
     device = batch.tokens.device
-    tokens = batch.tokens.index_select(0, _moved(index, device))
     on_host = {"lengths": torch.from_numpy(lengths), "rows": torch.from_numpy(text), "num_real": len(text)}
-    windows = replace(
-        batch, tokens=tokens, offsets=_moved(offsets, device), **on_host, targets=None, target_offsets=None
-    )
+    moved = {"tokens": batch.tokens.index_select(0, _moved(index, device)), "offsets": _moved(offsets, device)}
+    windows = replace(batch, **on_host, **moved, targets=None, target_offsets=None)
     return windows, _moved(text, device)
 
 

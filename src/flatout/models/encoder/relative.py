@@ -41,9 +41,7 @@ class Distances:
         """The rows of these distances, both included."""
         return self.rows_W[first + self.longest : last + self.longest + 1]
 
-    def attend(
-        self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, how: Scores, *, is_first: bool
-    ) -> Tensor:
+    def attend(self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, how: Scores, is_first: bool) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first tokens ask."""
         kind, is_cpu = query.dtype, query.device.type == "cpu"
         if is_cpu:
@@ -54,7 +52,7 @@ class Distances:
                 key, value = kv_T2HD.index_select(0, group.tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
                 first = group.first_row
                 own = query[first : first + group.rows] if is_first else query.index_select(0, group.tokens)
-                found.append(_attend_group(own.transpose(0, 1).contiguous(), key, value, group, how, add))
+                found.append(_attend(own.transpose(0, 1).contiguous(), key, value, group, how, add))
             whole = torch.cat(found)
             return (whole if is_first else whole.index_select(0, rows.places)).to(kind)
 
@@ -81,9 +79,7 @@ class Distances:
             scores_HNQL += _by_pair(key_HPD @ vectors_WHD.permute(1, 2, 0), length, asked).transpose(2, 3)
 
 
-def _attend_group(
-    query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, group: RowGroup, how: Scores, add: Add
-) -> Tensor:
+def _attend(query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, group: RowGroup, how: Scores, add: Add) -> Tensor:
     """`[N*Q, H, D]`: answers to queries `[H, N*Q, D]` from keys and values `[H, N*L, D]`."""
     heads, asked, size = query_HPD.shape
     by_row = (heads * group.rows, -1, size)
