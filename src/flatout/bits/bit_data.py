@@ -145,8 +145,12 @@ class BitsPreparation(RecordSource):
             raw = record.raw
             encoding = encode(record)
             encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
-            grams, data = targets_of(raw, survey.hashed), _text_bytes(record.fields)
-            writers[split].append(tokens=encoded, targets=grams, texts=data, rows=record.rows)
+            # Texts are the fields of each record, lower-cased and parted, as UTF-8.
+            parted = pc.binary_join_element_wise(*record.fields, pa.scalar(FIELD_END, pa.large_string()))
+            data, bounds = bytes_of(pc.utf8_lower(parted))
+            stored = data[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int32)
+            grams = targets_of(raw, survey.hashed)
+            writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split].rows += len(raw)
             totals[split].tokens += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
             if split == "train" and not is_set:
@@ -216,10 +220,3 @@ class _Totals:
     rows: int = 0
     tokens: int = 0
     """Bytes of bits, or numbers of sets."""
-
-
-def _text_bytes(fields: list[pa.Array]) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """The fields of each record, lower-cased and parted by FIELD_END, as UTF-8."""
-    texts = pc.utf8_lower(pc.binary_join_element_wise(*fields, pa.scalar(FIELD_END, pa.large_string())))
-    data, bounds = bytes_of(texts)
-    return data[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int32)

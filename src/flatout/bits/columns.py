@@ -77,8 +77,10 @@ class BitColumn:
         kind = column.type
         if is_list(kind):
             values = column.flatten()
-            is_bits = pa.types.is_boolean(values.type) or pa.types.is_uint8(values.type) or _is_zero_or_one(values)
-            return Form.packed if is_bits else Form.numbers
+            are_bits = pa.types.is_boolean(values.type) or pa.types.is_uint8(values.type)
+            if not are_bits and pa.types.is_integer(values.type) and len(values):  # zeros and ones alone are no set
+                are_bits = set(pc.min_max(values).as_py().values()) <= {0, 1}
+            return Form.packed if are_bits else Form.numbers
         if _are_bytes(kind):
             return Form.packed
         if not is_text(kind):
@@ -168,12 +170,6 @@ def written_form(value: str) -> Form:
 
 def _are_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-
-
-def _is_zero_or_one(values: pa.Array) -> bool:
-    """Whether lists hold nothing but zeros and ones: bits rather than a set."""
-    is_whole = pa.types.is_integer(values.type) and len(values) > 0
-    return is_whole and set(pc.min_max(values).as_py().values()) <= {0, 1}
 
 
 def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:

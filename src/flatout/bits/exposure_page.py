@@ -42,6 +42,18 @@ def page(exposure: Mapping[str, Any]) -> str:
     frequency = line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True)
     learning = [Curve(name, _points(exposure, name)) for name in ("model", "ridge") if _points(exposure, name)]
     charts = [line_chart("Dice over known records", learning, x_label="known records", doublings=True), frequency]
+    scores, rates = exposure["scores"], exposure["reconstruction"]
+    tiles = [
+        tile(f"{scores['dice']:.3f}", "Dice of the 2-grams"),
+        tile(f"{scores['exact']:.1%}", "sets of 2-grams exactly right"),
+        tile(f"{rates['alone']['at_1']:.1%}", "texts rebuilt at the first try"),
+    ]
+    if rates["with_names"]:
+        tiles.append(tile(f"{rates['with_names']['at_1']:.1%}", "the same with a list of names"))
+    columns = ("at_1", "at_5", "at_10", "wrong", "without")
+    shares = [
+        [about, *(f"{rates[name][key]:.1%}" for key in columns)] for name, about in _REBUILT.items() if rates[name]
+    ]
     return render_page(
         "exposure",
         encoding=exposure["encoding"],
@@ -49,33 +61,13 @@ def page(exposure: Mapping[str, Any]) -> str:
         known=f"{exposure['records']['train']:,}",
         tested=f"{exposure['records']['judged']:,}",
         conclusion=exposure["conclusion"],
-        figures=_tiles(exposure),
+        figures=tiles,
         curves=[chart for chart in charts if chart],
         methods=[[name, f"{value:.4f}"] for name, value in exposure["methods"].items()],
-        rates=_rates(exposure),
+        rates=shares,
         most=exposure["most"],
         least=exposure["least"],
     )
-
-
-def _tiles(exposure: Mapping[str, Any]) -> list[dict[str, str]]:
-    rates = exposure["reconstruction"]
-    tiles = [
-        tile(f"{exposure['scores']['dice']:.3f}", "Dice of the 2-grams"),
-        tile(f"{exposure['scores']['exact']:.1%}", "sets of 2-grams exactly right"),
-        tile(f"{rates['alone']['at_1']:.1%}", "texts rebuilt at the first try"),
-    ]
-    if rates["with_names"]:
-        tiles.append(tile(f"{rates['with_names']['at_1']:.1%}", "the same with a list of names"))
-    return tiles
-
-
-def _rates(exposure: Mapping[str, Any]) -> list[list[str]]:
-    return [
-        [about, *(f"{rates[key]:.1%}" for key in ("at_1", "at_5", "at_10", "wrong", "without"))]
-        for name, about in _REBUILT.items()
-        if (rates := exposure["reconstruction"][name])
-    ]
 
 
 def _points(exposure: Mapping[str, Any], name: str) -> list[tuple[float, float]]:

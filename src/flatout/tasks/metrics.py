@@ -17,14 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCorrCoef, R2Score
-from torchmetrics.classification import (
-    BinaryAUROC,
-    MulticlassAUROC,
-    MulticlassConfusionMatrix,
-    MultilabelAUROC,
-    MultilabelExactMatch,
-    MultilabelStatScores,
-)
+from torchmetrics import classification as of_classes
 
 from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean
@@ -39,7 +32,7 @@ BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTE
 """Whether more or less of a metric is better."""
 
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
-_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0]
+_CURVE: Any = {"thresholds": [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0], "validate_args": False}
 _MOST_CLASSES_FOR_AUROC = 50
 
 
@@ -107,7 +100,10 @@ class TaskMetrics(nn.Module, ABC):
         found = bootstrap(sums, self.values_of)
         if self.auroc is None or not found:
             return found
-        area, counts_TC2, moves = self.compute()["auroc"], self._by_bucket(), RowSums(2)
+        area, at_least, moves = self.compute()["auroc"], self._binned(), RowSums(2)
+        assert at_least is not None
+        counts_TC2 = torch.from_numpy(at_least.reshape(len(at_least), -1, 2, 2)[..., 1])
+        counts_TC2[:-1] -= counts_TC2[1:].clone()  # of each bucket of the score alone
         for rows, buckets, is_theirs in self._ranked:
             influence = auroc_influence(buckets.cpu(), is_theirs.cpu(), counts_TC2)
             moves.add(rows, torch.stack([influence, torch.ones_like(influence)], 1))
@@ -134,13 +130,6 @@ class TaskMetrics(nn.Module, ABC):
         if thresholds is not None:
             buckets = torch.bucketize(scores.contiguous(), thresholds, right=True).sub_(1).clamp_(min=0)
             self._ranked.append((rows, buckets.to(torch.uint8), is_theirs))
-
-    def _by_bucket(self) -> Tensor:
-        """[T, C, 2] rows by bucket of the score, class, and whether it is theirs, over all ranks."""
-        found = self._binned()
-        assert found is not None
-        at_least = torch.from_numpy(found.reshape(len(found), -1, 2, 2)[..., 1])
-        return at_least - torch.cat([at_least[1:], torch.zeros_like(at_least[:1])])
 
     def _binned(self) -> NDArray[np.int64] | None:
         """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
@@ -170,12 +159,12 @@ class SingleMetrics(TaskMetrics):
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         count = len(classes)
-        self.counts = MulticlassConfusionMatrix(count, validate_args=False)
+        self.counts = of_classes.MulticlassConfusionMatrix(count, validate_args=False)
         self.sums = RowSums(3 * count + 1)
         if count == 2:
-            self.auroc = BinaryAUROC(thresholds=_THRESHOLDS, validate_args=False)
+            self.auroc = of_classes.BinaryAUROC(**_CURVE)
         elif count <= _MOST_CLASSES_FOR_AUROC:
-            self.auroc = MulticlassAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
+            self.auroc = of_classes.MulticlassAUROC(count, average="none", **_CURVE)
 
     def names(self) -> list[str]:
         extra = ["f1"] * (len(self.classes) == 2) + ["auroc"] * (self.auroc is not None)
@@ -235,11 +224,11 @@ class MultiMetrics(TaskMetrics):
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         count = len(classes)
-        self.counts = MultilabelStatScores(count, average="none", validate_args=False)
+        self.counts = of_classes.MultilabelStatScores(count, average="none", validate_args=False)
         self.sums = RowSums(3 * count + 2)
         if count <= _MOST_CLASSES_FOR_AUROC:
-            self.auroc = MultilabelAUROC(count, average="none", thresholds=_THRESHOLDS, validate_args=False)
-        self.exact = MultilabelExactMatch(count, validate_args=False)
+            self.auroc = of_classes.MultilabelAUROC(count, average="none", **_CURVE)
+        self.exact = of_classes.MultilabelExactMatch(count, validate_args=False)
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
     def names(self) -> list[str]:

@@ -118,7 +118,8 @@ class PostNormLayer(FlatLayer):
 
         None where LoRA has put small matrices beside a layer.
         """
-        kind, layers = _product_type(states_TH), [[self.part(name) for name in group] for group in groups]
+        device, layers = states_TH.device.type, [[self.part(name) for name in group] for group in groups]
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_TH.dtype
         plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]
         found = [(group[0].weight, group[0].bias) if own else None for group, own in zip(layers, plain, strict=True)]
         made = [n for n, each in enumerate(layers) if plain[n] and (len(each) > 1 or each[0].weight.dtype != kind)]
@@ -157,8 +158,10 @@ class PostNormLayer(FlatLayer):
         return self.part(name)(states) if weights is None else functional.linear(states, *weights)
 
     def _draw(self, own_KH: Tensor) -> list[Tensor | None]:
+        """Random words for a CPU's dropouts of these states; other devices draw inside their kernels."""
         names = (self.names.out_dropout, self.names.down_dropout)
-        return [_draw_words(own_KH, self.part(name) if name else None) for name in names]
+        shares = [_share(self.part(name)) if name and own_KH.device.type == "cpu" else 0 for name in names]
+        return [draw_words(own_KH.shape) if 0 < share < 1 else None for share in shares]
 
 
 class DisentangledLayer(PostNormLayer):
@@ -322,12 +325,6 @@ class _Cast(torch.autograd.Function):
         return None, None, *parts
 
 
-def _product_type(states: Tensor) -> torch.dtype:
-    """The number format of products here: autocast's, where that is on."""
-    kind = states.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-
-
 def _norm(norm: Any, states: Tensor) -> Tensor:
     """ModernBERT's first layer has no norm of attention."""
     if isinstance(norm, nn.Identity):
@@ -337,13 +334,6 @@ def _norm(norm: Any, states: Tensor) -> Tensor:
 
 def _share(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
-
-
-def _draw_words(states: Tensor, dropout: nn.Dropout | None) -> Tensor | None:
-    """Random words for a CPU's dropout of these states; other devices draw inside their kernels."""
-    if dropout is None or states.device.type != "cpu" or not 0 < _share(dropout) < 1:
-        return None
-    return draw_words(states.shape)
 
 
 def _drop(states: Tensor, dropout: nn.Dropout, words: Tensor | None) -> Tensor:

@@ -32,7 +32,7 @@ from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
-from flatout.models.encoder.relative import Distances, measure_distances, reads_distances
+from flatout.models.encoder.relative import measure_distances, reads_distances
 from flatout.models.lean import make_lean
 
 if TYPE_CHECKING:
@@ -202,7 +202,9 @@ class Transformer(LayeredEncoder):
             return states_TH
         rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
         kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
-        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow, self._distances(rows))
+        shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
+        if reads_distances(self.net.base_model):
+            shared.distances = measure_distances(self.net.base_model.encoder, rows.groups().longest)
         for number, layer in enumerate(layers[first:stop], first + 1):
             arguments = (states_TH, shared, number == len(layers))
             is_saving = self.recomputes and self.training
@@ -247,11 +249,6 @@ class Transformer(LayeredEncoder):
             cos, sin = table(states_TH.unsqueeze(0), places_T.unsqueeze(0), *([kind] if kind else []))
             found[kind] = cos[0, :, None, None].float(), sin[0, :, None, None].float()
         return found
-
-    def _distances(self, rows: FlatRows) -> Distances | None:
-        """The distances of these rows, in families whose scores depend on them."""
-        backbone = self.net.base_model
-        return measure_distances(backbone.encoder, rows.groups().longest) if reads_distances(backbone) else None
 
     def _pair_numbers(self, tokens_T: Tensor, begins_T: Tensor) -> Tensor:
         """0 up to the first separator of a row, 1 after it."""
