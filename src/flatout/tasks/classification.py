@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,23 +93,21 @@ class Classifier(Task):
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Temperature and thresholds, found on the validation rows."""
-        if self.labels.problem is Problem.single:
-            return self._calibrate(self.answers(feeds.validation), log)
-        if self.labels.problem is not Problem.multi:
+        problem = self.labels.problem
+        if problem is Problem.regression:
             return {}
         outputs, targets, rows = self.answers(feeds.validation)
-        facts = self._calibrate(as_two_classes(outputs, targets, rows), log)
+        choices = (outputs, targets, rows) if problem is Problem.single else as_two_classes(outputs, targets, rows)
+        found = calibrated(*choices)
+        self.temperature, facts = found.temperature, found.report(log)
+        if problem is Problem.single:
+            return facts
         self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
         assert isinstance(self.metrics, MultiMetrics)
         self.metrics.thresholds.copy_(torch.tensor(self.thresholds))
         span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
         log.decision("thresholds", span, "best F1 of each label", "on the validation rows")
         return facts
-
-    def _calibrate(self, answers: Sequence[Tensor], log: RunLog) -> dict[str, Any]:
-        found = calibrated(*answers)
-        self.temperature = found.temperature
-        return found.report(log)
 
     def count_answers(self) -> None:
         self.counted = self.metrics.counted()

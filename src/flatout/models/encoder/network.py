@@ -152,8 +152,9 @@ class Transformer(LayeredEncoder):
     def kernel_choice(self, device: torch.device, dtype: torch.dtype, *, is_training: bool = True) -> KernelChoice:
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
-        asks = {"has_windows": self.family == "modernbert", "has_distances": reads_distances(self.net.base_model)}
-        return choose_kernel(device, dtype, size, **asks, drops_scores=is_training and self.attention_dropout > 0)
+        drops, apart = is_training and self.attention_dropout > 0, reads_distances(self.net.base_model)
+        windows = self.family == "modernbert"
+        return choose_kernel(device, dtype, size, has_windows=windows, has_distances=apart, drops_scores=drops)
 
     def _kernel(self, device: torch.device) -> Kernel:
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
@@ -319,9 +320,9 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor]:
     offsets = np.append(0, np.cumsum(lengths))
     index = np.repeat(begins[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
     device = batch.tokens.device
-    on_host = {"lengths": torch.from_numpy(lengths), "rows": torch.from_numpy(text), "num_real": len(text)}
-    moved = {"tokens": batch.tokens.index_select(0, _moved(index, device)), "offsets": _moved(offsets, device)}
-    windows = replace(batch, **on_host, **moved, targets=None, target_offsets=None)
+    windows = replace(batch, lengths=torch.from_numpy(lengths), rows=torch.from_numpy(text), num_real=len(text))
+    tokens = batch.tokens.index_select(0, _moved(index, device))
+    windows = replace(windows, tokens=tokens, offsets=_moved(offsets, device), targets=None, target_offsets=None)
     return windows, _moved(text, device)
 
 
