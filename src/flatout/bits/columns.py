@@ -21,8 +21,7 @@ from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import Table, is_list, is_text
 from flatout.errors import UserError
 
-_FOREIGN = 255
-_LONGEST_SHOWN = 24
+_FOREIGN, _LONGEST_SHOWN = 255, 24
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")
 """Names of a column that names each record, where the settings name none."""

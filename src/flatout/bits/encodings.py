@@ -28,14 +28,12 @@ from flatout.bits.grams import GramIndex, distinct, padded
 from flatout.errors import check_settings, require, setting
 
 _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
-_ROWS_AT_ONCE = 4096
-_MOST_HASHES_TWO_STEP = 24
+_ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
 
 Packed = NDArray[np.uint8]
 Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Numbers row after row, and how many each row has."""
-_KEY_BYTES = 64
-_NUMBERS_A_DIGEST = 32
+_KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
 
 
 class EncodingKind(StrEnum):

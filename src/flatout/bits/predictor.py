@@ -30,7 +30,6 @@ from flatout.models.bit_mlp import BitMLP
 from flatout.models.lean import even_sigmoid
 
 _ROWS_A_BATCH, _TEXTS_READ = 1024, 131_072
-"""Training texts that letters are counted in."""
 HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 
 

@@ -35,8 +35,7 @@ _REPEAT = -1.5
 """What going over a gram again costs."""
 _USUAL = 0.35
 """Weight of the letters' order against the grams' probabilities."""
-_NOT_HASHED = -8.0
-_LONGER = 4
+_NOT_HASHED, _LONGER = -8.0, 4
 _UNKNOWN_NAME, _ODD_SHAPE = -4.0, -5.0
 _NAMES_TRIED, _PAIRS_TRIED, _TAILS_TRIED = 30, 12, 3
 _LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")

@@ -47,8 +47,8 @@ class Product:
     def __add__(self, other: Product) -> Product:
         """Both at once, on the same input."""
         assert self.is_between == other.is_between
-        flops, trained = self.flops + other.flops, self.trained + other.trained
-        return Product(flops, trained, self.is_trained or other.is_trained, self.is_between)
+        trains = self.is_trained or other.is_trained
+        return Product(self.flops + other.flops, self.trained + other.trained, trains, self.is_between)
 
 
 def through(count: float, *weights: Tensor) -> Product:

@@ -87,7 +87,7 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
     for number, line in enumerate(_lines(file), 1):
         word, _, numbers = line.rstrip().partition(b" ")
         is_header = number == 1 and word.isdigit() and numbers.isdigit()
-        if is_header or number == 1:
+        if number == 1:
             count = int(numbers) if is_header else len(numbers.split())
             hint = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
             what, allowed = f"{count} numbers a word", f"model.embedding is {width}"

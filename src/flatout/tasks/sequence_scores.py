@@ -108,7 +108,8 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
     }
 
 
-Floats, Points = NDArray[np.float64], list[tuple[float, float]]
+Floats = NDArray[np.float64]
+Points = list[tuple[float, float]]
 _MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 

@@ -347,8 +347,7 @@ def _plain_forward(
     by_row = scores.view(part.rows, -1, *scores.shape[1:])
     if part.bias is not None:
         by_row += part.bias
-    near = _near(part.length, how.window)
-    if near is not None:
+    if (near := _near(part.length, how.window)) is not None:
         scores += near
     shares = scores.softmax(-1)
     if part.padding is not None and not is_first:
