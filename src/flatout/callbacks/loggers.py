@@ -67,10 +67,7 @@ class CSVConfig:
     """Lightning's table of all that is logged, in a folder of the run folder."""
 
     folder: str = setting(
-        "csv",
-        "Its folder. A resumed run begins another table beside the first.",
-        allowed="a name",
-        example="curves",
+        "csv", "Its folder. A resumed run begins another table beside the first.", allowed="a name", example="curves"
     )
 
     def __post_init__(self) -> None:

@@ -28,13 +28,7 @@ from flatout.callbacks.clock import (
     Sums,
     compiled_so_far,
 )
-from flatout.callbacks.curve_source import (
-    CurveSource,
-    FastSteps,
-    fast_steps_of,
-    restore_distance,
-    state_of,
-)
+from flatout.callbacks.curve_source import CurveSource, FastSteps, fast_steps_of, restore_distance, state_of
 from flatout.engine.lightning_internals import callbacks_of
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
@@ -73,11 +67,7 @@ class StepTimer(CurveSource):
     """The split of a step, and the distribution of the lengths of steps."""
 
     def __init__(
-        self,
-        every_n_steps: int = 50,
-        *,
-        callbacks: Mapping[str, L.Callback] | None = None,
-        clock: Clock | None = None,
+        self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None, clock: Clock | None = None
     ) -> None:
         """`callbacks`: those to time, by name; None: all that are neither ours nor Lightning's."""
         super().__init__(every_n_steps)
