@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.engine.lightning_internals import PHASES
+
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
 _LOOK_CLOSELY_AT = range(20, 23)
 """Steps in which the reads of a callback are counted; counting takes time itself."""
@@ -177,6 +179,9 @@ FIRST_STEPS = 5
 class Sums:
     """Numbers, and mappings of numbers, that add up."""
 
+    batches: int = 0
+    """Of one rank."""
+
     def add(self, other: Sums, sign: int = 1) -> None:
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
@@ -208,11 +213,11 @@ class Stretches(Generic[Kind]):
         self.first = copy.deepcopy(self.total)
         self.first.add(self.now)
 
-    def counted(self, has_more: Callable[[Kind, Kind], bool]) -> Kind:
-        """All counts so far, without the first few steps where `has_more(all, first)`."""
+    def counted(self) -> Kind:
+        """All counts so far, without the first few steps where there were more."""
         found = copy.deepcopy(self.total)
         found.add(self.now)
-        if has_more(found, self.first):
+        if found.batches > self.first.batches:
             found.add(self.first, sign=-1)
         return found
 
@@ -222,9 +227,6 @@ class Stretches(Generic[Kind]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in _NAMES:
             setattr(self, name, self._make(**state[name]))
-
-
-PHASES = ("forward", "backward", "optimizer")
 
 
 class StepTimes:

@@ -8,47 +8,58 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from flatout.callbacks.clock import Clock
-from flatout.engine.lightning_internals import callbacks_of, step_of_loggers
+from flatout.engine.fast_loop import FastLoop, fast_loop_of
+from flatout.engine.lightning_internals import callbacks_of, is_fitting, step_of_loggers
 from flatout.errors import require
 
 
 class CurveSource(Callback):
     """A callback that logs its own curves; a subclass defines what it counts and what it takes from its counts."""
 
+    parts: tuple[CurveSource, ...] = ()
+    """Sources that count for this one: they hear of everything that it hears of."""
+
     def __init__(self, every_n_steps: int = 50) -> None:
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
         self.every_n_steps = every_n_steps
         self._steps_since = self._batches_since = self._step = self._ended = 0
+        self._paused_at = time.perf_counter()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Training starts."""
+        for part in self.parts:
+            part.begin(trainer, pl_module)
 
     def count(self, batch: Any) -> None:
         """A batch has ended."""
+        for part in self.parts:
+            part.count(batch)
 
     def end_step(self, step: int) -> None:
         """A batch has ended with a step, of however many optimizers; it is the number `step`, from 1."""
-
-    def pause(self) -> None:
-        """A validation starts."""
-
-    def resume(self) -> None:
-        """A validation has ended."""
+        for part in self.parts:
+            part.end_step(step)
 
     def settle(self) -> None:
         """Training is complete: what came after the last flush joins the total, such as a checkpoint."""
+        for part in self.parts:
+            part.settle()
 
     def end(self) -> None:
         """Training has ended, perhaps by an error: give back what was replaced. May come twice."""
+        for part in self.parts:
+            part.end()
 
-    def leave_out(self, seconds: float) -> None:
+    def leave_out(self, seconds: float, *, is_validation: bool = False) -> None:
         """Not count seconds that something just spent outside of any step."""
+        for part in self.parts:
+            part.leave_out(seconds, is_validation=is_validation)
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
         """Values since the last flush, by curve name."""
@@ -65,7 +76,9 @@ class CurveSource(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step_of_loggers(trainer))
                 logger.save()
-        spend_on_logging(trainer, time.perf_counter() - began)
+        clocks = (getattr(each, "clock", None) for each in callbacks_of(trainer))
+        if clock := next((each for each in clocks if isinstance(each, Clock)), None):
+            clock.spend("logging", time.perf_counter() - began)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = self._ended = trainer.global_step
@@ -89,13 +102,13 @@ class CurveSource(Callback):
         self.flush(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if _is_fitting(trainer):
+        if is_fitting(trainer):
             self.flush(trainer)
-            self.pause()
+            self._paused_at = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if _is_fitting(trainer):
-            self.resume()
+        if is_fitting(trainer):
+            self.leave_out(time.perf_counter() - self._paused_at, is_validation=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.flush(trainer)
@@ -109,22 +122,10 @@ class CurveSource(Callback):
         self.end()  # a Tuner ends its search without any other hook
 
 
-class FastSteps(Protocol):
-    """What runs the phases of a step by itself, times them, and keeps the losses on the device."""
-
-    phase_s: dict[str, float]
-    edge: Any
-    rate: float
-    """Learning rate of the last step: a scheduler has set that of the next one already."""
-
-    def take_losses(self) -> tuple[list[float], list[float]]: ...
-
-
-def fast_steps_of(trainer: L.Trainer) -> FastSteps | None:
-    """The part of this training that times its own phases: a callback or the module; None in a plain Trainer."""
-    parts: list[Any] = [*callbacks_of(trainer), trainer.lightning_module]
-    fast = (part for part in parts if hasattr(part, "take_losses") and hasattr(part, "phase_s"))
-    return next((part for part in fast if getattr(part, "is_serving", True)), None)
+def fast_steps_of(trainer: L.Trainer) -> FastLoop | None:
+    """The fast loop that takes the steps of this training; None where Lightning's own does."""
+    loop = fast_loop_of(trainer)
+    return loop if loop is not None and loop.is_serving else None
 
 
 def leave_out(trainer: L.Trainer, seconds: float) -> None:
@@ -132,14 +133,6 @@ def leave_out(trainer: L.Trainer, seconds: float) -> None:
     for each in callbacks_of(trainer):
         if isinstance(each, CurveSource):
             each.leave_out(seconds)
-
-
-def spend_on_logging(trainer: L.Trainer, seconds: float) -> None:
-    """Count seconds as logging, where a step timer runs."""
-    clocks = (getattr(each, "clock", None) for each in callbacks_of(trainer))
-    clock = next((each for each in clocks if isinstance(each, Clock)), None)
-    if clock is not None:
-        clock.spend("logging", seconds)
 
 
 def state_of(kept: Mapping[str, Any], source: CurveSource) -> dict[str, Any]:
@@ -150,7 +143,3 @@ def state_of(kept: Mapping[str, Any], source: CurveSource) -> dict[str, Any]:
 def restore_distance(source: CurveSource, state: Mapping[str, Any]) -> None:
     """How far a source is from its next flush."""
     source._steps_since, source._batches_since = state["steps_since"], state["batches_since"]
-
-
-def _is_fitting(trainer: L.Trainer) -> bool:
-    return trainer.state.fn == "fit" and not trainer.sanity_checking

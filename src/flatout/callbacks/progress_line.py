@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flatout.callbacks.throughput import Throughput
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.engine.lightning_internals import callbacks_of, is_fitting
 
 _MOST_SHOWN = 3
 """Metrics of a validation in its line, where none was named."""
@@ -95,7 +95,7 @@ class ProgressLine(ProgressBar):
         self._step = step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if is_fitting(trainer):
             self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
             found = {f"{name}": float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
             values = {f"val/{name.removeprefix('val').lstrip('/_')}": value for name, value in found.items()}

@@ -23,6 +23,7 @@ from flatout.callbacks.gpu import GPU_CURVES
 from flatout.callbacks.hardware_monitor import HOST_CURVES, HardwareMonitor
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
+from flatout.engine.lightning_internals import is_fitting
 
 COLUMNS = {
     "train/loss": "mean loss of the steps since the last flush",
@@ -84,7 +85,7 @@ class RunCurves(CurveSource):
         self.timer = timer or StepTimer(callbacks={})
         self.throughput = throughput or Throughput()
         self.monitor = monitor or HardwareMonitor(sources=[])
-        self.parts: tuple[CurveSource, ...] = (self.throughput, self.timer, self.monitor)
+        self.parts = (self.throughput, self.timer, self.monitor)
         self.steps = self.epochs = 0
         """Trained when training ended."""
         self.judge_early: Callable[[], None] = _judge_nothing
@@ -100,39 +101,14 @@ class RunCurves(CurveSource):
             part.setup(trainer, pl_module, stage)
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for part in self.parts:
-            part.begin(trainer, pl_module)
-        vars(self).update(self.timer.hooks)
-
-    def count(self, batch: Any) -> None:
-        for part in self.parts:
-            part.count(batch)
-
-    def end_step(self, step: int) -> None:
-        for part in self.parts:
-            part.end_step(step)
-
-    def pause(self) -> None:
-        for part in self.parts:
-            part.pause()
-
-    def resume(self) -> None:
-        for part in self.parts:
-            part.resume()
-
-    def leave_out(self, seconds: float) -> None:
-        for part in self.parts:
-            part.leave_out(seconds)
-
-    def settle(self) -> None:
-        for part in self.parts:
-            part.settle()
+        super().begin(trainer, pl_module)
+        if self.timer in self.parts:
+            vars(self).update(self.timer.hooks)
 
     def end(self) -> None:
         for name in self.timer.hooks:
             vars(self).pop(name, None)
-        for part in self.parts:
-            part.end()
+        super().end()
 
     def flush(self, trainer: L.Trainer) -> None:
         if not self._batches_since:
@@ -159,7 +135,7 @@ class RunCurves(CurveSource):
             self.judge_early()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if is_fitting(trainer):
             values = {f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()}
             for listener in list(self.listeners):
                 self._hand(listener, "on_validation", trainer, values)

@@ -18,7 +18,6 @@ import lightning as L
 from flatout.callbacks.clock import (
     BETWEEN_STEPS,
     FIRST_STEPS,
-    PHASES,
     Clock,
     DeviceTimes,
     HookTimes,
@@ -28,8 +27,9 @@ from flatout.callbacks.clock import (
     Sums,
     compiled_so_far,
 )
-from flatout.callbacks.curve_source import CurveSource, FastSteps, fast_steps_of, restore_distance, state_of
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
+from flatout.engine.fast_loop import FastLoop
+from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
 """The parts of the time of training; `other` is what is left: the framework itself."""
@@ -43,7 +43,6 @@ _NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")
 class Split(Sums):
     """The time of some batches, part by part."""
 
-    batches: int = 0
     seconds: float = 0.0
     """Of training, validations not counted."""
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0.0))
@@ -86,7 +85,7 @@ class StepTimer(CurveSource):
         self._is_fast = True
         self._edge_before: tuple[Any, Any] | None = None
         self._saves: Planted | None = None
-        self._made = self._since = self._paused_at = time.perf_counter()
+        self._made = self._since = time.perf_counter()
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
         self._steps_s: list[float] = []
@@ -98,7 +97,7 @@ class StepTimer(CurveSource):
 
     def counted(self) -> Split:
         """All of the training so far, without the first few steps where there were more."""
-        return self.times.counted(lambda every, first: every.batches > first.batches)
+        return self.times.counted()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":  # a fast loop collects the hooks when training begins
@@ -121,7 +120,7 @@ class StepTimer(CurveSource):
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
-    def _phases_of(self, fast: FastSteps | None, device: str) -> dict[str, float]:
+    def _phases_of(self, fast: FastLoop | None, device: str) -> dict[str, float]:
         """Where the seconds of each phase are added up; on CUDA they come from events."""
         if fast is None and self._hook_times is not None:
             return self._hook_times.spent
@@ -158,17 +157,12 @@ class StepTimer(CurveSource):
             self.close()
             self.times.mark_first()
 
-    def pause(self) -> None:
-        self._paused_at = time.perf_counter()
-
-    def resume(self) -> None:
-        seconds = time.perf_counter() - self._paused_at
-        self.clock.spend("validation", seconds)
+    def leave_out(self, seconds: float, *, is_validation: bool = False) -> None:
         self._since += seconds
-
-    def leave_out(self, seconds: float) -> None:
-        self._since += seconds
-        self.clock.outside_s += seconds
+        if is_validation:
+            self.clock.spend("validation", seconds)
+        else:
+            self.clock.outside_s += seconds
 
     def settle(self) -> None:
         self.close()

@@ -30,8 +30,6 @@ from flatout.models.contract import Network, contract
 class Volume(Sums):
     """What was trained, over all ranks."""
 
-    batches: int = 0
-    """Of one rank."""
     rows: int = 0
     tokens: int = 0
     computed: int = 0
@@ -62,7 +60,7 @@ class Throughput(CurveSource):
         self._count_flops: Callable[[Any], float | None] = Network().training_flops
         self._count_computed: Callable[[Any], int] = Network().computed_tokens
         self._lengths: list[Tensor] = []
-        self._since = self._paused_at = time.perf_counter()
+        self._since = time.perf_counter()
 
     @property
     def total(self) -> Volume:
@@ -71,7 +69,7 @@ class Throughput(CurveSource):
 
     def counted(self) -> Volume:
         """All of the training so far, without the first few steps where there were more."""
-        return self.volume.counted(lambda every, first: every.batches > first.batches)
+        return self.volume.counted()
 
     def mfu(self, volume: Volume) -> float | None:
         """Fraction of all devices' peak that the real tokens took; None where either is not known."""
@@ -104,13 +102,7 @@ class Throughput(CurveSource):
             self._close()
             self.volume.mark_first()
 
-    def pause(self) -> None:
-        self._paused_at = time.perf_counter()
-
-    def resume(self) -> None:
-        self._since += time.perf_counter() - self._paused_at
-
-    def leave_out(self, seconds: float) -> None:
+    def leave_out(self, seconds: float, *, is_validation: bool = False) -> None:
         self._since += seconds
 
     def settle(self) -> None:

@@ -29,14 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 
 from flatout.engine import lightning_internals as internals
-from flatout.engine.lightning_internals import leave_out_of_ddp
+from flatout.engine.lightning_internals import PHASES, leave_out_of_ddp
 from flatout.engine.optimizer import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.passes import BATCH_NORMS, ERRORS, Passes, give_back_memory, in_short, is_out_of_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 
-PHASES = ("forward", "backward", "optimizer")
 _STEP_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
 _KNOWN = (SingleDeviceStrategy, DDPStrategy, MixedPrecision, HalfPrecision, DoublePrecision, Precision)
 """Strategies and precisions of Lightning whose steps are taken here."""
@@ -73,7 +72,7 @@ class FastLoop(Callback):
         self.finds_at_once = True
         """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves the step out."""
         self.rate = 0.0
-        """Learning rate of the last step."""
+        """Learning rate of the last step: a scheduler has set that of the next one already."""
         self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
         self._is_updating = self._is_under_way = self._must_zero = False
         self._hooked: set[str] = set()

@@ -26,6 +26,8 @@ from lightning.pytorch.trainer import call
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+PHASES = ("forward", "backward", "optimizer")
+"""Of a batch in training."""
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
 _LEFT_OUT_ARGUMENTS = ["module", "params_and_buffers_to_ignore"]
 _RUN_ARGUMENTS = ["self", "optimizer", "batch_idx", "kwargs"]
@@ -34,6 +36,11 @@ _RUN_ARGUMENTS = ["self", "optimizer", "batch_idx", "kwargs"]
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:
     """The trainer's callbacks, which Lightning sets without declaring them."""
     return list(vars(trainer)["callbacks"])
+
+
+def is_fitting(trainer: L.Trainer) -> bool:
+    """Whether a validation is one of a training, and not the look before it."""
+    return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def is_second(callback: Callback, trainer: L.Trainer) -> bool:

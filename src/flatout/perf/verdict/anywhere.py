@@ -91,10 +91,7 @@ class Verdict(RunCurves):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = time.perf_counter()
-        for part in self.parts:
-            part.begin(trainer, pl_module)
-        if self.timer in self.parts:
-            vars(self).update(self.timer.hooks)
+        super().begin(trainer, pl_module)
         if self.is_judging:
             self._fetches.on_train_start(trainer, pl_module)
 
