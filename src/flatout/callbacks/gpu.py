@@ -15,6 +15,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -151,14 +153,13 @@ class Card:
 
     def facts(self) -> dict[str, Any]:
         """What is no curve: reasons for throttling, other processes, width of the bus; None if unknown."""
-        fastest = {} if self.most_clock is None else {"most_sm_clock_mhz": self.most_clock}
         shares = {reason: count / self.looks for reason, count in self.reasons.most_common()}
         others = {"processes": self.most_others, "share": self.shared_looks / max(1, self.looks)}
         return {
             "throttled": shares or None,
             "others": others | {"memory_gb": self.others_gb or None} if self.most_others else None,
             "pcie": self.link or None,
-            **fastest,
+            **({} if self.most_clock is None else {"most_sm_clock_mhz": self.most_clock}),
         }
 
     def _ask(self, what: str, *about: Any) -> Any:
@@ -222,28 +223,28 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 def _card_of_slice(nvml: Any, name: str) -> Card | None:
     """By its own name, or in the older form by its card's name and two numbers."""
     older = re.fullmatch(r"MIG-(GPU-[\w-]+)/(\d+)/(\d+)", name)
-    fits: Callable[[Any], bool]
-    if older:
-        whole = _by_uuid(nvml, older[1])
-        cards = [] if whole is None else [whole]
-        numbers = int(older[2]), int(older[3])
-        fits = lambda part: (  # noqa: E731  # one of two ways to know a slice
-            (nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)) == numbers
-        )
-    else:
-        cards = _cards(nvml)
-        fits = lambda part: _text(nvml.nvmlDeviceGetUUID(part)).startswith(name)  # noqa: E731
+
+    def fits(part: Any) -> bool:
+        if older is None:
+            return _text(nvml.nvmlDeviceGetUUID(part)).startswith(name)
+        numbers = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+        return numbers == (int(older[2]), int(older[3]))
+
+    cards = _cards(nvml) if older is None else filter(None, [_by_uuid(nvml, older[1])])
     found = [(whole, part) for whole in cards for part in _slices(nvml, whole) if fits(part)]
     return Card(nvml, *found[0]) if len(found) == 1 else None
 
 
 def _cards(nvml: Any) -> list[Any]:
+    return _numbered(nvml, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetHandleByIndex)
+
+
+def _numbered(nvml: Any, count: int, handle_of: Callable[[int], Any]) -> list[Any]:
+    """Handles by their numbers; a number not in use, or of a card that has fallen off the bus, hides no other."""
     found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        try:
-            found.append(nvml.nvmlDeviceGetHandleByIndex(number))
-        except nvml.NVMLError:  # one that has fallen off the bus hides no other
-            continue
+    for number in range(count):
+        with suppress(nvml.NVMLError):
+            found.append(handle_of(number))
     return found
 
 
@@ -252,16 +253,10 @@ def _slices(nvml: Any, whole: Any) -> list[Any]:
     try:
         if not nvml.nvmlDeviceGetMigMode(whole)[0]:
             return []
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
     except nvml.NVMLError:
         return []
-    found = []
-    for number in range(most):
-        try:
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number))
-        except nvml.NVMLError:  # a number that is not in use
-            continue
-    return found
+    return _numbered(nvml, count, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole))
 
 
 def _text(value: str | bytes) -> str:

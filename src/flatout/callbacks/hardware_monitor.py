@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import lightning as L
@@ -147,9 +146,7 @@ class Watch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         if self._thread is not None:
             self._thread.join(self.every_s)  # a driver that hangs is not waited for: the thread is a daemon
@@ -215,16 +212,14 @@ class HardwareMonitor(CurveSource):
         if is_second(self, trainer):
             self.say("HardwareMonitor: another one watches already; this one logs nothing")
             return
-        found = self.sources
-        if found is None:
-            found = hardware_of(trainer.strategy.root_device) if trainer.is_global_zero else []
+        here = hardware_of(trainer.strategy.root_device) if trainer.is_global_zero and self.sources is None else []
         if self.sources is None or not self.watch.sources:  # a copy's watch has none
-            self.watch = Watch(found, self.say, self.every_s)
+            self.watch = Watch(self.sources or here, self.say, self.every_s)
         self.watch.is_needed = lambda: trainer.state.status == TrainerStatus.RUNNING
         self.watch.__enter__()
 
     def end(self) -> None:
-        self.watch.__exit__(None, None, None)
+        self.watch.__exit__()
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
         return self.watch.take()

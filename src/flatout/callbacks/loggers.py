@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import xxhash
@@ -101,7 +100,9 @@ class WandbConfig:
             group=self.group,
             tags=self.tags or None,
             save_dir=str(place.folder),
-            id=_run_id(place.folder),
+            id=xxhash.xxh3_64_hexdigest(
+                f"{socket.gethostname()}:{place.folder.absolute()}".encode()
+            ),  # known to a resume
             resume="allow",
             offline=self.offline,
         )
@@ -146,7 +147,6 @@ LOGGERS: dict[str, type] = {
     "mlflow": MLflowConfig,
 }
 """The settings class behind each name of `conf/logger/`."""
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def chosen_loggers(value: Any) -> dict[str, Any]:
@@ -174,14 +174,11 @@ def _settings_of(name: str) -> Any:
 
 
 def _require_installed(settings: Any) -> None:
-    name = next((name for name, kind in LOGGERS.items() if type(settings) is kind), "")
-    package = _PACKAGES.get(name)
-    if package is not None and importlib.util.find_spec(package) is None:
-        what = f"the package {package} is not installed"
-        others = ", ".join(each for each in LOGGERS if each != name and each not in ("wandb", "mlflow"))
-        raise UserError(
-            f"logger={name}", what, allowed=f"{others} need no extra", hint=f"pip install 'flatout[{name}]'."
-        )
+    name = next((name for name, kind in LOGGERS.items() if type(settings) is kind), "csv")
+    if name != "csv" and importlib.util.find_spec(name) is None:  # each other's package has its name
+        others = ", ".join(each for each in LOGGERS if each not in (name, "wandb", "mlflow"))
+        what, hint = f"the package {name} is not installed", f"pip install 'flatout[{name}]'."
+        raise UserError(f"logger={name}", what, allowed=f"{others} need no extra", hint=hint)
 
 
 class RunTensorBoard(TensorBoardLogger):
@@ -226,9 +223,7 @@ class RunLoggers:
         self._is_open = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._is_open = False
         for name, logger in self.loggers.items():
             for method in (*_GUARDED, "finalize"):
@@ -310,11 +305,6 @@ def _close(logger: Logger, status: str) -> None:
     finish = getattr(getattr(logger, "experiment", None), "finish", None)
     if finish is not None:  # W&B: the next run of this process is another run
         finish(exit_code=0 if status == "success" else 1)
-
-
-def _run_id(folder: Path) -> str:
-    """A name that only this run folder has, and a resumed run again."""
-    return xxhash.xxh3_64_hexdigest(f"{socket.gethostname()}:{folder.absolute()}".encode())
 
 
 @contextmanager

@@ -12,9 +12,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -63,8 +64,7 @@ class Window:
         return self.start + self.warmup + self.active
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(NamedTuple):
     """One operator of the kept steps."""
 
     operator: str
@@ -102,6 +102,9 @@ def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[i
 class ProfileSteps(Callback):
     """Profiles one window of steps; afterwards it costs nothing. On the first rank only."""
 
+    _trainer: L.Trainer
+    """The one whose steps are profiled."""
+
     def __init__(
         self,
         *,
@@ -115,7 +118,6 @@ class ProfileSteps(Callback):
         self.config = ProfileConfig(enabled=True, wait=wait, warmup=warmup, active=active)
         self.folder, self.say = None if folder is None else Path(folder), say
         self.window: Window | None = None
-        self._trainer: L.Trainer | None = None
         self._profiler: profile | None = None
         self._done = self._kept = 0
         self._has_written = False
@@ -138,9 +140,7 @@ class ProfileSteps(Callback):
         elif self.window.start == self._done:
             self._begin(self.window)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         step = trainer.global_step
         if step == self._done or self.window is None:
             return
@@ -153,18 +153,16 @@ class ProfileSteps(Callback):
         elif self._done == self.window.start:
             self._begin(self.window)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self._close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         self._close()
 
     def _begin(self, at: Window) -> None:
         # Its library announces each start and stop on stderr, at the highest of its levels.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        activities = [ProfilerActivity.CPU]
-        if self._is_cuda:
-            activities.append(ProfilerActivity.CUDA)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
         with warnings.catch_warnings():  # a run of one step has none to warm up in
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
@@ -173,7 +171,7 @@ class ProfileSteps(Callback):
         profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write, acc_events=True)
         profiler.start()
         self._profiler = profiler  # not before: torch 2.11 crashes where a profiler that failed to start is stopped
-        self._leave_out(time.perf_counter() - started)
+        leave_out(self._trainer, time.perf_counter() - started)
 
     def _close(self) -> None:
         """Write what was kept; a window without a kept step is announced."""
@@ -213,22 +211,14 @@ class ProfileSteps(Callback):
             self.say("profile: the driver has no times of kernels; these are the host's")
         for line in as_lines(found):
             self.say(line)
-        self._show(as_markdown(found, first, last), last)
-        self._leave_out(time.perf_counter() - started)
+        for logger in self._trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("profile/operators", as_markdown(found, first, last), last)
+        leave_out(self._trainer, time.perf_counter() - started)
 
     @property
     def _is_cuda(self) -> bool:
-        return self._trainer is not None and self._trainer.strategy.root_device.type == "cuda"
-
-    def _leave_out(self, seconds: float) -> None:
-        if self._trainer is not None:
-            leave_out(self._trainer, seconds)
-
-    def _show(self, text: str, step: int) -> None:
-        """Put the table on TensorBoard's page of texts."""
-        for logger in [] if self._trainer is None else self._trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("profile/operators", text, step)
+        return self._trainer.strategy.root_device.type == "cuda"
 
 
 def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
@@ -248,47 +238,34 @@ def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
     return min(limits), next_break
 
 
-def slowest(averages: Iterable[Any], steps: int, *, on_device: bool, most: int = _MOST_OPERATORS) -> list[Operator]:
+def slowest(averages: Iterable[Any], steps: int, *, on_device: bool) -> list[Operator]:
     """Operators with the most self time, without that of operators they call; on a GPU, of their kernels."""
-    time_of = "self_device_time_total" if on_device else "self_cpu_time_total"
-    operators = [
-        each for each in averages if each.device_type == DeviceType.CPU and not each.is_user_annotation
-    ]  # kernels are listed again, as such
-    total = sum(getattr(each, time_of) for each in operators) or 1.0
-    ordered = sorted(operators, key=lambda each: -getattr(each, time_of))[:most]
-    return [
-        Operator(each.key, each.count, getattr(each, time_of) / 1000 / steps, getattr(each, time_of) / total)
-        for each in ordered
-    ]
+    time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")
+    # Kernels are listed again, as such.
+    operators = [each for each in averages if each.device_type == DeviceType.CPU and not each.is_user_annotation]
+    total = sum(map(time_of, operators)) or 1.0
+    ordered = sorted(operators, key=time_of, reverse=True)[:_MOST_OPERATORS]
+    return [Operator(each.key, each.count, time_of(each) / 1000 / steps, time_of(each) / total) for each in ordered]
 
 
 def write_table(path: Path, operators: list[Operator]) -> None:
     """`operators.csv`: one row an operator, the slowest first."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["operator", "calls", "self_ms_per_step", "share"])
-        writer.writeheader()
-        for each in operators:
-            rounded = {"self_ms_per_step": f"{each.self_ms_per_step:.6g}", "share": f"{each.share:.4f}"}
-            writer.writerow(asdict(each) | rounded)
+        writer = csv.writer(file)
+        writer.writerow(Operator._fields)
+        writer.writerows([name, calls, f"{ms:.6g}", f"{share:.4f}"] for name, calls, ms, share in operators)
 
 
 def as_lines(operators: list[Operator]) -> list[str]:
     """The table in even columns."""
     width = max((len(each.operator) for each in operators), default=0)
-    head = f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"
-    return [
-        head,
-        *(
-            f"  {each.operator:<{width}}  {each.calls:>8,}  {each.self_ms_per_step:>10.3f}  {each.share:>6.1%}"
-            for each in operators
-        ),
-    ]
+    lines = [f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"]
+    lines += [f"  {name:<{width}}  {calls:>8,}  {ms:>10.3f}  {share:>6.1%}" for name, calls, ms, share in operators]
+    return lines
 
 
 def as_markdown(operators: list[Operator], first: int, last: int) -> str:
     """The table for TensorBoard's page of texts."""
-    rows = [
-        f"| `{each.operator}` | {each.calls} | {each.self_ms_per_step:.3f} | {each.share:.1%} |" for each in operators
-    ]
+    rows = [f"| `{name}` | {calls} | {ms:.3f} | {share:.1%} |" for name, calls, ms, share in operators]
     head = ["| operator | calls | self time a step, ms | share |", "|---|---:|---:|---:|"]
     return "\n".join([f"The slowest operators of steps {first} to {last}", "", *head, *rows])

@@ -47,7 +47,7 @@ class ProgressLine(ProgressBar):
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Show a step with its values on the live line."""
         self._loss = values.get("train/loss", self._loss)
-        bar = self._open(self.total_steps)
+        bar = self._open()
         speed = f"  {rows:,.0f} rows/s" if (rows := values.get("speed/rows_per_s")) is not None else ""
         loss = "" if self._loss is None else f"loss {self._loss:.4f}"
         bar.update(bar.task_ids[0], completed=step, description=f"{loss}{speed}")
@@ -83,11 +83,9 @@ class ProgressLine(ProgressBar):
         if self.total_steps is None:
             total = trainer.estimated_stepping_batches
             self.total_steps = int(total) if total != float("inf") else None
-        self._open(self.total_steps)
+        self._open()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         step = trainer.global_step
         self._newest = outputs.get("loss") if isinstance(outputs, dict) else None
         if step != self._step and step % self.every_n_steps == 0:
@@ -97,17 +95,17 @@ class ProgressLine(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
             self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
-            found = {f"{name}": float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
+            found = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
             values = {f"val/{name.removeprefix('val').lstrip('/_')}": value for name, value in found.items()}
             self.on_validation(trainer.global_step, float(trainer.current_epoch + 1), values)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self.close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, *_: Any) -> None:
         self.close()
 
-    def _open(self, total: int | None) -> Progress:
+    def _open(self) -> Progress:
         """The live line, made at its first use."""
         if self._bar is None:
             console = Console(stderr=True)
@@ -120,7 +118,7 @@ class ProgressLine(ProgressBar):
                 transient=True,
                 disable=not (self._is_live and console.is_terminal),
             )
-            self._bar.add_task("", total=total or 1)
+            self._bar.add_task("", total=self.total_steps or 1)
             self._bar.start()
         return self._bar
 

@@ -54,10 +54,6 @@ _EARLY = 40
 """Optimizer steps after which a first verdict is possible."""
 
 
-def _judge_nothing() -> None:
-    """Of a run that wants no first verdict; by name, as a Trainer is pickled with its callbacks."""
-
-
 class Listener(Protocol):
     """What receives each flush and each validation."""
 
@@ -88,9 +84,8 @@ class RunCurves(CurveSource):
         self.parts = (self.throughput, self.timer, self.monitor)
         self.steps = self.epochs = 0
         """Trained when training ended."""
-        self.judge_early: Callable[[], None] = _judge_nothing
+        self.judge_early: Callable[[], None] | None = None
         """Called once, after some dozens of steps."""
-        self._is_early = True
 
     @property
     def clock(self) -> Clock:
@@ -127,18 +122,16 @@ class RunCurves(CurveSource):
         if fast is not None or groups:
             values["train/lr"] = groups[0]["lr"] if fast is None else fast.rate
         self._steps_since = self._batches_since = 0
-        for listener in list(self.listeners):
-            self._hand(listener, "on_flush", trainer, values)
+        self._hand("on_flush", trainer, values)
         self.clock.spend("logging", time.perf_counter() - asked)
-        if self._is_early and trainer.global_step >= _EARLY:
-            self._is_early = False
-            self.judge_early()
+        if self.judge_early is not None and trainer.global_step >= _EARLY:
+            judge, self.judge_early = self.judge_early, None
+            judge()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
             values = {f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()}
-            for listener in list(self.listeners):
-                self._hand(listener, "on_validation", trainer, values)
+            self._hand("on_validation", trainer, values)
         super().on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -160,21 +153,17 @@ class RunCurves(CurveSource):
     def _files(self) -> list[MetricsFile]:
         return [each for each in self.listeners if isinstance(each, MetricsFile)]
 
-    def _hand(self, listener: Listener, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
-        """Hand values to a listener; one that cannot write is dropped, and training continues."""
-        try:
-            getattr(listener, event)(trainer.global_step, _epoch(trainer), values)
-        except OSError as error:
-            self.listeners = [each for each in self.listeners if each is not listener]
-            warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
-
-
-def _epoch(trainer: L.Trainer) -> float:
-    """Epochs done, with the fraction of the present one."""
-    batches = trainer.num_training_batches or 1  # infinite for a stream
-    return min(
-        trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches, float(trainer.max_epochs or 1e9)
-    )
+    def _hand(self, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
+        """Hand values to the listeners; one that cannot write is dropped, and training continues."""
+        batches = trainer.num_training_batches or 1  # infinite for a stream
+        done = trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches
+        epoch = min(done, float(trainer.max_epochs or 1e9))
+        for listener in list(self.listeners):
+            try:
+                getattr(listener, event)(trainer.global_step, epoch, values)
+            except OSError as error:
+                self.listeners = [each for each in self.listeners if each is not listener]
+                warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
 
 
 class MetricsFile:

@@ -83,8 +83,7 @@ class StepTimer(CurveSource):
         self._loader: Any = None
         """The loader of training where it times its own waits, as our feeds do."""
         self._is_fast = True
-        self._edge_before: tuple[Any, Any] | None = None
-        self._saves: Planted | None = None
+        self._planted: list[Planted] = []
         self._made = self._since = time.perf_counter()
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
@@ -105,11 +104,11 @@ class StepTimer(CurveSource):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
-        self._saves = Planted(trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint))
+        save = partial(_timed_save, self.clock, trainer.save_checkpoint)
+        self._planted = [Planted(trainer, "save_checkpoint", save)]
         loader = trainer.train_dataloader
         self._loader = loader if hasattr(loader, "wait_s") else None
-        is_cuda = trainer.strategy.root_device.type == "cuda"
-        self._device_times = DeviceTimes() if is_cuda else None
+        self._device_times = DeviceTimes() if trainer.strategy.root_device.type == "cuda" else None
         fast = fast_steps_of(trainer)
         self._is_fast = fast is not None
         if fast is None or self._loader is None:
@@ -125,8 +124,7 @@ class StepTimer(CurveSource):
         if fast is None and self._hook_times is not None:
             return self._hook_times.spent
         if fast is not None and self._device_times is not None:
-            self._edge_before = fast, fast.edge
-            fast.edge = self._device_times.edge
+            self._planted.append(Planted(fast, "edge", self._device_times.edge))
         elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
             return fast.phase_s
         return dict.fromkeys(PHASES, 0.0)
@@ -170,12 +168,9 @@ class StepTimer(CurveSource):
 
     def end(self) -> None:
         self.clock.leave()
-        if self._edge_before is not None:
-            fast, edge = self._edge_before
-            fast.edge, self._edge_before = edge, None
-        if self._saves is not None:
-            self._saves.take_back()
-            self._saves = None
+        for planted in self._planted:
+            planted.take_back()
+        self._planted = []
         for name in self.hooks:
             vars(self).pop(name, None)
         self.hooks = {}

@@ -124,30 +124,20 @@ class Throughput(CurveSource):
         restore_distance(self, state_dict)
 
     def _close(self) -> None:
-        """Add time and operations since the last look."""
-        before, self._since = self._since, time.perf_counter()
-        self.volume.now.seconds += self._since - before
-        self.volume.now.flops += self._world * self._take_flops()
-
-    def _take_flops(self) -> float:
-        """Operations of the batches since the last look; 0 where the model has no formula.
-
-        A layer that thawed in between counts as trained since the last flush.
-        """
-        lengths, self._lengths = self._lengths, []
-        return float(self._count_flops(torch.cat(lengths).numpy()) or 0.0) if lengths else 0.0
+        """Add time and operations since the last look; a layer that thawed in between counts as trained since then."""
+        now, before, self._since = self.volume.now, self._since, time.perf_counter()
+        now.seconds += self._since - before
+        if self._lengths:
+            now.flops += self._world * float(self._count_flops(torch.cat(self._lengths).numpy()) or 0.0)
+            self._lengths = []
 
 
 def rows_of(batch: Any, depth: int = 3) -> int:
     """Rows of a batch of any kind: the length of its first tensor; 0 where it has none near its surface."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        parts = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        parts = list(batch)
-    else:
-        parts = list(getattr(batch, "__dict__", {}).values())
+    named = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
+    parts = batch if isinstance(batch, list | tuple) else named.values()
     return next((rows for part in parts if depth and (rows := rows_of(part, depth - 1))), 0)
 
 

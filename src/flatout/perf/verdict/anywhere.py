@@ -82,7 +82,7 @@ class Verdict(RunCurves):
             monitor = next((each for each in others if type(each) is HardwareMonitor), None)
             super().__init__([], timer=timer, monitor=monitor or HardwareMonitor(every_s=_LOOK_S, say=self._log.say))
             self.parts = tuple(each for each in (self.throughput, self.timer, self.monitor) if each not in others)
-            self.is_judging, self._fetches = True, FetchTimes()
+            self.is_judging, self._is_early, self._fetches = True, True, FetchTimes()
             super().setup(trainer, pl_module, stage)
 
     def _leave(self, why: str) -> None:
