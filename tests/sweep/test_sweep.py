@@ -51,9 +51,9 @@ SPACE: dict[str, Part] = {
 
 
 def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
-    given = {"mode": "max", "trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, "seed": 0}
-    given |= {"most_validations": 9, **settings}
-    return Study(folder, space, **given)
+    most = settings.pop("most_validations", 9)
+    given = SweeperSettings(**{"trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, **settings})
+    return Study(folder, space, given, mode="max", most_validations=most)
 
 
 def worth(settings: dict[str, str]) -> float:

@@ -221,7 +221,7 @@ def rows_of(folder: Path) -> list[list[str]]:
 def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, capsys):
     trials = [trial(tmp_path, 0, callbacks={"planted": Planted("raise")}), trial(tmp_path, 1)]
     with pytest.raises(RunBroke, match=r"trial 0: ValueError: planted here\n1 of 2 trials failed") as caught:
-        run_all(trials)
+        run_all(trials, of=Multirun(tmp_path, [], "python -m train -m"))
     assert str(tmp_path) in str(caught.value)
     said = capsys.readouterr().out
     assert "trial 0: failed" in said and "trial 1: complete, val/accuracy" in said
@@ -437,8 +437,9 @@ def test_other_launchers_still_run_their_trials(launcher, tmp_path):
 def test_nothing_that_lies_in_a_folder_is_overwritten(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "notes.txt").write_text("mine")
+    of = Multirun(tmp_path, [], "python -m train -m")
     with pytest.raises(UserError, match=r"hydra.sweep.dir: .*/0 holds something already. Choose another"):
-        run_all([trial(tmp_path, 0)])
+        run_all([trial(tmp_path, 0)], of=of)
     with pytest.raises(UserError, match=r"hydra.sweep.subdir: .*/1 twice"):
-        run_all([trial(tmp_path, 1), trial(tmp_path, 1)])
+        run_all([trial(tmp_path, 1), trial(tmp_path, 1)], of=of)
     assert (tmp_path / "0" / "notes.txt").read_text() == "mine"

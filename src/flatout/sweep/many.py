@@ -22,12 +22,11 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
-from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.trial import Board, Ending, Status, Trial
-from flatout.sweep.trials import endings, slots
+from flatout.sweep.trials import endings, read_values, slots
 
 WORDS, LOCK = "multirun.json", ".lock"
 
@@ -46,22 +45,21 @@ class Multirun:
     """The words before those of a trial, to train it alone."""
 
 
-def run_all(
-    trials: list[Trial], *, parallel: int = 1, limit: str | None = None, of: Multirun | None = None
-) -> list[Ending]:
+def run_all(trials: list[Trial], *, of: Multirun, parallel: int = 1, limit: str | None = None) -> list[Ending]:
     """How each trial ended, in their order. Where some failed the others still run; then they are named."""
-    if of is None:
-        ended = _run_all(trials, parallel, limit)
-        _require_none_failed(trials, ended)
-        return ended
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
         ended = _run_all(trials, parallel, limit)
         write_sweep(of.folder, report_of(trials, ended, of))
-        for line in [*_over_seeds(trials, ended), f"page: {of.folder / PAGE}"]:
-            print(line)
-    _require_none_failed(trials, ended)
+        print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
+    pairs = zip(trials, ended, strict=True)
+    words = [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]
+    if words:
+        printed = (
+            f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
+        )
+        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {printed}"]))
     return ended
 
 
@@ -93,8 +91,7 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
     params = dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed)
     place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
-    column = f"val/{trial.job.metric}"
-    values = [float(row[column]) for row in read_curves(trial.folder) if row.get(column)]
+    values = read_values(trial.folder, f"val/{trial.job.metric}")
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
@@ -123,9 +120,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            "hydra.sweep.dir", f"cannot make {folder}: {error.strerror}", hint="Set output=FOLDER to a writable folder."
-        ) from None
+        what, hint = f"cannot make {folder}: {error.strerror}", "Set output=FOLDER to a writable folder."
+        raise UserError("hydra.sweep.dir", what, hint=hint) from None
     lock = file_lock(folder / LOCK)
     try:
         acquire(lock, 0)
@@ -139,12 +135,10 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Ending]:
     job = trials[0].job  # the first one's metric, where they differ
-    metric, mode = job.metric, job.mode
-    _require_own_folders(trials)
     shares, limit_s = slots(parallel), as_seconds(limit, "launcher.limit")
-    found = _finished(trials, metric)
+    found = _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(trials[0].job.config.name, f"val/{metric}", mode, len(trials), print)
+    board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials), print)
     for trial in trials:
         if trial.number in found:
             board.started(trial)
@@ -153,7 +147,7 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
         board.close()
         print(f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left to train")
         return [found[trial.number] for trial in trials]
-    running = endings(lambda: next(waiting, None), shares, board, metric=metric, limit_s=limit_s)
+    running = endings(lambda: next(waiting, None), shares, board, metric=job.metric, limit_s=limit_s)
     with closing(board), closing(running):
         found |= {trial.number: ending for trial, ending in running}
     Console(highlight=False).print(board.table())
@@ -163,10 +157,9 @@ def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Endi
 def begun_with(folder: Path) -> list[str] | None:
     """The words that began the trials in a folder; None where it is no such folder."""
     try:
-        known = json.loads((folder / WORDS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        words = json.loads((folder / WORDS).read_text(encoding="utf-8"))["words"]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    words = known.get("words") if isinstance(known, dict) else None
     return [str(word) for word in words] if isinstance(words, list) else None
 
 
@@ -181,21 +174,11 @@ def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
-            metrics = {
-                name: value for name, value in read_summary(trial.folder)["metrics"].items() if value is not None
-            }
+            known = read_summary(trial.folder)["metrics"].items()
+            metrics = {name: value for name, value in known if value is not None}
             value = metrics.get(f"val/{metric}")
             found[trial.number] = Ending(Status.complete, 0.0, value, metrics, note="had finished before")
     return found
-
-
-def _require_none_failed(trials: Sequence[Trial], ended: Sequence[Ending]) -> None:
-    pairs = zip(trials, ended, strict=True)
-    words = [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]
-    if words:
-        folder = trials[0].folder.parent
-        printed = f"The output of each is in {folder}/*/output.txt; resume=auto repeats the failed ones."
-        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {printed}"]))
 
 
 def _require_own_folders(trials: list[Trial]) -> None:

@@ -145,12 +145,8 @@ def read_asked(folder: Path) -> dict[str, Any]:
     if "schema" not in asked:
         raise UserError(str(path), "is not what a sweep writes there", hint=again)
     if asked["schema"] != _SCHEMA:
-        raise UserError(
-            str(path),
-            f"schema {asked['schema']}",
-            allowed=f"{_SCHEMA} in this version",
-            hint="Resume it with the version that began it, or start a new sweep.",
-        )
+        hint = "Resume it with the version that began it, or start a new sweep."
+        raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version", hint=hint)
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
@@ -172,8 +168,5 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
                 raise UserError("sweep", what, hint="Change it back to resume, or start a new sweep.")
     if before["fixed"] != now["fixed"]:
         other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
-        raise UserError(
-            "sweep",
-            f"{folder} was begun with other settings: {', '.join(other)}",
-            hint="Type the words that began it to resume, or start a new sweep.",
-        )
+        what = f"{folder} was begun with other settings: {', '.join(other)}"
+        raise UserError("sweep", what, hint="Type the words that began it to resume, or start a new sweep.")

@@ -14,14 +14,15 @@ import json
 import math
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
@@ -29,7 +30,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from flatout.errors import UserError, did_you_mean, require
-from flatout.sweep.settings import Pruner, Sampler
+from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
@@ -52,21 +53,11 @@ class Study:
     """The trials of one sweep, those that have ended and those to come."""
 
     def __init__(
-        self,
-        folder: Path,
-        space: Space,
-        *,
-        mode: str,
-        trials: int,
-        sampler: Sampler,
-        pruner: Pruner,
-        seed: int,
-        most_validations: int,
+        self, folder: Path, space: Space, settings: SweeperSettings, *, mode: str, most_validations: int
     ) -> None:
-        self.space, self.kind, self.seed = space, sampler, seed
-        self.mode = mode
-        self._grid = grid(space) if sampler is Sampler.grid else []
-        self.total = len(self._grid) or trials
+        self.space, self.search, self.mode = space, settings, mode
+        self._grid = grid(space) if settings.sampler is Sampler.grid else []
+        self.total = len(self._grid) or settings.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _as_it_is():
             storage = JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL))))
@@ -74,7 +65,7 @@ class Study:
                 study_name=_NAME,
                 storage=storage,
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_pruner(pruner, most_validations, self.total),
+                pruner=_pruner(Pruner(settings.pruner), most_validations, self.total),
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}
@@ -83,7 +74,8 @@ class Study:
     def ask(self) -> Asked | None:
         """The next trial; None when there are enough."""
         with _as_it_is():
-            trial = self._again() or self._next()
+            # First come those that ran when the sweep was killed.
+            trial = optuna.Trial(self._study, self._left.pop(0)._trial_id) if self._left else self._next()
             if trial is None:
                 return None
             self._trials[trial.number] = trial
@@ -107,8 +99,7 @@ class Study:
         trial = self._trials[number]
         is_number = ending.value is not None and math.isfinite(ending.value)
         note = ending.note if is_number or ending.status is not Status.complete else "its metric is not a number"
-        facts: dict[str, object] = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics}
-        facts["is_mistake"] = ending.is_mistake
+        facts = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics, "is_mistake": ending.is_mistake}
         for name, fact in facts.items():
             trial.set_user_attr(name, fact)
         is_complete = ending.status is Status.complete and is_number
@@ -127,9 +118,9 @@ class Study:
         return {key: part.text(trial.params[key]) for key, part in self.space.items() if key in trial.params}
 
     def best(self) -> FrozenTrial | None:
-        done = [trial for trial in self.ended() if trial.state is TrialState.COMPLETE]
-        sign = -1 if self.mode == "max" else 1
-        return min(done, key=lambda trial: sign * float(trial.value or 0.0)) if done else None
+        with suppress(ValueError):  # none is complete
+            return self._study.best_trial
+        return None
 
     def importance(self) -> dict[str, float]:
         """The share of each setting in how trials differ; empty where too few are complete."""
@@ -137,15 +128,9 @@ class Study:
         if len(done) < 4 or len({trial.value for trial in done}) < 2:
             return {}
         with _as_it_is():
-            found = optuna.importance.get_param_importances(
-                self._study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-            )
+            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
         total = sum(found.values())
         return {key: value / total for key, value in found.items()} if total > 0 else {}
-
-    def _again(self) -> optuna.Trial | None:
-        """A trial that ran when the sweep was killed."""
-        return optuna.Trial(self._study, self._left.pop(0)._trial_id) if self._left else None
 
     def _next(self) -> optuna.Trial | None:
         known = self._study.get_trials(deepcopy=False)
@@ -159,8 +144,8 @@ class Study:
 
     def _sampler(self, number: int, key: str) -> BaseSampler:
         """A new one for each setting of each trial, so that no state is lost when the sweep is killed."""
-        seed = zlib.crc32(f"{self.seed} {number} {key}".encode())
-        if self.kind is Sampler.tpe:
+        seed = zlib.crc32(f"{self.search.seed} {number} {key}".encode())
+        if self.search.sampler is Sampler.tpe:
             return TPESampler(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
         return RandomSampler(seed=seed)
 
@@ -210,12 +195,8 @@ class Choice:
     values: tuple[str, ...]
 
     def distribution(self, key: str) -> CategoricalDistribution:
-        require(
-            bool(self.values),
-            f"sweep: {key}",
-            "nothing to choose from",
-            hint="List values: choice(1,2) or interval(0,1).",
-        )
+        hint = "List values: choice(1,2) or interval(0,1)."
+        require(bool(self.values), f"sweep: {key}", "nothing to choose from", hint=hint)
         return CategoricalDistribution(self.values)
 
     def listed(self, key: str) -> tuple[str, ...]:
@@ -250,11 +231,11 @@ class Interval:
             return IntDistribution(int(self.low), int(self.high), log=self.is_log, step=1 if self.is_log else self.step)
         return FloatDistribution(self.low, self.high, log=self.is_log)
 
-    def listed(self, key: str) -> tuple[str, ...]:
+    def listed(self, key: str) -> Sequence[int]:
         if not self.is_whole:
             hint = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
             raise UserError(f"sweep: {key}", "an interval has too many values for a grid", hint=hint)
-        return tuple(str(number) for number in range(int(self.low), int(self.high) + 1, self.step))
+        return range(int(self.low), int(self.high) + 1, self.step)
 
     def text(self, value: object) -> str:
         """Whole numbers as they are, others in four digits: what is tried is what can be written down."""
@@ -289,14 +270,10 @@ def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool
 
 def grid(space: Space) -> list[dict[str, object]]:
     """Every combination, the last setting changing fastest."""
-    lists = [[_as_suggested(part, text) for text in part.listed(key)] for key, part in space.items()]
+    lists = [part.listed(key) for key, part in space.items()]
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def words(settings: Mapping[str, str]) -> list[str]:
     """Settings as they are typed."""
     return [f"{key}={value}" for key, value in settings.items()]
-
-
-def _as_suggested(part: Part, text: str) -> object:
-    return int(text) if isinstance(part, Interval) else text

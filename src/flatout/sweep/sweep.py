@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
-from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
+from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
@@ -42,21 +43,12 @@ _OF_METRIC = "checkpoint.metric: "
 def sweep(searched: Searched) -> None:
     """Search a space of settings, or resume the search."""
     started = time.monotonic()
-    settings, folder = searched.settings, searched.folder
-    first = _checked(searched)
-    shares, metric = slots(searched.launcher.parallel), first.job.metric
+    folder, first = searched.folder, _checked(searched)
+    shares = slots(searched.launcher.parallel)
     with held(searched):
-        study = Study(
-            folder,
-            searched.space,
-            mode=first.job.mode,
-            trials=settings.trials,
-            sampler=Sampler(settings.sampler),
-            pruner=Pruner(settings.pruner),
-            seed=settings.seed,
-            most_validations=first.job.validations,
-        )
-        findings = Findings(searched, study, metric, first.job.config.name)
+        job = first.job
+        study = Study(folder, searched.space, searched.settings, mode=job.mode, most_validations=job.validations)
+        findings = Findings(searched, study, job.metric, job.config.name)
         run = _Run(searched, study, findings, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
@@ -127,13 +119,8 @@ class _Run:
         if best is None or not self.searched.settings.confirm:
             return
         is_over = self.until is not None and time.monotonic() >= self.until
-        self.findings.confirmation = confirm(
-            self.searched,
-            self.study.settings(best),
-            best.number,
-            lambda ask, total: self._endings(ask, total, None),
-            is_over,
-        )
+        chosen, run = self.study.settings(best), partial(self._endings, judge=None)
+        self.findings.confirmation = confirm(self.searched, chosen, best.number, run, is_over)
 
     def _ask(self) -> Trial | None:
         """The next trial that can be composed; settings that do not go together are a failed trial."""
@@ -156,9 +143,7 @@ class _Run:
         should_end = self.study.should_end(trial.number, count, value)
         return should_end and count < trial.job.validations
 
-    def _endings(
-        self, ask: Callable[[], Trial | None], total: int, judge: Judge | None
-    ) -> Iterator[tuple[Trial, Ending]]:
+    def _endings(self, ask: Ask, total: int, judge: Judge | None) -> Iterator[tuple[Trial, Ending]]:
         metric = self.findings.metric
         board = Board(f"sweep in {self.searched.folder}", f"val/{metric}", self.study.mode, total, print)
         running = endings(ask, self.slots, board, metric=metric, judge=judge, limit_s=self.limit_s, until=self.until)
@@ -186,7 +171,7 @@ class _Run:
 _SHARE = 0.02
 """Of the time, the most that is spent on writing the page while trials run."""
 _FILE = "confirmed.json"
-Runner = Callable[[Callable[[], Trial | None], int], Iterator[tuple[Trial, Ending]]]
+Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
 """Runs what it is asked for, so many in all; trials as they end."""
 
 
@@ -211,12 +196,9 @@ class Findings:
         write_sweep(self.searched.folder, report)
         best = self.study.best()
         params = {} if best is None else self._params(best)
-        place = self.searched.folder
-        ran: list[tuple[Any, ...]] = [
-            (place / row.folder, row.number, row.params, row.status, row) for row in report.trials
-        ]
-        for trial, seed, ending in self.confirmation.ended:
-            ran.append((trial.folder, seed, params | {"seed": seed}, ending.status.value, ending))
+        place, ended = self.searched.folder, self.confirmation.ended
+        ran: list[Any] = [(place / row.folder, row.number, row.params, row.status, row) for row in report.trials]
+        ran += [(trial.folder, seed, params | {"seed": seed}, each.status.value, each) for trial, seed, each in ended]
         for folder, step, searched, status, found in ran:
             if folder.is_dir():  # the HPARAMS page shows what was searched in the place of all settings
                 metrics = {f"val/{self.metric}": found.value} | dict(found.metrics)
@@ -232,10 +214,9 @@ class Findings:
             printed = f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
             advice = "Correct what the lines above name." if notes else "Give it more time: for=, trial_for=."
             raise RunBroke("\n".join([*notes, f"sweep: no trial was completed. {advice}{printed}"]))
-        lines = [_counts(report)]
-        metrics = best.user_attrs.get("metrics", {})
-        shown = [f"{report.metric} {best.value:.4f}", *_test_metric(metrics, self.metric)]
-        lines += [f"best: trial {best.number}, {', '.join(shown)}", *self.confirmation.lines(self.metric)]
+        test = best.user_attrs.get("metrics", {}).get(f"test/{self.metric}")
+        shown = f"{report.metric} {best.value:.4f}" + ("" if test is None else f", test/{self.metric} {test:.4f}")
+        lines = [_counts(report), f"best: trial {best.number}, {shown}", *self.confirmation.lines(self.metric)]
         lines += [f"again: {report.best_overrides}", f"page: {self.searched.folder / 'sweep.html'}"]
         Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
@@ -257,8 +238,8 @@ class Findings:
 
     def _row(self, trial: FrozenTrial) -> TrialRow:
         facts = trial.user_attrs
-        values = trial.intermediate_values
-        last = values[max(values)] if values else None
+        values = sorted(trial.intermediate_values.items())
+        last = values[-1][1] if values else None
         return TrialRow(
             number=trial.number,
             status=self.study.status(trial),
@@ -267,7 +248,7 @@ class Findings:
             seconds=facts.get("seconds"),
             note=facts.get("note", ""),
             folder=str(trial.number),
-            curve=sorted(values.items()),
+            curve=values,
             metrics=facts.get("metrics", {}),
         )
 
@@ -286,11 +267,6 @@ def _counts(report: SweepReport) -> str:
 def _plain(part: Part, text: str) -> Any:
     """A setting's text as what it says."""
     return yaml.safe_load(text) if isinstance(part, Choice) else int(text) if part.is_whole else float(text)
-
-
-def _test_metric(metrics: Mapping[str, float], metric: str) -> list[str]:
-    name = f"test/{metric}"
-    return [f"{name} {metrics[name]:.4f}"] if name in metrics else []
 
 
 @dataclass(slots=True)
@@ -312,8 +288,7 @@ class Confirmation:
         runs = list(self.done.values())
         spreads = [spread(name, runs) for name in sorted(runs[0] if runs else ()) if name.endswith(f"/{metric}")]
         lines = [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"] if self.done else []
-        if len(self.done) < self.wanted:
-            left = self.wanted - len(self.done)
+        if left := self.wanted - len(self.done):
             lines.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
         return lines
 
@@ -322,7 +297,8 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
     """Run settings again with other seeds, but for those that ran before an interruption."""
     count, path = searched.settings.confirm, searched.folder / _FILE
     first = searched.trial(number, chosen).job.config.seed + 1
-    found = _known(path, chosen)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}
     confirmation = Confirmation(count, why_not="the time was over" if missing else "")
@@ -340,8 +316,3 @@ def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Run
                 confirmation.why_not = f"{trial.name}: {ending.note}"
     confirmation.done = {seed: found[seed] for seed in seeds.values() if seed in found}
     return confirmation
-
-
-def _known(path: Path, chosen: Mapping[str, str]) -> dict[int, dict[str, float]]:
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}

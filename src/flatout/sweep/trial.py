@@ -63,6 +63,8 @@ class Ending:
     """Whether its settings were a user's mistake."""
 
 
+Ask = Callable[[], Trial | None]
+"""Gives the next trial; None when there are no more."""
 Judge = Callable[[Trial, int, float], bool]
 """Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
 
@@ -111,21 +113,17 @@ class Board:
     def table(self) -> Table:
         """Running trials, then the best ones, then the latest of the others."""
         count = len(self._ended) + len(self._running)
-        of_all = f"{count} of {self.total}" if self.total else f"{count}"
-        table = Table(
-            title=Text(f"{self.title}: {of_all} trials"), title_justify="left", box=None, padding=(0, 2, 0, 0)
-        )
+        title = Text(f"{self.title}: {count}{f' of {self.total}' if self.total else ''} trials")
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name in ("trial", "", self.metric, "validations", "seconds"):
             table.add_column(name, justify="left" if not name else "right")
         table.add_column("settings", overflow="fold")
         for row in self._shown():
             value = "" if row.value is None else f"{row.value:.4f}"
             status = Text(row.status, style=_COLOURS[row.status])
-            words = f"{row.settings}  {row.note}".strip()
-            seconds = row.seconds or time.monotonic() - row.begun
-            table.add_row(
-                row.label.removeprefix("trial "), status, value, f"{row.count or ''}", f"{seconds:.0f}", Text(words)
-            )
+            words = Text(f"{row.settings}  {row.note}".strip())
+            name, seconds = row.label.removeprefix("trial "), row.seconds or time.monotonic() - row.begun
+            table.add_row(name, status, value, f"{row.count or ''}", f"{seconds:.0f}", words)
         return table
 
     def _shown(self) -> list[_Row]:

@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,7 @@ from flatout.distributed.ranks import cores_here
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.report.page import read_curves
 from flatout.report.summary import mark_broken
-from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
+from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
 TOO_LONG = "ran longer than"
@@ -37,7 +38,7 @@ _GRACE_S = 6.0
 
 
 def endings(
-    ask: Callable[[], Trial | None],
+    ask: Ask,
     slots: list[Slot],
     board: Board,
     *,
@@ -142,7 +143,9 @@ class _Running:
         self._close("interrupted")
 
     def _own_ending(self) -> Ending:
-        answer = self._last_words()
+        answer: dict[str, Any] = {}
+        with suppress(EOFError):  # it died without last words
+            answer = self._answer.recv() if self._answer.poll() else {}
         code = self._process.exitcode or 0
         self._process.join()
         self._close("failed")
@@ -153,12 +156,6 @@ class _Running:
             words = " (out of memory is the usual cause)" if name == "SIGKILL" else ""
             return self._ending(Status.failed, note=f"was ended by {name}{words}")
         return self._ending(Status.failed, **{"note": f"ended with exit code {code}", **answer})
-
-    def _last_words(self) -> dict[str, Any]:
-        try:
-            return self._answer.recv() if self._answer.poll() else {}
-        except EOFError:  # it died without any
-            return {}
 
     def _close(self, status: str) -> None:
         self._is_closed = True
@@ -196,10 +193,15 @@ class Readings:
         if size == self._size:
             return []
         self._size = size
-        values = [float(row[self.column]) for row in read_curves(self.folder) if row.get(self.column)]
+        values = read_values(self.folder, self.column)
         new = values[self._told :]
         self._told = max(self._told, len(values))
         return new
+
+
+def read_values(folder: Path, column: str) -> list[float]:
+    """What a column of a run's `metrics.csv` holds so far."""
+    return [float(row[column]) for row in read_curves(folder) if row.get(column)]
 
 
 def last_line(error: Exception) -> str:
@@ -251,9 +253,8 @@ def slots(parallel: int) -> list[Slot]:
     """Equal shares; what does not divide evenly is left to the system."""
     cores, gpus = cores_here(), _gpus()
     most = max(len(cores), len(gpus))
-    require(
-        1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=f"1 to {most} here: one for each GPU or core"
-    )
+    allowed = f"1 to {most} here: one for each GPU or core"
+    require(1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=allowed)
     return [Slot(_share(cores, number, parallel), _share(gpus, number, parallel)) for number in range(parallel)]
 
 
