@@ -11,7 +11,8 @@ import torch
 
 from flatout.distributed.limits import Limits
 from flatout.engine import peaks
-from flatout.engine.peaks import Arithmetic, arithmetic_of, known_peak, listed_peak, measured_peak
+from flatout.engine.peaks import arithmetic_of, known_peak, listed_peak, measured_peak
+from flatout.engine.precision import Precision
 
 CPU = torch.device("cpu")
 
@@ -50,7 +51,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_a_card_is_known_by_the_name_that_its_driver_gives(name, arithmetic, tflops):
-    found = listed_peak(name, Arithmetic(arithmetic))
+    found = listed_peak(name, Precision(arithmetic))
     assert found.tflops == tflops
     assert f"dense {arithmetic}" in found.source
 
@@ -76,12 +77,12 @@ def test_a_card_is_known_by_the_name_that_its_driver_gives(name, arithmetic, tfl
     ],
 )
 def test_a_card_that_only_sounds_like_another_is_unknown(name):
-    assert listed_peak(name, Arithmetic.fp16) is None
+    assert listed_peak(name, Precision.fp16) is None
 
 
 def test_arithmetic_that_a_card_has_not_is_unknown_and_tf32_without_its_units_is_fp32():
-    assert listed_peak("Tesla T4", Arithmetic.bf16) is None
-    assert listed_peak("Tesla V100-SXM2-16GB", Arithmetic.tf32).tflops == 15.7
+    assert listed_peak("Tesla T4", Precision.bf16) is None
+    assert listed_peak("Tesla V100-SXM2-16GB", Precision.tf32).tflops == 15.7
     assert listed_peak("Tesla T4", None) is None
     assert known_peak(CPU, "32-true") is None
 
@@ -106,7 +107,7 @@ def test_fp32_products_made_the_quicker_way_count_as_tf32():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert arithmetic_of("32-true") is Arithmetic.tf32
+        assert arithmetic_of("32-true") is Precision.tf32
     finally:
         torch.set_float32_matmul_precision(before)
 

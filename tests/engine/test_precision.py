@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.engine import precision
-from flatout.engine.peaks import Arithmetic, arithmetic_of
+from flatout.engine.peaks import arithmetic_of
 from flatout.engine.precision import (
     Precision,
     answering,
@@ -40,12 +40,12 @@ def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_too_and_the_
         assert found is not None and found.value == "highest"
         assert found.evidence == "TF32 by torch's flags: nowhere"
         assert "tf32" not in {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision}
-        assert not cudnn.allow_tf32 and arithmetic_of("32-true") is Arithmetic.fp32
+        assert not cudnn.allow_tf32 and arithmetic_of("32-true") is Precision.fp32
     assert cudnn.allow_tf32
     with answering(Precision.fp32, cuda):
         assert not cudnn.allow_tf32
     with fast_fp32_products(Precision.tf32, cuda):
-        assert cudnn.allow_tf32 and arithmetic_of("32-true") is Arithmetic.tf32
+        assert cudnn.allow_tf32 and arithmetic_of("32-true") is Precision.tf32
 
 
 def test_what_a_person_set_for_convolutions_stands():

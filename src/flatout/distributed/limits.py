@@ -33,12 +33,9 @@ class Limits:
 
 def limits(root: Path = Path("/")) -> Limits:
     """The tightest limits of this process's control groups and of those around them, version 2 or 1."""
-    cores = [_cores(group) for group in _groups(root, "cpu")]
-    memory = [_memory(group) for group in _groups(root, "memory")]
-    return Limits(
-        min((each for each in cores if each is not None), default=None),
-        min((each for each in memory if each is not None), default=None),
-    )
+    cores = [found for group in _groups(root, "cpu") if (found := _cores(group)) is not None]
+    memory = [found for group in _groups(root, "memory") if (found := _memory(group)) is not None]
+    return Limits(min(cores, default=None), min(memory, default=None))
 
 
 def free_bytes() -> int:
@@ -132,9 +129,6 @@ def give_back_freed_memory() -> None:
         library.malloc_trim(0)
 
 
-_GROWING = "expandable_segments:True"
-
-
 def let_segments_grow() -> bool:
     """Have torch take a GPU's memory in segments that grow: batches have another shape each step, which leaves gaps.
 
@@ -142,4 +136,5 @@ def let_segments_grow() -> bool:
     """
     if not sys.platform.startswith("linux") or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
         return False
-    return os.environ.setdefault("PYTORCH_ALLOC_CONF", _GROWING) == _GROWING
+    growing = "expandable_segments:True"
+    return os.environ.setdefault("PYTORCH_ALLOC_CONF", growing) == growing

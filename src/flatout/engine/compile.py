@@ -13,32 +13,22 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.precision import Precision, arithmetic, product_type
+from flatout.engine.precision import Choice, Precision, arithmetic, product_type
 from flatout.errors import UserError
 from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
 
-_ONE_MESSAGE = "no C++ compiler is here, and torch compiles with it"
 _USUAL_COMPILE_S = 25.0
 """What compiling takes at least; measured with 2 cores."""
 _MOST_SAVED = 0.5
 """Fraction of the time after attention that compiling saves at most."""
 _ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class CompileChoice:
-    """Whether layers are compiled, why, and what that rests on."""
-
-    value: bool
-    why: str
-    evidence: str
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
@@ -70,9 +60,8 @@ def is_compiled(model: nn.Module) -> bool:
 def compile_layers(model: Transformer) -> None:
     """Compile what follows attention, once for each kind of layer; after a failure they run eagerly."""
     layers = model.flat_layers()
-    compiled = {
-        kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in {type(layer) for layer in layers}
-    }
+    kinds = {type(layer) for layer in layers}
+    compiled = {kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in kinds}
     failures = importlib.import_module("torch._dynamo.exc").TorchDynamoException
 
     def run(layer: FlatLayer, *inputs: Any) -> Tensor:
@@ -92,38 +81,39 @@ def compile_layers(model: Transformer) -> None:
 
 def choose_compile(
     model: nn.Module, device: torch.device, precision: Precision, *, tokens: int, passes: int
-) -> CompileChoice:
+) -> Choice[bool]:
     """Compile the layers of a flat encoder if that pays over so many forward passes of so many tokens each."""
     if not (isinstance(model, Transformer) and model.is_flat):
-        return CompileChoice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
+        return Choice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
     if why := why_not(device):
-        return CompileChoice(False, why, "compile=auto")
+        return Choice(False, why, "compile=auto")
     with torch.random.fork_rng([device] if device.type == "cuda" else []), arithmetic(precision, device):
         trial = _Trial(model, device, precision, tokens)
         eager_s = trial.time(trial.layer.finish)
         total_s = passes * model.described.num_hidden_layers
-        if eager_s * total_s * _MOST_SAVED < _USUAL_COMPILE_S:
-            evidence = f"{eager_s * total_s * _MOST_SAVED:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
-            return CompileChoice(False, "the run is too short for it", evidence)
+        if (most_s := eager_s * total_s * _MOST_SAVED) < _USUAL_COMPILE_S:
+            evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
+            return Choice(False, "the run is too short for it", evidence)
         compile_layers(model)
+        finish = partial(_compiled_finish, model, trial.layer)
         began = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            trial.run(lambda *inputs: _compiled_finish(model, trial.layer, *inputs))
+            trial.run(finish)
         compile_s = time.perf_counter() - began
         if model.flat_layers()[0].compiled is None:
-            return CompileChoice(False, "torch could not compile a layer", str(caught[-1].message))
-        compiled_s = trial.time(lambda *inputs: _compiled_finish(model, trial.layer, *inputs))
+            return Choice(False, "torch could not compile a layer", str(caught[-1].message))
+        compiled_s = trial.time(finish)
     saved_s = (eager_s - compiled_s) * total_s
     evidence = (
         f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms:"
         f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
     )
     if saved_s > compile_s:
-        return CompileChoice(True, "it pays for its time", evidence)
+        return Choice(True, "it pays for its time", evidence)
     for layer in model.flat_layers():
         layer.compiled = None
-    return CompileChoice(False, "it would not pay for its time", evidence)
+    return Choice(False, "it would not pay for its time", evidence)
 
 
 def _compiled_finish(model: Transformer, layer: FlatLayer, *inputs: Any) -> Tensor:
@@ -168,5 +158,5 @@ def why_not(device: torch.device) -> str:
     try:
         importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
     except (AttributeError, ImportError, OSError, RuntimeError):  # no compiler, or a torch that looks for it elsewhere
-        return _ONE_MESSAGE
+        return "no C++ compiler is here, and torch compiles with it"
     return ""

@@ -31,7 +31,7 @@ from torch.optim import LBFGS
 from flatout.engine import lightning_internals as internals
 from flatout.engine.lightning_internals import PHASES, leave_out_of_ddp
 from flatout.engine.optimizer import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
-from flatout.engine.passes import BATCH_NORMS, ERRORS, Passes, give_back_memory, in_short, is_out_of_memory
+from flatout.engine.passes import BATCH_NORMS, Passes, ShortOfMemory, give_back_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
@@ -321,26 +321,15 @@ class FastLoop(Callback):
         """
         # Each write to a tensor raises its version: unchanged versions mean that no weight was stepped yet.
         before = [weight._version for weight in self._trained]
-        why = ""
-        try:
-            self._update(optimizer)
-        except ERRORS as error:
-            is_untouched = before == [weight._version for weight in self._trained]
-            if not is_out_of_memory(error):
-                raise
-            why = in_short(error)
-        if not why:
-            return
-        if not is_untouched or self.is_scaled:
-            raise _no_memory_for_state(why)
+        with ShortOfMemory() as short:
+            return self._update(optimizer)
+        if self.is_scaled or before != [weight._version for weight in self._trained]:
+            raise _no_memory_for_state(short.why)
         optimizer.state.clear()  # half of it may be there, of the weights that came first
         give_back_memory()
-        try:
-            self._update(optimizer)
-        except ERRORS as error:
-            if not is_out_of_memory(error):
-                raise
-            raise _no_memory_for_state(in_short(error)) from None
+        with short:
+            return self._update(optimizer)
+        raise _no_memory_for_state(short.why)
 
     def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
         """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU decides itself."""
@@ -435,9 +424,8 @@ def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
 def _steps_as_known(part: Any) -> bool:
     """Whether a strategy or a precision is one of Lightning's, or differs from it in nothing that a step does."""
     base = next((each for each in _KNOWN if isinstance(part, each)), None)
-    return base is not None and not any(
-        internals.overrides(part, name, base) for name in _OF_A_STEP if hasattr(base, name)
-    )
+    own = [name for name in _OF_A_STEP if base is not None and hasattr(base, name)]
+    return base is not None and not any(internals.overrides(part, name, base) for name in own)
 
 
 def _reason_against_optimizer(trainer: L.Trainer) -> str:

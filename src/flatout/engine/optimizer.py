@@ -21,7 +21,6 @@ from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import contract
 
-Group = dict[str, Any]
 MATRICES = "is_matrices"
 """Marks the groups of weights that Muon steps."""
 _LEAST = 1e-6
@@ -39,7 +38,9 @@ class MuonAndAdamW(Optimizer):
     One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
     """
 
-    def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, fused: bool
+    ) -> None:
         matrices = [group for group in groups if group[MATRICES]]
         others = [group for group in groups if not group[MATRICES]]
         muon: Any = torch.optim.Muon
@@ -198,11 +199,10 @@ class OptimConfig:
             return set()
         what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
         require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
-        blocks = contract(model).blocks()
         will_thaw = contract(model).unfreeze_epochs > 0
         found = {
             id(weight)
-            for block in blocks
+            for block in contract(model).blocks()
             for name, weight in block.named_parameters()
             if weight.ndim == 2 and (weight.requires_grad or will_thaw) and "lora_" not in name and not is_share(weight)
         }
@@ -288,16 +288,15 @@ class WeightAverage:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         for name, mean in state.items():
-            if name not in self._means:  # frozen: earlier versions kept all
-                continue
-            self._means[name].copy_(share_of(mean, self._means[name]))
+            if name in self._means:  # earlier versions kept what is frozen, too
+                self._means[name].copy_(share_of(mean, self._means[name]))
 
 
 def _changing(model: nn.Module) -> dict[str, Tensor]:
     """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
     will_thaw = contract(model).unfreeze_epochs > 0
     found: dict[str, Tensor] = {
-        name: weight for name, weight in model.named_parameters() if weight.requires_grad or will_thaw
+        name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw
     }
     kept = model.state_dict().keys()
     found |= {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
@@ -330,13 +329,9 @@ def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
 def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
     """The length of the whole gradient, still on the device."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    if _are_alike(gradients):  # then torch's own function, which groups them first, computes just this
+    is_plain = all(type(each) is Tensor and each.is_cpu for each in gradients)
+    if is_plain and len({each.dtype for each in gradients}) == 1:
+        # Then torch's own function, which groups them first, computes just this.
         with torch.no_grad():
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
-
-
-def _are_alike(gradients: list[Tensor]) -> bool:
-    """Whether gradients are plain tensors of one type on a CPU."""
-    kinds = {each.dtype for each in gradients}
-    return len(kinds) == 1 and all(type(each) is Tensor and each.is_cpu for each in gradients)

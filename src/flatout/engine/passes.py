@@ -30,8 +30,6 @@ from flatout.distributed.collectives import SharedMaximum
 from flatout.engine.random_state import RandomState
 from flatout.errors import UserError
 
-ERRORS = (RuntimeError, MemoryError)
-"""The classes such errors are of."""
 _WORDS = re.compile(
     r"(?:CUDA|HIP|XPU|MPS backend) (?:error: )?out of memory"
     r"|(?:CU|HIP|ROC)(?:BLAS|BLASLT|DNN|SPARSE|SOLVER|FFT|RAND)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
@@ -58,6 +56,24 @@ def in_short(error: BaseException) -> str:
     return " ".join(sentences[:2])[:160].rstrip(".")
 
 
+class ShortOfMemory:
+    """Around a pass, stops an error that says that memory did not suffice: `why` then has its first words.
+
+    Behind it the error is gone, and with it its frames, which hold the activations.
+    """
+
+    why = ""
+
+    def __enter__(self) -> ShortOfMemory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or not is_out_of_memory(error):
+            return False
+        self.why = in_short(error)
+        return True
+
+
 def give_back_memory() -> None:
     """Return unused memory to the device; call it where the error's traceback is gone."""
     # Frames of the error and their tensors refer to each other: counting references alone never frees them.
@@ -71,11 +87,6 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Layers that keep running means."""
 
 
-def report_nothing(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
-    """Batches are cut into more pieces than before: what for, at which step, and the error's words."""
-    return
-
-
 class Passes:
     """Passes of a module, in as many pieces as memory asks for."""
 
@@ -86,8 +97,11 @@ class Passes:
         """Into how many pieces each batch is cut."""
         self.times_out = 0
         """How often memory did not suffice."""
-        self.report = report_nothing
-        """Called when more pieces were enough, or when the run ends although they might be."""
+        self.report: Callable[[str, int, int, int, str, bool], object] | None = None
+        """Called when more pieces were enough, or when the run ends although they might be.
+
+        It gets what for, the pieces now and before, the step, the error's words, and whether the run ends.
+        """
         self.least = {TRAINING: 1, EVALUATION: 1}
         """Pieces without which a resumed run would end again."""
         self.losses: list[Tensor] = []
@@ -112,16 +126,9 @@ class Passes:
             self._begin_step()
         # All batches of the step are kept: a repeat drops the gradients of the earlier ones, too.
         self._batches.append(batch)
-        try:
-            seconds = self._pass(batch, ends_step)
-        except ERRORS as error:
-            if not is_out_of_memory(error):
-                raise
-            why = in_short(error)
-        else:
-            return seconds
-        # Out here the error is gone, and with it its frames, which hold the activations.
-        return self._repeat(why, ends_step)
+        with ShortOfMemory() as short:
+            return self._pass(batch, ends_step)
+        return self._repeat(short.why, ends_step)
 
     def end_step(self) -> Tensor | None:
         """The loss of the step whose batches have passed."""
@@ -137,17 +144,12 @@ class Passes:
         why, before = "", self.pieces[EVALUATION]
         while True:
             count = self.pieces[EVALUATION]
-            try:
+            with ShortOfMemory() as short:
                 found = answer(batch) if count == 1 else torch.cat([answer(part) for part in self._parts(batch, count)])
-            except ERRORS as error:
-                if not is_out_of_memory(error):
-                    raise
-                why = in_short(error)
-            else:
                 if why:
                     self._report(EVALUATION, before, why)
                 return found
-            # Out of the `except` block: the error's frames hold activations, which must be free before the next try.
+            why = short.why
             self._require_alone(EVALUATION, why)
             self._halve(EVALUATION, [batch], why)
 
@@ -168,8 +170,7 @@ class Passes:
             self.pieces[name] = max(self.least[name], *(each.get("pieces", {}).get(name, 1) for each in known))
 
     def _parts(self, batch: FlatBatch, count: int) -> list[FlatBatch]:
-        of_tokens = getattr(self.loop.module, "labels_are_of_tokens", False)
-        return cut_batch(batch, count, labels_are_of_tokens=of_tokens)
+        return cut_batch(batch, count, labels_are_of_tokens=getattr(self.loop.module, "labels_are_of_tokens", False))
 
     def _begin_step(self) -> None:
         # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are not touched.
@@ -209,17 +210,13 @@ class Passes:
             self._halve(TRAINING, self._batches, why)
             self._reset()
             last = len(self._batches) - 1
-            try:
+            with ShortOfMemory() as short:
                 # The batches before the one that failed were fine; but their gradients were dropped with its own.
                 for number, batch in enumerate(self._batches):
                     seconds += self._pass(batch, ends_step and number == last)
-            except ERRORS as error:
-                if not is_out_of_memory(error):
-                    raise
-                why = in_short(error)
-            else:
                 self._report(TRAINING, before, why)
                 return seconds
+            why = short.why
 
     def _require_alone(self, name: str, why: str) -> None:
         """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
@@ -269,7 +266,8 @@ class Passes:
         return UserError("training", what, hint=hint)
 
     def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
-        self.report(name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended)
+        if self.report is not None:
+            self.report(name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended)
 
     def _at(self) -> str:
         return f"at step {self.loop.trainer.global_step + 1}"

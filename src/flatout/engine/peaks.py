@@ -13,21 +13,13 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 
 import torch
 
 from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
-
-
-class Arithmetic(StrEnum):
-    """What products are made of."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-    fp16 = "fp16"
+from flatout.engine.precision import Precision, product_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +74,25 @@ _CARDS = (
 )
 
 
-def arithmetic_of(precision: str) -> Arithmetic | None:
-    """What Lightning's precision multiplies with, by its name; None for kinds that nothing is known of.
-
-    Asks torch how fp32 products are made on a GPU.
-    """
+def arithmetic_of(precision: str) -> Precision | None:
+    """What Lightning's precision multiplies with, by its name and as torch is set; None for unknown kinds."""
     if precision.startswith("bf16"):
-        return Arithmetic.bf16
+        return Precision.bf16
     if precision.startswith("16"):
-        return Arithmetic.fp16
+        return Precision.fp16
     if not precision.startswith("32"):
         return None
-    return Arithmetic.fp32 if torch.get_float32_matmul_precision() == "highest" else Arithmetic.tf32
+    return Precision.fp32 if torch.get_float32_matmul_precision() == "highest" else Precision.tf32
 
 
-def listed_peak(name: str, arithmetic: Arithmetic | None) -> Peak | None:
+def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
     """The table's figure for a GPU of this name; None for one that is not in it, and for slices of one."""
     short = re.sub(r"^(NVIDIA |Tesla |GeForce )*", "", name).strip()
     card = next((each for each in _CARDS if re.fullmatch(each.names, short)), None)
     if card is None or arithmetic is None:
         return None
     tflops = getattr(card, arithmetic)
-    if tflops is None and arithmetic is Arithmetic.tf32:
+    if tflops is None and arithmetic is Precision.tf32:
         tflops = card.fp32  # a card without TF32 makes plain fp32 products of them
     return None if tflops is None else Peak(tflops, f"{card.source}, dense {arithmetic}")
 
@@ -115,12 +104,6 @@ def known_peak(device: torch.device, precision: str) -> Peak | None:
     return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision))
 
 
-_TYPES = {
-    Arithmetic.fp32: torch.float32,
-    Arithmetic.tf32: torch.float32,
-    Arithmetic.bf16: torch.bfloat16,
-    Arithmetic.fp16: torch.float16,
-}
 _SMALLEST, _LARGEST = 512, 4096
 _LONG_ENOUGH_S = 1e-3
 """A product this long is not made of overheads; a longer one is sooner disturbed by whatever else runs here."""
@@ -139,7 +122,7 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
         return None
-    dtype = _TYPES[arithmetic]
+    dtype = product_type(arithmetic)
     words = f"{str(dtype).removeprefix('torch.')} product"
     rate, size = _fastest(device, dtype)
     threads = torch.get_num_threads()
@@ -168,19 +151,14 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
     size, fastest, found = _SMALLEST, 0.0, _SMALLEST
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         while True:
-            seconds = _best_s(_multiplier(size, device, dtype), device)
+            own = torch.Generator(device).manual_seed(0)
+            left, right = (torch.randn(size, size, generator=own, device=device).to(dtype) for _ in range(2))
+            seconds = _best_s(partial(torch.mm, left, right, out=torch.empty_like(left)), device)
             if 2 * size**3 / seconds > fastest:
                 fastest, found = 2 * size**3 / seconds, size
             if seconds >= _LONG_ENOUGH_S or size >= _LARGEST:
                 return fastest, found
             size *= 2
-
-
-def _multiplier(size: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    own = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn(size, size, generator=own, device=device).to(dtype) for _ in range(2))
-    target = torch.empty_like(left)
-    return lambda: torch.mm(left, right, out=target)
 
 
 def _best_s(act: Callable[[], object], device: torch.device) -> float:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from filelock import Timeout
@@ -21,7 +21,9 @@ from flatout.data.store.cache import default_cache_folder, recipe_key
 from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
-from flatout.files import write_synced
+from flatout.files import write_atomically
+
+Value = TypeVar("Value")
 
 
 class Precision(StrEnum):
@@ -40,8 +42,6 @@ LIGHTNING_NAMES = {
     Precision.bf16: "bf16-mixed",
     Precision.fp16: "16-mixed",
 }
-
-
 PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 """Number formats of products other than fp32."""
 
@@ -54,6 +54,15 @@ def product_type(precision: Precision) -> torch.dtype:
 def by_lightning_name(name: str) -> Precision:
     """The precision that Lightning calls so; of its others a run has none."""
     return next(precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[Value]):
+    """What was chosen, why, and what that was read off."""
+
+    value: Value
+    why: str
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +152,7 @@ def kept_bf16_share() -> tuple[float, str]:
                 known = json.loads(path.read_text(encoding="utf-8"))
                 return float(known["bf16_share"]), f"measured on {known['date']} and kept in {path}"
             known = {**about, "date": time.strftime("%Y-%m-%d"), "bf16_share": bf16_share()}
-            beside = path.with_suffix(f".{os.getpid()}")
-            write_synced(beside, json.dumps(known, indent=1).encode())
-            beside.replace(path)
+            write_atomically(path, json.dumps(known, indent=1))
             return float(known["bf16_share"]), f"measured now and kept in {path}"
         finally:
             lock.release()
@@ -174,26 +181,17 @@ def bf16_share() -> float:
     return best[torch.bfloat16] / best[torch.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class ProductChoice:
-    """How fp32 products are made, and what that was read off."""
-
-    value: str
-    """The name of torch.set_float32_matmul_precision, or TF32."""
-    why: str
-    evidence: str
-
-
 @contextmanager
-def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[ProductChoice | None]:
+def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[Choice[str] | None]:
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
     With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
     a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
+    The value is a name of torch.set_float32_matmul_precision, or TF32.
     """
     if precision is Precision.tf32:
         with _products_as("high"):
-            yield ProductChoice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
+            yield Choice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
         return
     is_free = torch.get_float32_matmul_precision() == "highest"
     if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or not is_free:
@@ -201,7 +199,7 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
         return
     if device.type == "cuda":
         with arithmetic(precision, device):
-            yield ProductChoice("highest", "fp32 was asked for", f"TF32 by torch's flags: {_who_has_tf32()}")
+            yield Choice("highest", "fp32 was asked for", f"TF32 by torch's flags: {_who_has_tf32()}")
         return
     with _products_as("medium"):
         error = _product_error()
@@ -210,7 +208,7 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[P
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
     evidence = f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}"
     with _products_as("medium") if is_exact else nullcontext():
-        yield ProductChoice(value, why, evidence)
+        yield Choice(value, why, evidence)
 
 
 @contextmanager
@@ -278,12 +276,9 @@ def _without_tf32() -> Iterator[None]:
 
 def _who_has_tf32() -> str:
     """What rounds to TF32 on a GPU, as torch is set at the moment."""
-    cudnn: Any = torch.backends.cudnn
-    parts: dict[str, Any] = {
-        "products": torch.backends.cuda.matmul,
-        "convolutions": cudnn.conv,
-        "recurrent layers": cudnn.rnn,
-    }
+    backends: Any = torch.backends
+    cudnn = backends.cudnn
+    parts = {"products": backends.cuda.matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}
     return ", ".join(name for name, part in parts.items() if part.fp32_precision == "tf32") or "nowhere"
 
 

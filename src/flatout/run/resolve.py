@@ -21,9 +21,9 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
-from flatout.engine.compile import CompileChoice, choose_compile, compile_in_place, compiles_layers
+from flatout.engine.compile import choose_compile, compile_in_place, compiles_layers
 from flatout.engine.optimizer import OptimConfig, ScaleRate
-from flatout.engine.precision import Precision, PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.engine.precision import Choice, Precision, PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import UserError, require
 from flatout.models.contract import Recommended
@@ -251,11 +251,11 @@ def compile_network(
     if asked is not None or not compiles_layers(task.model):
         return
     if before is not None:
-        choice = CompileChoice(before["value"], before["why"], before["evidence"])
+        choice = Choice(before["value"], before["why"], before["evidence"])
         if choice.value:
             compile_in_place(task.model, device)
     elif ranks.are_several:
-        choice = CompileChoice(False, "compile=auto measures on one device", "compile=true compiles on several")
+        choice = Choice(False, "compile=auto measures on one device", "compile=true compiles on several")
     else:
         rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
         tokens = int(min(rows, plan.tokens_per_batch or rows))
