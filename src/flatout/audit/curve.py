@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+Floats = NDArray[np.float64]
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _DRAWS, _NO_USE = 120, 0.003
 _SHALLOWEST, _STEEPEST = 1e-3, 1.5
@@ -34,16 +35,13 @@ class Forecast:
 
     def line(self) -> str:
         if self.is_useless:
-            return (
-                f"more rows of this kind will not help: {self.more:,} more bring at most {100 * self.high:.1f} points"
-            )
+            most = f"{self.more:,} more bring at most {100 * self.high:.1f} points"
+            return f"more rows of this kind will not help: {most}"
         low, high = 100 * self.low, 100 * self.high
         return f"{self.more:,} more rows: {100 * self.gain:+.1f} points ({low:.1f} to {high:.1f})"
 
 
-def forecast(
-    sizes: NDArray[np.float64], errors: NDArray[np.float64], rows_now: int, more: int, judged: int
-) -> Forecast:
+def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int) -> Forecast:
     """The gain of `more` rows over `rows_now`; `errors` has a row for each fold, a column for each of the sizes.
 
     `judged`: rows that each error is the mean of.

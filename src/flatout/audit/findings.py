@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     rows, (rate, low, high) = measured.rows, measured.noise
     between = mixed_up(measured.suspects.joint, len(rows), 1)
     mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
-    share = f"{100 * rate:.1f} % of the labels look wrong ({100 * low:.1f} to {100 * high:.1f})"
+    share = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
     what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
     step = f"Read {suspects} from the top, take out the rows that are right, train with data.exclude={suspects}"
     yield Finding(what, max(low, measured.without_suspects[1]), step)
@@ -108,21 +108,17 @@ def slices(measured: Measured) -> list[Slice]:
 def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     """What is printed: score and luck, labels, rows, more rows."""
     rows, (score, low, high), noise = measured.rows, measured.score, measured.noise
-    yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({100 * low:.1f} to {100 * high:.1f})"
+    yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({_span(low, high)})"
     test = int((rows.splits == "test").sum()) or len(rows) // num_folds
-    luck = 196 * np.sqrt(2 * score * (1 - score) / test)
-    yield (
-        f"luck:   folds from {100 * measured.fold_scores.min():.1f} to {100 * measured.fold_scores.max():.1f} %; on"
-        f" {test:,} test rows two runs differ by {luck:.1f} points by chance"
-    )
-    yield (
-        f"labels: {len(measured.suspects.places):,} suspects; {100 * noise[0]:.1f} % of the labels look wrong"
-        f" ({100 * noise[1]:.1f} to {100 * noise[2]:.1f})"
-    )
+    luck = f"{196 * np.sqrt(2 * score * (1 - score) / test):.1f} points by chance"
+    folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
+    yield f"luck:   folds from {folds} %; on {test:,} test rows two runs differ by {luck}"
+    share = f"{100 * noise[0]:.1f} % of the labels look wrong ({_span(*noise[1:])})"
+    yield f"labels: {len(measured.suspects.places):,} suspects; {share}"
     for given, likely, count in mixed_up(measured.suspects.joint, len(rows)):
         yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {count:,} rows"
-    gain, least, most = (100 * each for each in measured.without_suspects)
-    yield f"        without the suspects in training: {gain:+.1f} points ({least:.1f} to {most:.1f})"
+    gain, least, most = measured.without_suspects
+    yield f"        without the suspects in training: {100 * gain:+.1f} points ({_span(least, most)})"
     long, lost, *_ = measured.cut
     yield f"rows:   {long:,} texts are longer than data.max_length; the cut costs {100 * lost:.1f} points"
     if small := small_classes(rows, num_folds):
@@ -134,13 +130,18 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
 def write_suspects(measured: Measured, path: Path) -> None:
     """The suspects as a table, the surest first, with what words and encoder say; `data.exclude` reads it."""
     rows, found = measured.rows, measured.suspects
-    text = io.StringIO()
-    table = csv.writer(text)
-    table.writerow(["row", "file", "split", "text", "given", "likely", "sure", *measured.views])
+    table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views]]
     for place, likely, margin in zip(found.places, found.likely, found.margins, strict=True):
         where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.texts[place])]
         views = [rows.classes[of_rows[place]] for of_rows in measured.views.values()]
-        table.writerow([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}", *views])
+        table.append([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}", *views])
+    write_table(path, table)
+
+
+def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file in one step; its first row has the names of the columns."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
     write_atomically(path, text.getvalue())
 
 
@@ -152,7 +153,9 @@ def beginning(text: str) -> str:
 def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:
     """Write the page of an audit."""
     rows, found = measured.rows, measured.suspects
-    curves = [Curve(f"fold {number + 1}", _points(measured, 1 - each)) for number, each in enumerate(measured.errors)]
+    sizes = measured.sizes.tolist()
+    points = [list(zip(sizes, scores, strict=True)) for scores in (1 - measured.errors).tolist()]
+    curves = [Curve(f"fold {number}", of_fold) for number, of_fold in enumerate(points, 1)]
     shown = found.places[:_SHOWN]
     unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]
     page = render_page(
@@ -165,9 +168,7 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
             [*_row(measured, place), rows.classes[likely], f"{margin:.2f}"]
             for place, likely, margin in zip(shown, found.likely, found.margins, strict=False)
         ],
-        mixed=[
-            [rows.classes[a], rows.classes[b], f"{count:,}"] for a, b, count in mixed_up(found.joint, len(rows), 10)
-        ],
+        mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(found.joint, len(rows), 10)],
         charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],
         forecast=measured.forecast.line(),
         slices=[[each.name, f"{each.rows:,}", f"{100 * each.score:.1f} %"] for each in slices(measured)[:_SHOWN]],
@@ -176,8 +177,8 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
     write_atomically(path, page)
 
 
-def _points(measured: Measured, values: np.ndarray) -> list[tuple[float, float]]:
-    return list(zip(measured.sizes.tolist(), values.tolist(), strict=True))
+def _span(low: float, high: float) -> str:
+    return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def _row(measured: Measured, place: int) -> list[str]:
@@ -186,15 +187,10 @@ def _row(measured: Measured, place: int) -> list[str]:
 
 
 def _tiles(measured: Measured) -> list[dict[str, str]]:
-    (score, low, high), noise = measured.score, measured.noise
-    gain = measured.forecast
+    (score, low, high), noise, gain = measured.score, measured.noise, measured.forecast
     return [
-        tile(f"{100 * score:.1f} %", "answered as labelled", f"{100 * low:.1f} to {100 * high:.1f}"),
-        tile(f"{100 * noise[0]:.1f} %", "labels that look wrong", f"{100 * noise[1]:.1f} to {100 * noise[2]:.1f}"),
-        tile(
-            f"{100 * gain.gain:+.1f}",
-            f"points by {gain.more:,} more rows",
-            f"{100 * gain.low:.1f} to {100 * gain.high:.1f}",
-        ),
+        tile(f"{100 * score:.1f} %", "answered as labelled", _span(low, high)),
+        tile(f"{100 * noise[0]:.1f} %", "labels that look wrong", _span(*noise[1:])),
+        tile(f"{100 * gain.gain:+.1f}", f"points by {gain.more:,} more rows", _span(gain.low, gain.high)),
         tile(f"{len(measured.rows):,}", "rows"),
     ]

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 from sklearn.preprocessing import normalize
 
-from flatout.audit.curve import PARTS, Forecast, forecast, round_number
+from flatout.audit.curve import PARTS, Floats, Forecast, forecast, round_number
 from flatout.audit.labels import Suspects, find_suspects, margins, noise_rate, plant
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows, deal
 from flatout.data.problem import Problem
 
+Say = Callable[[str], None]
+Interval = tuple[float, float, float]
+"""A value, and the bounds of its 95 % interval."""
 _PLANTED = 0.05
 _LEAST_LONG = 20
 _DRAWS = 2_000
@@ -34,18 +37,18 @@ class Measured:
     probabilities: NDArray[np.float64]
     """Out of fold, a row for each text."""
     suspects: Suspects
-    noise: tuple[float, float, float]
-    """Share of wrong labels, and its 95 % interval."""
+    noise: Interval
+    """Share of wrong labels."""
     sizes: NDArray[np.float64]
     """Rows trained on."""
     errors: NDArray[np.float64]
     """A row for each fold, a column for each of the sizes."""
     forecast: Forecast
-    score: tuple[float, float, float]
-    """Share of the rows answered as labelled, and its 95 % interval."""
+    score: Interval
+    """Share of the rows answered as labelled."""
     fold_scores: NDArray[np.float64]
-    without_suspects: tuple[float, float, float]
-    """What the score gains when the suspects are left out of training, and its 95 % interval."""
+    without_suspects: Interval
+    """What the score gains when the suspects are left out of training."""
     cut: tuple[int, float, float, float]
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
     closeness: NDArray[np.float64]
@@ -59,18 +62,13 @@ class Measured:
 
 
 def measure(
-    rows: AuditRows,
-    num_folds: int,
-    max_length: int,
-    say: Callable[[str], None] = print,
-    encoded: csr_matrix | None = None,
+    rows: AuditRows, num_folds: int, max_length: int, say: Say = print, encoded: csr_matrix | None = None
 ) -> Measured:
     """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder."""
     folds, num_classes = deal(rows, num_folds), len(rows.classes)
     reader = Features()
     words = reader.fit(list(rows.texts))
-    features = _beside(words, encoded)
-    trained = _Trained(features, folds, num_classes)
+    trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
     suspects = find_suspects(probabilities, rows.labels)
@@ -82,12 +80,10 @@ def measure(
     kept = ~np.isin(np.arange(len(rows)), suspects.places)
     better = trained.answers(rows.labels, kept).argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
-
-    def alone(part: csr_matrix) -> NDArray[np.int64]:
-        return _Trained(part, folds, num_classes).answers(rows.labels).argmax(axis=1)
-
     train_rows = int((rows.splits == "train").sum())
     more = round_number(max(1, train_rows) / 2)
+    views = {} if encoded is None else {"words": words, "encoder": encoded}
+    alone = {name: _Trained(part, folds, num_classes).answers(rows.labels) for name, part in views.items()}
     return Measured(
         rows=rows,
         folds=folds,
@@ -101,8 +97,8 @@ def measure(
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
         without_suspects=_interval(better.astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
-        closeness=_closeness(features, rows.labels, num_classes),
-        views={} if encoded is None else {name: alone(part) for name, part in (("words", words), ("encoder", encoded))},
+        closeness=_closeness(trained.features, rows.labels, num_classes),
+        views={name: answers.argmax(axis=1) for name, answers in alone.items()},
     )
 
 
@@ -130,9 +126,7 @@ class _Trained:
         return found
 
 
-def _curve(
-    trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _curve(trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Errors of each fold by rows trained on; all of them are known already."""
     errors = []
     place_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
@@ -174,7 +168,7 @@ def _loss_by_cut(
     return int(is_long.sum()), *_interval(lost)
 
 
-def _interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
+def _interval(values: Floats) -> Interval:
     """Mean of the rows' values, and its 95 % interval by bootstrap: each value is drawn as often as chance has it."""
     kinds, counts = np.unique(values, return_counts=True)
     draws = np.random.default_rng(0).multinomial(len(values), counts / len(values), _DRAWS) @ kinds / len(values)

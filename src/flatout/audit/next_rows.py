@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from flatout.audit.findings import beginning
+from flatout.audit.findings import beginning, write_table
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows
 from flatout.data.checks.cleaning import read_texts
@@ -21,7 +19,6 @@ from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
 from flatout.errors import require
-from flatout.files import write_atomically
 
 _POOL = 10
 """Of so many times the rows asked for, the least sure ones, those that differ are chosen."""
@@ -36,15 +33,12 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
     answers = head.predict(features)
     best = np.sort(answers, axis=1)
     unsure = 1 - (best[:, -1] - best[:, -2])
-    text = io.StringIO()
-    table = csv.writer(text)
-    table.writerow(["row", "file", "text", "likely", "unsure"])
-    chosen = choose_rows(features, unsure, top)
-    for place in chosen:
+    table: list[list[object]] = [["row", "file", "text", "likely", "unsure"]]
+    for place in choose_rows(features, unsure, top):
         likely = rows.classes[answers[place].argmax()]
-        table.writerow([place + 1, file, beginning(texts[place]), likely, f"{unsure[place]:.3f}"])
-    write_atomically(path, text.getvalue())
-    return len(chosen)
+        table.append([place + 1, file, beginning(texts[place]), likely, f"{unsure[place]:.3f}"])
+    write_table(path, table)
+    return len(table) - 1
 
 
 def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:

@@ -92,7 +92,8 @@ class Head:
             self._ridge.fit(features, targets)
             return self
         is_of = targets if self.problem is Problem.multi else targets[:, None] == np.arange(self.num_classes)
-        self._models = [_fitted(features, np.asarray(is_of[:, each], bool)) for each in self._classes_fitted()]
+        fitted = range(int(self._is_binary), self.num_classes)  # of two classes, one model answers for both
+        self._models = [_fitted(features, np.asarray(is_of[:, each], bool)) for each in fitted]
         return self
 
     def predict(self, features: csr_matrix) -> NDArray[np.float64]:
@@ -107,10 +108,6 @@ class Head:
     @property
     def _is_binary(self) -> bool:
         return self.problem is Problem.single and self.num_classes == 2
-
-    def _classes_fitted(self) -> range:
-        """Of two classes, one model answers for both."""
-        return range(int(self._is_binary), self.num_classes)
 
 
 class QuickModel:
@@ -138,9 +135,8 @@ def _fitted(features: csr_matrix, is_of: NDArray[np.bool_]) -> LogisticRegressio
     if is_of.all() or not is_of.any():
         return max(float(is_of[0]), _LEAST)
     # liblinear's dual takes a second a class where lbfgs takes two to ten for as good a score
-    return LogisticRegression(C=_STRENGTH, solver="liblinear", dual=True, random_state=0, max_iter=1_000).fit(
-        features, is_of
-    )
+    model = LogisticRegression(C=_STRENGTH, solver="liblinear", dual=True, random_state=0, max_iter=1_000)
+    return model.fit(features, is_of)
 
 
 def _answers(model: LogisticRegression | float, features: csr_matrix) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from flatout.data.text_preparation import open_source
 from flatout.data.text_source import TextSource
 from flatout.errors import require
 
+Objects = NDArray[np.object_]
 LEAST_ROWS = 40
 """Rows below which no fold says anything."""
 
@@ -27,15 +28,15 @@ LEAST_ROWS = 40
 class AuditRows:
     """Labelled texts, and where each of them stands: arrays with an entry for each row."""
 
-    texts: NDArray[np.object_]
+    texts: Objects
     labels: NDArray[np.int64]
-    files: NDArray[np.object_]
+    files: Objects
     rows: NDArray[np.int64]
     """Numbers in their files, from 1."""
-    splits: NDArray[np.object_]
+    splits: Objects
     groups: NDArray[np.int64]
     """Rows of one group stay in one fold: equal texts, or those of `data.group`."""
-    column: NDArray[np.object_]
+    column: Objects
     """What the rows have in the column by which scores are parted; empty texts without one."""
     classes: list[str]
     conflicts: int = 0
@@ -76,15 +77,12 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         classes=surveyed.census.classes(),
         conflicts=sum(each.count for each in of_kind if each is not None),
     )
-    places = np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
-    found = choose(found, places)
+    found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
     _require_groups(found, num_folds, config.group)
     return found
 
 
-def _column(
-    source: TextSource, name: str | None, tables: NDArray[np.object_], rows: NDArray[np.int64]
-) -> NDArray[np.object_]:
+def _column(source: TextSource, name: str | None, tables: Objects, rows: NDArray[np.int64]) -> Objects:
     """A column's values as texts; empty in tables that lack it."""
     found = np.full(len(rows), "", object)
     for split, table in source.tables.items():
@@ -114,9 +112,9 @@ def small_classes(rows: AuditRows, num_folds: int) -> list[str]:
     return [name for name, count in zip(rows.classes, counts, strict=True) if count < num_folds]
 
 
-def deal(rows: AuditRows, num_folds: int, seed: int = 0) -> NDArray[np.int64]:
+def deal(rows: AuditRows, num_folds: int) -> NDArray[np.int64]:
     """The fold of each row: whole groups, class by class, so that each fold has its share of each."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     groups, first, inverse = np.unique(rows.groups, return_index=True, return_inverse=True)
     order = np.lexsort((random.random(len(groups)), rows.labels[first]))
     folds = np.empty(len(groups), np.int64)
