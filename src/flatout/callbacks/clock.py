@@ -78,7 +78,8 @@ class Clock:
         self.looks_closely = False
         self.compiled: dict[str, float] = {}
         """What torch.compile had done after the first few steps, in which it must."""
-        self._wrapped: list[Planted] = []
+        self.planted: list[Planted] = []
+        """What stands in the place of others' hooks until the training ends."""
         self._is_spending = False
 
     @property
@@ -115,13 +116,13 @@ class Clock:
             for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
                 if getattr(type(callback), hook) is not getattr(L.Callback, hook):
                     timed = partial(self._run_timed, name, getattr(callback, hook), _INSIDE_A_STEP.get(hook))
-                    self._wrapped.append(Planted(callback, hook, timed))
+                    self.planted.append(Planted(callback, hook, timed))
 
     def leave(self) -> None:
-        """Put the hooks of the watched callbacks back."""
-        for planted in self._wrapped:
+        """Put back what was there before."""
+        for planted in self.planted:
             planted.take_back()
-        self._wrapped = []
+        self.planted = []
 
     def _run_timed(self, name: str, hook: Callable[..., Any], phase: str | None, *args: Any, **kwargs: Any) -> Any:
         began, outside_s = time.perf_counter(), self.outside_s

@@ -51,14 +51,8 @@ class TensorBoardConfig:
 
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
-        return RunTensorBoard(
-            str(place.folder),
-            name="",
-            version="",
-            default_hp_metric=False,
-            purge_step=purge,
-            flush_secs=self.flush_seconds,
-        )
+        steps = {"purge_step": purge, "flush_secs": self.flush_seconds}
+        return RunTensorBoard(str(place.folder), name="", version="", default_hp_metric=False, **steps)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -261,8 +255,15 @@ class RunLoggers:
         """From now on an error of this logger ends its own part only."""
         for method in _GUARDED:
             vars(logger)[method] = self._guarded(name, getattr(logger, method))
-        self._write[name] = vars(logger)["log_metrics"]
-        vars(logger)["log_metrics"] = self._without_own(self._write[name])
+        write = self._write[name] = vars(logger)["log_metrics"]
+
+        def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
+            """What Lightning logs, without the metrics that the run logs itself."""
+            kept = {name: value for name, value in metrics.items() if name not in self._metrics}
+            if kept.keys() - {"epoch"}:
+                write(kept, step)
+
+        vars(logger)["log_metrics"] = log_metrics
         vars(logger)["finalize"] = lambda status: None  # Lightning calls it after fit, after validate and after test
 
     def _guarded(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -278,16 +279,6 @@ class RunLoggers:
                 return None
 
         return guarded
-
-    def _without_own(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        """What Lightning logs, without the metrics that the run logs itself."""
-
-        def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-            kept = {name: value for name, value in metrics.items() if name not in self._metrics}
-            if kept.keys() - {"epoch"}:
-                write(kept, step)
-
-        return log_metrics
 
 
 def build_loggers(chosen: Mapping[str, Any], place: RunPlace, more: Any = None) -> dict[str, Logger]:

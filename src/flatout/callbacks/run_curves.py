@@ -95,16 +95,6 @@ class RunCurves(CurveSource):
         for part in self.parts:
             part.setup(trainer, pl_module, stage)
 
-    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().begin(trainer, pl_module)
-        if self.timer in self.parts:
-            vars(self).update(self.timer.hooks)
-
-    def end(self) -> None:
-        for name in self.timer.hooks:
-            vars(self).pop(name, None)
-        super().end()
-
     def flush(self, trainer: L.Trainer) -> None:
         if not self._batches_since:
             return

@@ -28,7 +28,6 @@ from flatout.callbacks.clock import (
     compiled_so_far,
 )
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
-from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
@@ -75,15 +74,12 @@ class StepTimer(CurveSource):
         self.step_times = StepTimes()
         self.seconds_to_first_step: float | None = None
         """From the making of this callback to the end of the first batch."""
-        self.hooks: dict[str, Any] = {}
-        """Lightning's hooks that this training needs besides the end of a batch, by name."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._device_times: DeviceTimes | None = None
         self._hook_times: HookTimes | None = None
         self._loader: Any = None
         """The loader of training where it times its own waits, as our feeds do."""
         self._is_fast = True
-        self._planted: list[Planted] = []
         self._made = self._since = time.perf_counter()
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
@@ -105,33 +101,32 @@ class StepTimer(CurveSource):
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
         save = partial(_timed_save, self.clock, trainer.save_checkpoint)
-        self._planted = [Planted(trainer, "save_checkpoint", save)]
-        loader = trainer.train_dataloader
+        self.clock.planted.append(Planted(trainer, "save_checkpoint", save))
+        loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
-        self._device_times = DeviceTimes() if trainer.strategy.root_device.type == "cuda" else None
+        self._device_times = DeviceTimes() if device == "cuda" else None
         fast = fast_steps_of(trainer)
-        self._is_fast = fast is not None
+        self._is_fast, self._phase_s = fast is not None, dict.fromkeys(PHASES, 0.0)
         if fast is None or self._loader is None:
-            self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
-            self.hooks = self._hook_times.hooks(wait_only=self._is_fast)
-        self._phase_s = self._phases_of(fast, trainer.strategy.root_device.type)
+            self._plant_hooks(trainer)
+        if fast is not None and self._device_times is not None:
+            self.clock.planted.append(Planted(fast, "edge", self._device_times.edge))
+        elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
+            self._phase_s = fast.phase_s
         self.clock.compiled = compiled_so_far()
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
-    def _phases_of(self, fast: FastLoop | None, device: str) -> dict[str, float]:
-        """Where the seconds of each phase are added up; on CUDA they come from events."""
-        if fast is None and self._hook_times is not None:
-            return self._hook_times.spent
-        if fast is not None and self._device_times is not None:
-            self._planted.append(Planted(fast, "edge", self._device_times.edge))
-        elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
-            return fast.phase_s
-        return dict.fromkeys(PHASES, 0.0)
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        vars(self).update(self.hooks)  # not methods: where a fast loop runs, Lightning has nothing to call
+    def _plant_hooks(self, trainer: L.Trainer) -> None:
+        """Time the phases, or the wait alone, by hooks of Lightning, on the callback that it knows."""
+        sources = [each for each in callbacks_of(trainer) if isinstance(each, CurveSource)]
+        carrier = next((each for each in sources if self in each.parts), self)
+        self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
+        # No methods of the class: where a fast loop runs, Lightning has nothing to call.
+        for name, hook in self._hook_times.hooks(wait_only=self._is_fast).items():
+            self.clock.planted.append(Planted(carrier, name, hook))
+        if not self._is_fast:
+            self._phase_s = self._hook_times.spent
 
     def count(self, batch: Any) -> None:
         if self._hook_times is not None:
@@ -168,12 +163,6 @@ class StepTimer(CurveSource):
 
     def end(self) -> None:
         self.clock.leave()
-        for planted in self._planted:
-            planted.take_back()
-        self._planted = []
-        for name in self.hooks:
-            vars(self).pop(name, None)
-        self.hooks = {}
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
         self.close()
