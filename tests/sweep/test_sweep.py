@@ -51,9 +51,9 @@ SPACE: dict[str, Part] = {
 
 
 def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
-    most = settings.pop("most_validations", 9)
+    most = settings.pop("validations", 9)
     given = SweeperSettings(**{"trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, **settings})
-    return Study(folder, space, given, mode="max", most_validations=most)
+    return Study(folder, space, given, mode="max", validations=most)
 
 
 def worth(settings: dict[str, str]) -> float:
@@ -154,7 +154,7 @@ def test_poor_trials_are_pruned_and_the_best_is_not(tmp_path):
 
 
 def test_of_few_trials_the_better_ones_see_more_than_the_first_validation(tmp_path):
-    memory = study(tmp_path, pruner=Pruner.asha, trials=4, most_validations=4)
+    memory = study(tmp_path, pruner=Pruner.asha, trials=4, validations=4)
     lived = []
     for quality in (0.5, 0.7, 0.6, 0.8):
         asked = memory.ask()

@@ -247,9 +247,8 @@ class StepTimes:
         rest = np.asarray(seconds[max(0, apart) :])
         if len(rest):
             places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(self._FINENESS)
-            self.counts += np.bincount(
-                places.astype(np.int64).clip(0, len(self.counts) - 1), minlength=len(self.counts)
-            )
+            places = places.astype(np.int64).clip(0, len(self.counts) - 1)
+            self.counts += np.bincount(places, minlength=len(self.counts))
 
     def percentile(self, share: float) -> float | None:
         """Seconds that this share of all steps after the first few stayed below; None before there are any."""

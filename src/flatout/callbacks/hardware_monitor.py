@@ -80,9 +80,8 @@ class Host:
         taken = 0.0
         for process in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.Error):  # it has ended meanwhile
-                times = process.cpu_times()
-                taken += times.user + times.system
-                taken += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+                times = process.cpu_times()._asdict()
+                taken += sum(times.get(name, 0.0) for name in ("user", "system", "children_user", "children_system"))
         return taken
 
     def _counters(self) -> dict[str, float]:

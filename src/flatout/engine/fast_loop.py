@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS
 
+from flatout.distributed.collectives import are_several
 from flatout.engine import lightning_internals as internals
 from flatout.engine.lightning_internals import PHASES, leave_out_of_ddp
 from flatout.engine.optimizer import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
@@ -111,6 +112,7 @@ class FastLoop(Callback):
         self.trainer, self.module = trainer, pl_module
         if stage == "fit":
             self._optimizer = None
+            self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
             self._serve(_reason_against(trainer, pl_module))
             self._let_go_of_embeddings()  # of a training that an error ended
             self._keep_embedding_gradients()
@@ -127,12 +129,11 @@ class FastLoop(Callback):
             return
         strategy = trainer.strategy
         self._optimizer = trainer.optimizers[0]
-        self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         is_backward_ours = internals.overrides(pl_module, "backward", L.LightningModule)
         self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and not is_backward_ours
         self._is_on_cpu = pl_module.device.type == "cpu"
         self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
-        self.exchanges = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.exchanges = are_several()
         self.is_sharded = bool(getattr(pl_module, "is_sharded", False))
         self._clips_itself = not internals.overrides(pl_module, "configure_gradient_clipping", L.LightningModule)
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
@@ -210,8 +211,8 @@ class FastLoop(Callback):
 
     def exchange_context(self, *, ends_step: bool) -> Any:
         """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""
-        is_last = ends_step or not self.exchanges
-        return nullcontext() if is_last else internals.without_gradient_exchange(self.trainer.strategy)
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)
+        return nullcontext() if ends_step or not self.exchanges or block is None else block()
 
     def reset_gradients(self) -> None:
         """Drop the gradients of a step that is repeated."""
@@ -377,8 +378,7 @@ class FastLoop(Callback):
         """On a CPU large embeddings keep one gradient table, which autograd never sees, so DDP must not wait for it."""
         strategy = self.trainer.strategy
         is_known = self.is_serving and isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
-        is_scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        is_lean = is_known and not is_scaled and strategy.root_device.type == "cpu"
+        is_lean = is_known and not self.is_scaled and strategy.root_device.type == "cpu"
         lean = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
         tables = {id(embedding.weight) for embedding in lean}
         names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,8 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 PHASES = ("forward", "backward", "optimizer")
 """Of a batch in training."""
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
-_LEFT_OUT_ARGUMENTS = ["module", "params_and_buffers_to_ignore"]
-_RUN_ARGUMENTS = ["self", "optimizer", "batch_idx", "kwargs"]
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:
@@ -88,8 +85,8 @@ def plug_optimization(trainer: L.Trainer, serves: Any, run: Any) -> PluggedOptim
     """Let `run` take the batches of optimizers that it `serves`; None where Lightning has changed."""
     loop = trainer.fit_loop.epoch_loop
     standing = getattr(loop, "automatic_optimization", None)
-    arguments = list(inspect.signature(_AutomaticOptimization.run).parameters)
-    if not isinstance(standing, _AutomaticOptimization) or arguments != _RUN_ARGUMENTS:
+    arguments = " ".join(inspect.signature(_AutomaticOptimization.run).parameters)
+    if not isinstance(standing, _AutomaticOptimization) or arguments != "self optimizer batch_idx kwargs":
         _warn_of("automatic_optimization of the epoch loop")
         return None
     plugged = PluggedOptimization(trainer, serves, run)
@@ -153,12 +150,6 @@ def ends_optimizer_step(trainer: L.Trainer) -> bool:
     return not trainer.fit_loop._should_accumulate()
 
 
-def without_gradient_exchange(strategy: Any) -> AbstractContextManager[Any]:
-    """Within an accumulation window ranks need not exchange gradients."""
-    block = getattr(strategy, "block_backward_sync", None)
-    return block() if block else nullcontext()
-
-
 def rebuild_ddp(strategy: DDPStrategy, module: L.LightningModule) -> None:
     """DDP exchanges the gradients of the weights that were trained when it was set up: set it up again."""
     strategy.model = strategy._setup_model(module)
@@ -178,12 +169,7 @@ def disable_signal_handling(trainer: L.Trainer) -> None:
 def call_before_validation(trainer: L.Trainer, note: Callable[[], None]) -> None:
     """Call `note` before each validation of a fit, ahead of every hook in it."""
     loop = trainer.fit_loop.epoch_loop.val_loop
-    vars(loop)["run"] = partial(_run_after_note, loop, note)  # a function in a function could not be pickled
-
-
-def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
-    note()
-    return type(loop).run(loop)
+    vars(loop)["run"] = partial(_run_both, note, partial(type(loop).run, loop))
 
 
 def set_fetch_hooks(trainer: L.Trainer, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:
@@ -198,9 +184,10 @@ def set_fetch_hooks(trainer: L.Trainer, before: Callable[[], None] | None, after
             vars(loop)[name] = partial(_run_both, note, getattr(loop, name))
 
 
-def _run_both(note: Callable[[], None], usual: Callable[[], None]) -> None:
+def _run_both(note: Callable[[], None], usual: Callable[[], Any]) -> Any:
+    """With `partial`, as a function in a function could not be pickled."""
     note()
-    usual()
+    return usual()
 
 
 def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_validation_due: bool) -> None:
@@ -236,7 +223,7 @@ def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
     Large embeddings on a CPU then exchange the rows that a step has used, instead of the whole table.
     """
     method = getattr(DistributedDataParallel, _LEFT_OUT, None)
-    if method is None or list(inspect.signature(method).parameters) != _LEFT_OUT_ARGUMENTS:
+    if method is None or list(inspect.signature(method).parameters) != ["module", "params_and_buffers_to_ignore"]:
         what = f"torch {torch.__version__} has no DistributedDataParallel.{_LEFT_OUT} as flatout knows it"
         warnings.warn(f"{what}: embeddings exchange whole tables", RuntimeWarning, stacklevel=2)
         return False

@@ -21,6 +21,7 @@ from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import contract
 
+Group = dict[str, Any]
 MATRICES = "is_matrices"
 """Marks the groups of weights that Muon steps."""
 _LEAST = 1e-6
@@ -38,9 +39,7 @@ class MuonAndAdamW(Optimizer):
     One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
     """
 
-    def __init__(
-        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float, fused: bool
-    ) -> None:
+    def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
         matrices = [group for group in groups if group[MATRICES]]
         others = [group for group in groups if not group[MATRICES]]
         muon: Any = torch.optim.Muon
@@ -179,7 +178,7 @@ class OptimConfig:
     def build(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
         """The optimizer of the weights that are trained or will be, in groups that decay or not, by their depth."""
         depths, matrices = self._depths(model), self._matrices(model)
-        groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
+        groups: dict[tuple[int, bool, bool], Group] = {}
         will_thaw = contract(model).unfreeze_epochs > 0
         for name, weight in model.named_parameters():
             if not (weight.requires_grad or will_thaw):
@@ -295,12 +294,10 @@ class WeightAverage:
 def _changing(model: nn.Module) -> dict[str, Tensor]:
     """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
     will_thaw = contract(model).unfreeze_epochs > 0
-    found: dict[str, Tensor] = {
-        name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw
-    }
     kept = model.state_dict().keys()
-    found |= {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
-    return found
+    weights = {name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw}
+    buffers = {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
+    return {**weights, **buffers}
 
 
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flatout.distributed.collectives import are_several
 from flatout.errors import UserError
 
 _MOST_IN_A_ROW = 20
@@ -91,7 +92,7 @@ class StepLosses:
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if are_several():
             dist.all_reduce(losses)  # gradients are averaged over ranks, and so are losses
             losses /= dist.get_world_size()
         both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()
@@ -111,11 +112,9 @@ class StepLosses:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what is not read yet, on the host, as ranks that unpickle it would open every GPU."""
-        return {
-            "losses": torch.stack(self.values).cpu() if self.values else None,
-            "norms": torch.stack(self.norms).cpu() if self.norms else None,
-            "skipped": list(self.skipped),
-        }
+        kept = {"losses": self.values, "norms": self.norms}
+        unread = {name: torch.stack(values).cpu() if values else None for name, values in kept.items()}
+        return {**unread, "skipped": list(self.skipped)}
 
     def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:
         """What `state` was on each rank; in another world the first rank takes the sum of all losses."""
@@ -129,11 +128,9 @@ class StepLosses:
 
     def _not_finite(self, step: int) -> UserError:
         what = f"the loss or its gradient is not finite at step {step + 1}{self.describe_rows(step)}"
-        hint = (
-            "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
-            " No weight was changed by it, and the last checkpoint is kept."
-        )
-        return UserError("training", what, hint=hint)
+        hint = "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
+        kept = "No weight was changed by it, and the last checkpoint is kept."
+        return UserError("training", what, hint=f"{hint} {kept}")
 
 
 def _are_too_many(skipped: list[int]) -> bool:

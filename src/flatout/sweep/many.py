@@ -56,10 +56,8 @@ def run_all(trials: list[Trial], *, of: Multirun, parallel: int = 1, limit: str 
     pairs = zip(trials, ended, strict=True)
     words = [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]
     if words:
-        printed = (
-            f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
-        )
-        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {printed}"]))
+        hint = f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
+        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {hint}"]))
     return ended
 
 

@@ -52,12 +52,11 @@ class Asked:
 class Study:
     """The trials of one sweep, those that have ended and those to come."""
 
-    def __init__(
-        self, folder: Path, space: Space, settings: SweeperSettings, *, mode: str, most_validations: int
-    ) -> None:
-        self.space, self.search, self.mode = space, settings, mode
-        self._grid = grid(space) if settings.sampler is Sampler.grid else []
-        self.total = len(self._grid) or settings.trials
+    def __init__(self, folder: Path, space: Space, search: SweeperSettings, *, mode: str, validations: int) -> None:
+        """`validations`: the most that a trial has."""
+        self.space, self.search, self.mode = space, search, mode
+        self._grid = grid(space) if search.sampler is Sampler.grid else []
+        self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _as_it_is():
             storage = JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL))))
@@ -65,7 +64,7 @@ class Study:
                 study_name=_NAME,
                 storage=storage,
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_pruner(Pruner(settings.pruner), most_validations, self.total),
+                pruner=_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}

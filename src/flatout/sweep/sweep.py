@@ -47,7 +47,7 @@ def sweep(searched: Searched) -> None:
     shares = slots(searched.launcher.parallel)
     with held(searched):
         job = first.job
-        study = Study(folder, searched.space, searched.settings, mode=job.mode, most_validations=job.validations)
+        study = Study(folder, searched.space, searched.settings, mode=job.mode, validations=job.validations)
         findings = Findings(searched, study, job.metric, job.config.name)
         run = _Run(searched, study, findings, shares, started)
         try:
