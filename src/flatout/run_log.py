@@ -6,9 +6,13 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO
+
+Say = Callable[[str], None]
+"""Prints a line, or passes it on."""
 
 
 class RunLog(Protocol):

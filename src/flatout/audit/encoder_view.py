@@ -6,7 +6,7 @@ The encoder has not seen the labels, so its numbers may stand beside words and n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,27 +23,19 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision, arithmetic, choose_precision
 from flatout.models.encoder.network import means_of_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
+from flatout.run_log import Say
 
 _PASS_TOKENS, _LOOK_S = 1 << 13, 2.0
 """Tokens that are computed at once; the seconds after which it is known how long all texts take."""
 
 
 def read_encoder(
-    model: TransformerConfig,
-    texts: Sequence[str],
-    max_length: int,
-    precision: Precision,
-    limit_s: float,
-    say: Callable[[str], None],
+    model: TransformerConfig, texts: Sequence[str], max_length: int, precision: Precision, limit_s: float, say: Say
 ) -> csr_matrix | None:
     """A row of length 1 for each text; None where that takes longer than it may, or rows would be padded."""
     words = Subwords.load(str(model.pretrained))
-    network = model.build(
-        Outputs(("0", "1"), "single"),
-        vocabulary_size=words.size,
-        padding_id=words.frame.padding,
-        separator_id=words.frame.separator,
-    ).eval()
+    ids = {"padding_id": words.frame.padding, "separator_id": words.frame.separator}
+    network = model.build(Outputs(("0", "1"), "single"), vocabulary_size=words.size, **ids).eval()
     if not network.is_flat:
         say(f"encoder: left out: {network.why_padded}")
         return None

@@ -6,7 +6,6 @@ says of the texts stands beside the words, where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +18,8 @@ from flatout.audit.labels import Suspects, find_suspects, margins, noise_rate, p
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows, deal
 from flatout.data.problem import Problem
+from flatout.run_log import Say
 
-Say = Callable[[str], None]
 Interval = tuple[float, float, float]
 """A value, and the bounds of its 95 % interval."""
 _PLANTED = 0.05

@@ -78,8 +78,7 @@ class Clock:
         self.looks_closely = False
         self.compiled: dict[str, float] = {}
         """What torch.compile had done after the first few steps, in which it must."""
-        self.planted: list[Planted] = []
-        """What stands in the place of others' hooks until the training ends."""
+        self._planted: list[Planted] = []
         self._is_spending = False
 
     @property
@@ -106,7 +105,14 @@ class Clock:
             self.spend(part, time.perf_counter() - began)
 
     def look(self, step: int) -> None:
+        """A step has ended; 0 is the start of training."""
         self.looks_closely = step in _LOOK_CLOSELY_AT
+        if step in (0, FIRST_STEPS):
+            self.compiled = compiled_so_far()
+
+    def plant(self, part: Any, name: str, value: Any) -> None:
+        """Set something on an object until the training ends."""
+        self._planted.append(Planted(part, name, value))
 
     def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
         """Time the hooks of these callbacks that Lightning calls every step or epoch."""
@@ -116,13 +122,13 @@ class Clock:
             for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
                 if getattr(type(callback), hook) is not getattr(L.Callback, hook):
                     timed = partial(self._run_timed, name, getattr(callback, hook), _INSIDE_A_STEP.get(hook))
-                    self.planted.append(Planted(callback, hook, timed))
+                    self.plant(callback, hook, timed)
 
     def leave(self) -> None:
         """Put back what was there before."""
-        for planted in self.planted:
+        for planted in self._planted:
             planted.take_back()
-        self.planted = []
+        self._planted = []
 
     def _run_timed(self, name: str, hook: Callable[..., Any], phase: str | None, *args: Any, **kwargs: Any) -> Any:
         began, outside_s = time.perf_counter(), self.outside_s

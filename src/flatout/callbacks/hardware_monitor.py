@@ -26,6 +26,7 @@ from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.gpu import watched_card
 from flatout.distributed.limits import cpu_periods
 from flatout.engine.lightning_internals import is_second
+from flatout.run_log import Say
 
 HOST_CURVES = {
     "host/process_cpu_cores": "cores' worth of processor time that this process and its children took",
@@ -123,7 +124,7 @@ class Source(Protocol):
 class Watch:
     """A thread that samples its sources from entering to leaving; without any source there is no thread."""
 
-    def __init__(self, sources: Sequence[Source], say: Callable[[str], None] = print, every_s: float = EVERY_S) -> None:
+    def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = EVERY_S) -> None:
         self.sources, self.say, self.every_s = list(sources), say, every_s
         self._answering = list(sources)
         self._all: dict[str, list[float]] = {}
@@ -197,7 +198,7 @@ class HardwareMonitor(CurveSource):
         *,
         every_s: float = EVERY_S,
         sources: Sequence[Source] | None = None,
-        say: Callable[[str], None] = print,
+        say: Say = print,
     ) -> None:
         """`sources`: what to sample; None: this machine, and the card of the Trainer."""
         super().__init__(every_n_steps)

@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from flatout.callbacks.curve_source import leave_out
 from flatout.engine.lightning_internals import is_second
 from flatout.errors import check_settings, setting
+from flatout.run_log import Say
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
@@ -106,13 +107,7 @@ class ProfileSteps(Callback):
     """The one whose steps are profiled."""
 
     def __init__(
-        self,
-        *,
-        wait: int = 20,
-        warmup: int = 3,
-        active: int = 8,
-        folder: str | Path | None = None,
-        say: Callable[[str], None] = print,
+        self, *, wait: int = 20, warmup: int = 3, active: int = 8, folder: str | Path | None = None, say: Say = print
     ) -> None:
         """`folder`: where the trace and the table go; None: the folder of the Trainer's logger."""
         self.config = ProfileConfig(enabled=True, wait=wait, warmup=warmup, active=active)

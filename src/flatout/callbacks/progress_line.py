@@ -6,7 +6,6 @@ In a plain Trainer it takes the place of Lightning's own bar: step, loss of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of, is_fitting
+from flatout.run_log import Say
 
 _MOST_SHOWN = 3
 """Metrics of a validation in its line, where none was named."""
@@ -30,7 +30,7 @@ class ProgressLine(ProgressBar):
         *,
         metric: str | None = None,
         total_steps: int | None = None,
-        say: Callable[[str], None] = print,
+        say: Say = print,
         live: bool = True,
     ) -> None:
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""

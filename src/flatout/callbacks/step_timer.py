@@ -21,11 +21,9 @@ from flatout.callbacks.clock import (
     Clock,
     DeviceTimes,
     HookTimes,
-    Planted,
     StepTimes,
     Stretches,
     Sums,
-    compiled_so_far,
 )
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
 from flatout.engine.lightning_internals import PHASES, callbacks_of
@@ -101,7 +99,7 @@ class StepTimer(CurveSource):
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
         save = partial(_timed_save, self.clock, trainer.save_checkpoint)
-        self.clock.planted.append(Planted(trainer, "save_checkpoint", save))
+        self.clock.plant(trainer, "save_checkpoint", save)
         loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
         self._device_times = DeviceTimes() if device == "cuda" else None
@@ -110,10 +108,10 @@ class StepTimer(CurveSource):
         if fast is None or self._loader is None:
             self._plant_hooks(trainer)
         if fast is not None and self._device_times is not None:
-            self.clock.planted.append(Planted(fast, "edge", self._device_times.edge))
+            self.clock.plant(fast, "edge", self._device_times.edge)
         elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
             self._phase_s = fast.phase_s
-        self.clock.compiled = compiled_so_far()
+        self.clock.look(0)
         self._start_clock()
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
@@ -124,7 +122,7 @@ class StepTimer(CurveSource):
         self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
         # No methods of the class: where a fast loop runs, Lightning has nothing to call.
         for name, hook in self._hook_times.hooks(wait_only=self._is_fast).items():
-            self.clock.planted.append(Planted(carrier, name, hook))
+            self.clock.plant(carrier, name, hook)
         if not self._is_fast:
             self._phase_s = self._hook_times.spent
 
@@ -146,7 +144,6 @@ class StepTimer(CurveSource):
         self._step_since, self._outside_before = now, outside
         self.clock.look(step)
         if step == FIRST_STEPS:
-            self.clock.compiled = compiled_so_far()
             self.close()
             self.times.mark_first()
 

@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flatout.run_log import Say
+
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
@@ -77,7 +79,7 @@ _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running":
 class Board:
     """Shows every trial that starts, is validated and ends."""
 
-    def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Callable[[str], None]) -> None:
+    def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Say) -> None:
         self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say
         console = Console()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
