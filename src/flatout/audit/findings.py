@@ -1,4 +1,7 @@
-"""What an audit found: at most five findings by what they are worth, each with the next step; lines and page of it."""
+"""What an audit found: at most five findings by what they are worth, each with the next step; lines and page of it.
+
+And which rows to label next: those that the quick model is least sure of, and that differ from each other.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from flatout.audit.labels import mixed_up
 from flatout.audit.measure import Measured
-from flatout.audit.rows import small_classes
+from flatout.audit.quick_model import Features, Head
+from flatout.audit.rows import AuditRows, small_classes
+from flatout.data.problem import Problem
 from flatout.errors import printable
 from flatout.files import write_atomically
 from flatout.report.figures import Curve, line_chart
@@ -24,6 +31,8 @@ BEGINNING = 120
 """Characters of a text that are written out."""
 _MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
 _LEAST_WORTH = 0.003
+_POOL = 10
+"""Of so many times the rows asked for, the least sure ones, those that differ are chosen."""
 _SHOWN = 20
 """Rows of a table on the page."""
 
@@ -143,6 +152,36 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     write_atomically(path, text.getvalue())
+
+
+def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:
+    """Write which texts of a file to label next, the first one first; how many they are."""
+    reader = Features()
+    head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
+    features = reader.read(texts)
+    answers = head.predict(features)
+    best = np.sort(answers, axis=1)
+    unsure = 1 - (best[:, -1] - best[:, -2])
+    table: list[list[object]] = [["row", "file", "text", "likely", "unsure"]]
+    for place in choose_rows(features, unsure, top):
+        likely = rows.classes[answers[place].argmax()]
+        table.append([place + 1, file, beginning(texts[place]), likely, f"{unsure[place]:.3f}"])
+    write_table(path, table)
+    return len(table) - 1
+
+
+def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:
+    """Rows one after the other: the least sure, less as far as it is like one that is chosen already."""
+    pool = np.argsort(-unsure, kind="stable")[: _POOL * top]
+    norms = np.sqrt(np.asarray(features[pool].multiply(features[pool]).sum(axis=1)).ravel())
+    near, found = np.zeros(len(pool)), list[int]()
+    for _ in range(min(top, len(pool))):
+        worth = unsure[pool] * (1 - near)
+        worth[found] = -1
+        found.append(int(worth.argmax()))
+        like = np.asarray((features[pool] @ features[pool[found[-1:]]].T).toarray()).ravel()
+        near = np.maximum(near, like / np.maximum(1e-12, norms * norms[found[-1]]))
+    return [int(pool[place]) for place in found]
 
 
 def beginning(text: str) -> str:

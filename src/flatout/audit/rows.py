@@ -9,9 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.findings import Findings
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.store.progress import Progress
+from flatout.data.tables.roles import find_roles
+from flatout.data.tables.sources import open_table
 from flatout.data.tables.splits import SPLITS, hash_texts
 from flatout.data.tables.table import as_texts, decoded, require_columns
 from flatout.data.text import TextDataConfig
@@ -20,6 +24,7 @@ from flatout.data.text_source import TextSource
 from flatout.errors import require
 
 Objects = NDArray[np.object_]
+_MOST_UNLABELLED = 200_000
 LEAST_ROWS = 40
 """Rows below which no fold says anything."""
 
@@ -80,6 +85,21 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
     _require_groups(found, num_folds, config.group)
     return found
+
+
+def read_unlabelled(config: TextDataConfig, file: str) -> list[str]:
+    """The texts of a file, read as those of the data are."""
+    table = open_table(file, where="unlabelled", reading=config.read)
+    roles = find_roles(table, text=config.text, join=config.join, is_labelled=False)
+    require_columns(table, dict(zip(("data.text", "data.text[1]"), roles.texts, strict=False)))
+    texts: list[str] = []
+    for rows, block in table.numbered(roles.texts):
+        found, _ = read_texts(block, roles, rows, Findings(table.name))
+        texts += [text or "" for text in found.to_pylist()]
+        what = f"{file} has more than {_MOST_UNLABELLED:,} rows"
+        require(len(texts) <= _MOST_UNLABELLED, "unlabelled", what, hint="Take a part of it.")
+    require(bool(texts), "unlabelled", f"{file} has no rows")
+    return texts
 
 
 def _column(source: TextSource, name: str | None, tables: Objects, rows: NDArray[np.int64]) -> Objects:

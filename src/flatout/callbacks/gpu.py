@@ -68,14 +68,9 @@ def find_card(nvml: Any, number: int, visible: str | None = None, bus_id: str | 
     """The card that CUDA calls `number` among those in `visible`; None where the driver knows no such card."""
     try:
         nvml.nvmlInit()
-        entries = None if visible is None else visible_entries(visible)
-        if entries is None:
-            entry = str(number)
-        elif number < len(entries):
-            entry = entries[number]
-        elif bus_id is not None:
-            entry = ""  # made visible by words that we do not know, but it is there
-        else:
+        entries = [str(each) for each in range(number + 1)] if visible is None else visible_entries(visible)
+        entry = next(iter(entries[number:]), "")
+        if not entry and bus_id is None:  # else it was made visible by words that we do not know, but it is there
             return None
         if entry.startswith("MIG-"):
             return _card_of_slice(nvml, entry)

@@ -100,10 +100,9 @@ def _source_of_run(folder: Path) -> str | None:
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
     """Look at the data of these settings, print what was found, and write it down."""
     from flatout.audit.encoder_view import read_encoder
-    from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_suspects
+    from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure
-    from flatout.audit.next_rows import read_unlabelled, write_next_rows
-    from flatout.audit.rows import read_audit_rows
+    from flatout.audit.rows import read_audit_rows, read_unlabelled
     from flatout.data.text import TextDataConfig
     from flatout.models.encoder.transformer import TransformerConfig
 
