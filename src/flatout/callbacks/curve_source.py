@@ -80,6 +80,13 @@ class CurveSource(Callback):
         if clock := next((each for each in clocks if isinstance(each, Clock)), None):
             clock.spend("logging", time.perf_counter() - began)
 
+    def distance(self) -> dict[str, int]:
+        """How far this is from its next flush, for a checkpoint."""
+        return {"steps_since": self._steps_since, "batches_since": self._batches_since}
+
+    def restore_distance(self, state: Mapping[str, Any]) -> None:
+        self._steps_since, self._batches_since = state["steps_since"], state["batches_since"]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = self._ended = trainer.global_step
         self.begin(trainer, pl_module)
@@ -133,13 +140,3 @@ def leave_out(trainer: L.Trainer, seconds: float) -> None:
     for each in callbacks_of(trainer):
         if isinstance(each, CurveSource):
             each.leave_out(seconds)
-
-
-def state_of(kept: Mapping[str, Any], source: CurveSource) -> dict[str, Any]:
-    """State of a source for a checkpoint: what it keeps, and how far it is from its next flush."""
-    return {**kept, "steps_since": source._steps_since, "batches_since": source._batches_since}
-
-
-def restore_distance(source: CurveSource, state: Mapping[str, Any]) -> None:
-    """How far a source is from its next flush."""
-    source._steps_since, source._batches_since = state["steps_since"], state["batches_since"]

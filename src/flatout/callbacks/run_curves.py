@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 import lightning as L
 
 from flatout.callbacks.clock import Clock
-from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
+from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.callbacks.gpu import GPU_CURVES
 from flatout.callbacks.hardware_monitor import HOST_CURVES, HardwareMonitor
 from flatout.callbacks.step_timer import StepTimer
@@ -131,12 +131,12 @@ class RunCurves(CurveSource):
     def state_dict(self) -> dict[str, Any]:
         """Counts, the unflushed ones too, and the sizes of the files of curves."""
         kept = {"throughput": self.throughput.state_dict(), "timer": self.timer.state_dict()}
-        return state_of(kept | {"files": [file.size() for file in self._files()]}, self)
+        return kept | {"files": [file.size() for file in self._files()]} | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.throughput.load_state_dict(state_dict["throughput"])
         self.timer.load_state_dict(state_dict["timer"])
-        restore_distance(self, state_dict)
+        self.restore_distance(state_dict)
         for file, size in zip(self._files(), state_dict["files"], strict=False):
             file.cut(size)
 

@@ -25,7 +25,7 @@ from flatout.callbacks.clock import (
     Stretches,
     Sums,
 )
-from flatout.callbacks.curve_source import CurveSource, fast_steps_of, restore_distance, state_of
+from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
@@ -173,15 +173,16 @@ class StepTimer(CurveSource):
 
     def state_dict(self) -> dict[str, Any]:
         self.close()
-        kept = self.times.state_dict() | {"step_times": self.step_times.state_dict()}
-        return state_of(kept | {"clock": {name: dict(getattr(self.clock, name)) for name in _KEPT}}, self)
+        clock = {name: dict(getattr(self.clock, name)) for name in _KEPT}
+        times = {"step_times": self.step_times.state_dict(), "clock": clock}
+        return self.times.state_dict() | times | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.times.load_state_dict(state_dict)
         self.step_times.load_state_dict(state_dict["step_times"])
         for name in _KEPT:
             getattr(self.clock, name).update(state_dict["clock"][name])
-        restore_distance(self, state_dict)
+        self.restore_distance(state_dict)
 
     def close(self) -> None:
         """Add what the clocks have counted, and start them again."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flatout.callbacks.clock import FIRST_STEPS, Stretches, Sums
-from flatout.callbacks.curve_source import CurveSource, restore_distance, state_of
+from flatout.callbacks.curve_source import CurveSource
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak
@@ -117,11 +117,11 @@ class Throughput(CurveSource):
 
     def state_dict(self) -> dict[str, Any]:
         self._close()
-        return state_of(self.volume.state_dict(), self)
+        return self.volume.state_dict() | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.volume.load_state_dict(state_dict)
-        restore_distance(self, state_dict)
+        self.restore_distance(state_dict)
 
     def _close(self) -> None:
         """Add time and operations since the last look; a layer that thawed in between counts as trained since then."""

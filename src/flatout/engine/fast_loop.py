@@ -80,7 +80,7 @@ class FastLoop(Callback):
         """The step hooks that some callback or the module has; Lightning calls them itself off the plain road."""
         self._lean: list[LeanEmbedding] = []
         self._trained: list[nn.Parameter] = []
-        self._optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
 
     @property
     def skipped(self) -> list[int]:
@@ -111,7 +111,7 @@ class FastLoop(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer, self.module = trainer, pl_module
         if stage == "fit":
-            self._optimizer = None
+            self.optimizer = None
             self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
             self._serve(_reason_against(trainer, pl_module))
             self._let_go_of_embeddings()  # of a training that an error ended
@@ -128,7 +128,7 @@ class FastLoop(Callback):
             self._leave(trainer, pl_module)
             return
         strategy = trainer.strategy
-        self._optimizer = trainer.optimizers[0]
+        self.optimizer = trainer.optimizers[0]
         is_backward_ours = internals.overrides(pl_module, "backward", L.LightningModule)
         self.is_plain = isinstance(strategy, SingleDeviceStrategy) and not self.is_scaled and not is_backward_ours
         self._is_on_cpu = pl_module.device.type == "cpu"
@@ -167,12 +167,12 @@ class FastLoop(Callback):
         """Give the trainer back as it was, for another training of another module."""
         internals.unplug_optimization(trainer)
         self._let_go_of_embeddings()
-        self.is_serving, self._optimizer = False, None
+        self.is_serving, self.optimizer = False, None
         _note(module, False)
 
     def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a batch is of the training that began here; a finder's has other callbacks, or another optimizer."""
-        return optimizer is self._optimizer and any(each is self for each in internals.callbacks_of(self.trainer))
+        return optimizer is self.optimizer and any(each is self for each in internals.callbacks_of(self.trainer))
 
     def _has_hook(self, name: str) -> bool:
         others = [each for each in internals.callbacks_of(self.trainer) if each is not self]
@@ -198,26 +198,21 @@ class FastLoop(Callback):
         # DDP prepares for the exchange in its forward pass, which ended before this: here it has to be told again.
         if self._is_ddp and ends_step:
             internals.prepare_for_backward(strategy.model, loss)
-        strategy.backward(loss, self._optimizer)
+        strategy.backward(loss, self.optimizer)
 
     def _call_hooks(self, name: str, *arguments: Any) -> None:
         if name in self._hooked:
             internals.call_hooks(self.trainer, name, *arguments)
 
     def _zero_gradients(self) -> None:
-        assert self._plugged is not None and self._optimizer is not None
+        assert self._plugged is not None and self.optimizer is not None
         self._must_zero = False
-        self._plugged.zero_gradients(self._optimizer, self._batch_idx)
+        self._plugged.zero_gradients(self.optimizer, self._batch_idx)
 
     def exchange_context(self, *, ends_step: bool) -> Any:
         """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""
         block = getattr(self.trainer.strategy, "block_backward_sync", None)
         return nullcontext() if ends_step or not self.exchanges or block is None else block()
-
-    def reset_gradients(self) -> None:
-        """Drop the gradients of a step that is repeated."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad()
 
     def is_torn(self) -> bool:
         """Whether weights or running statistics are no longer those that the last step has left."""

@@ -250,7 +250,7 @@ class Passes:
         self._random.restore(module.device)
         for mean, before in self._statistics:
             mean.copy_(before)
-        self.loop.reset_gradients()
+        self.loop.optimizer.zero_grad()
         if (reset := getattr(module, "reset_step", None)) is not None:
             reset()
         self._is_exchanging = False

@@ -251,7 +251,9 @@ class Slot:
 
 def slots(parallel: int) -> list[Slot]:
     """Equal shares; what does not divide evenly is left to the system."""
-    cores, gpus = cores_here(), _gpus()
+    cores, visible = cores_here(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
+    gpus = [name for name in names if name]
     most = max(len(cores), len(gpus))
     allowed = f"1 to {most} here: one for each GPU or core"
     require(1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=allowed)
@@ -264,10 +266,3 @@ def _share(things: list, number: int, parallel: int) -> list:
         return []
     size = len(things) // parallel
     return things[number * size : (number + 1) * size] if size else [things[number % len(things)]]
-
-
-def _gpus() -> list[str]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    return [str(number) for number in range(torch.cuda.device_count())]
