@@ -42,10 +42,7 @@ class Forecast:
 
 
 def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int) -> Forecast:
-    """The gain of `more` rows over `rows_now`; `errors` has a row for each fold, a column for each of the sizes.
-
-    `judged`: rows that each error is the mean of.
-    """
+    """The gain of `more` rows over `rows_now`; `errors`: a row a fold, a column a size, each of `judged` rows."""
     random = np.random.default_rng(0)
     gains = []
     for _ in range(_DRAWS):

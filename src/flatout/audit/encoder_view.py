@@ -34,8 +34,10 @@ def read_encoder(
 ) -> csr_matrix | None:
     """A row of length 1 for each text; None where that takes longer than it may, or rows would be padded."""
     words = Subwords.load(str(model.pretrained))
-    ids = {"padding_id": words.frame.padding, "separator_id": words.frame.separator}
-    network = model.build(Outputs(("0", "1"), "single"), vocabulary_size=words.size, **ids).eval()
+    outputs, frame = Outputs(("0", "1"), "single"), words.frame
+    network = model.build(
+        outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator
+    ).eval()
     if not network.is_flat:
         say(f"encoder: left out: {network.why_padded}")
         return None

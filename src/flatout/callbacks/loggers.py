@@ -51,8 +51,10 @@ class TensorBoardConfig:
 
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
-        steps = {"purge_step": purge, "flush_secs": self.flush_seconds}
-        return RunTensorBoard(str(place.folder), name="", version="", default_hp_metric=False, **steps)
+        folder, seconds = str(place.folder), self.flush_seconds
+        return RunTensorBoard(
+            folder, name="", version="", default_hp_metric=False, purge_step=purge, flush_secs=seconds
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -218,12 +220,12 @@ class RunLoggers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._is_open = False
+        self._is_open, status = False, "success" if kind is None else "failed"
         for name, logger in self.loggers.items():
             for method in (*_GUARDED, "finalize"):
                 vars(logger).pop(method, None)
             if name in self._write:
-                self._guarded(name, lambda logger=logger: _close(logger, "success" if kind is None else "failed"))()
+                self._guarded(name, _close)(logger, status)
         self._write = {}
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.engine.step_losses import NotFinite
-from flatout.errors import UserError, check_settings, require, setting
+from flatout.errors import check_settings, require, setting
 from flatout.models.contract import contract
 
 Group = dict[str, Any]
@@ -214,9 +214,8 @@ class OptimConfig:
         if self.layer_decay == 1:
             return {}
         found = contract(model).depths()
-        if not found:
-            what = f"{type(model).__name__} has no layers that could decay"
-            raise UserError("optim.layer_decay", what, hint="Leave it at 1, or set model=transformer.")
+        what = f"{type(model).__name__} has no layers that could decay"
+        require(bool(found), "optim.layer_decay", what, hint="Leave it at 1, or set model=transformer.")
         return found
 
     def lr_at(self, step: int, total_steps: int) -> float:

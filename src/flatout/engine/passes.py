@@ -98,10 +98,7 @@ class Passes:
         self.times_out = 0
         """How often memory did not suffice."""
         self.report: Callable[[str, int, int, int, str, bool], object] | None = None
-        """Called when more pieces were enough, or when the run ends although they might be.
-
-        It gets what for, the pieces now and before, the step, the error's words, and whether the run ends.
-        """
+        """Called with what for, the pieces now and before, the step, the error's words, and whether the run ends."""
         self.least = {TRAINING: 1, EVALUATION: 1}
         """Pieces without which a resumed run would end again."""
         self.losses: list[Tensor] = []

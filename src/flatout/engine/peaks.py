@@ -162,10 +162,7 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
 
 
 def _best_s(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some calls, after one that is not counted.
-
-    On a machine that others use only a short call now and then is left in peace, hence the many.
-    """
+    """Seconds of the fastest of many calls, as others' work leaves only some in peace; the first is not counted."""
     wait: Callable[[], None] = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     act()
     wait()

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
@@ -81,7 +80,7 @@ class Study:
             settings = {}
             for key, part in self.space.items():
                 self._study.sampler = self._sampler(trial.number, key)
-                settings[key] = suggested(trial, key, part)
+                settings[key] = part.suggest(trial, key)
             return Asked(trial.number, settings)
 
     def should_end(self, number: int, count: int, value: float) -> bool:
@@ -193,10 +192,13 @@ class Choice:
 
     values: tuple[str, ...]
 
-    def distribution(self, key: str) -> CategoricalDistribution:
+    def check(self, key: str) -> None:
         hint = "List values: choice(1,2) or interval(0,1)."
         require(bool(self.values), f"sweep: {key}", "nothing to choose from", hint=hint)
-        return CategoricalDistribution(self.values)
+
+    def suggest(self, trial: optuna.Trial, key: str) -> str:
+        """The value of a trial; asked again, it is the same."""
+        return trial.suggest_categorical(key, self.values)
 
     def listed(self, key: str) -> tuple[str, ...]:
         """Every value, for a grid."""
@@ -220,15 +222,18 @@ class Interval:
     is_whole: bool = False
     step: int = 1
 
-    def distribution(self, key: str) -> FloatDistribution | IntDistribution:
+    def check(self, key: str) -> None:
         where, span = f"sweep: {key}", f"{self.low:g} to {self.high:g}"
         hint = f"Write interval({self.high:g},{self.low:g})."
         require(self.low <= self.high, where, span, allowed="the least number first", hint=hint)
         hint = "Raise the least number above 0, or leave out tag(log,…)."
         require(not self.is_log or self.low > 0, where, f"{span} by factors", allowed="numbers above 0", hint=hint)
-        if self.is_whole:
-            return IntDistribution(int(self.low), int(self.high), log=self.is_log, step=1 if self.is_log else self.step)
-        return FloatDistribution(self.low, self.high, log=self.is_log)
+
+    def suggest(self, trial: optuna.Trial, key: str) -> str:
+        if not self.is_whole:
+            return self.text(trial.suggest_float(key, self.low, self.high, log=self.is_log))
+        step = 1 if self.is_log else self.step
+        return self.text(trial.suggest_int(key, int(self.low), int(self.high), log=self.is_log, step=step))
 
     def listed(self, key: str) -> Sequence[int]:
         if not self.is_whole:
@@ -246,16 +251,6 @@ class Interval:
 
 Part = Choice | Interval
 Space = dict[str, Part]
-
-
-def suggested(trial: optuna.Trial, key: str, part: Part) -> str:
-    """One setting of a trial, as the text that stands behind `key=`; asked again, it is the same."""
-    kind = part.distribution(key)
-    if isinstance(kind, CategoricalDistribution):
-        return part.text(trial.suggest_categorical(key, kind.choices))
-    if isinstance(kind, IntDistribution):
-        return part.text(trial.suggest_int(key, kind.low, kind.high, log=kind.log, step=kind.step))
-    return part.text(trial.suggest_float(key, kind.low, kind.high, log=kind.log))
 
 
 def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:

@@ -69,7 +69,7 @@ def _checked(searched: Searched) -> Trial:
     as_seconds(searched.launcher.limit, "trial_for")
     require(bool(space), "sweep", "nothing to search", hint="Set +sweep=NAME, or write key=choice(a,b) for a setting.")
     for key, part in space.items():
-        part.distribution(key)
+        part.check(key)
     if settings.sampler is Sampler.grid:
         grid(space)
     first = searched.first_that_fits()
