@@ -34,9 +34,10 @@ REPLACED = {
 """Arguments of Lightning's Trainer that a setting of ours replaces."""
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 """Those that the Trainer takes all the same where your own module trains."""
-_FSDP = "fsdp"
-_STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", _FSDP)
-_PLAIN_NAME = re.compile(r"\w[\w.+-]*")
+TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
+_STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
+_OF_FSDP = "trainer.strategy: fsdp"
+_OF_NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,10 +119,7 @@ class RunConfig:
     )
     seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
     name: str = setting(
-        "default",
-        "Name of the run: its folder lies in OUTPUT/NAME/.",
-        example="mine",
-        allowed="letters, digits, '_', '-', '+' and '.'",
+        "default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_OF_NAMES
     )
     output: str = setting("outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs")
 
@@ -141,26 +139,17 @@ class RunConfig:
         self._require_kinds()
         if not self.has_own_parts:
             self._complete_parts()
-        is_plain = bool(_PLAIN_NAME.fullmatch(self.name))
-        require(is_plain, "name", f"{self.name!r}", allowed="letters, digits, '_', '-', '+' and '.'")
+        require(bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=_OF_NAMES)
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
-            is_callback = isinstance(callback, L.Callback)
-            require(
-                is_callback,
-                f"callbacks.{name}",
-                f"{type(callback).__name__} is no callback of Lightning",
-                hint="Name a subclass of lightning.Callback.",
-            )
+            what = f"{type(callback).__name__} is no callback of Lightning"
+            hint = "Name a subclass of lightning.Callback."
+            require(isinstance(callback, L.Callback), f"callbacks.{name}", what, hint=hint)
         self._require_trainer_settings()
         if self.has_own_parts:
             _require_own_parts(self.task, self.data)
-            require(
-                not self.is_sharded,
-                f"trainer.strategy: {_FSDP}",
-                "does not serve modules of your own",
-                hint="Set trainer.strategy=ddp.",
-            )
+            hint = "Set trainer.strategy=ddp."
+            require(not self.is_sharded, _OF_FSDP, "does not serve modules of your own", hint=hint)
             require(not self.tune.enabled, "tune", "measures no modules of your own", hint="Set tune=off.")
 
     def _require_kinds(self) -> None:
@@ -196,15 +185,13 @@ class RunConfig:
             self._require_what_fsdp_can_do(kind_of(self.data).why_whole)
 
     def _require_trainer_settings(self) -> None:
-        arguments = list(inspect.signature(L.Trainer.__init__).parameters)[1:]
         for name in self.trainer:
-            where, hint = f"trainer.{name}", did_you_mean(name, arguments)
-            require(name in arguments, where, "no argument of Lightning's Trainer", hint=hint)
-            hint = f"Set {REPLACED.get(name)} instead."
-            is_free = self.has_own_parts and name in OWN_PARTS_MAY_SET
-            require(is_free or name not in REPLACED, where, "has a setting of its own", hint=hint)
+            where, hint = f"trainer.{name}", did_you_mean(name, TRAINER_ARGUMENTS)
+            require(name in TRAINER_ARGUMENTS, where, "no argument of Lightning's Trainer", hint=hint)
+            is_free = name not in REPLACED or (self.has_own_parts and name in OWN_PARTS_MAY_SET)
+            require(is_free, where, "has a setting of its own", hint=f"Set {REPLACED.get(name)} instead.")
         strategy = self.trainer.get("strategy")
-        is_known = strategy is None or not isinstance(strategy, str) or strategy in _STRATEGIES
+        is_known = not isinstance(strategy, str) or strategy in _STRATEGIES
         is_known = is_known or self.has_own_parts  # DDP may have to look for unused weights
         hint = did_you_mean(str(strategy), _STRATEGIES)
         require(is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint)
@@ -215,44 +202,36 @@ class RunConfig:
     @property
     def is_sharded(self) -> bool:
         """Whether each rank keeps a slice of each weight (FSDP)."""
-        return self.trainer.get("strategy") == _FSDP
+        return self.trainer.get("strategy") == "fsdp"
 
     def _require_what_fsdp_can_do(self, why_whole: str) -> None:
-        where, hint = f"trainer.strategy: {_FSDP}", "Leave one of them out."
-        require(not why_whole, where, why_whole, hint="Leave it out.")
+        hint = "Leave one of them out."
+        require(not why_whole, _OF_FSDP, why_whole, hint="Leave it out.")
         what = "needs tune=off, which measures whole models on one device"
-        require(not self.tune.enabled, where, what, hint=hint)
+        require(not self.tune.enabled, _OF_FSDP, what, hint=hint)
         what = "does not work with precision=fp16: its scaler needs whole gradients"
-        require(self.precision is not Precision.fp16, where, what, hint="Set precision=bf16 or fp32.")
-        require(not self.compile, where, "does not work with compile=true in this version", hint=hint)
+        require(self.precision is not Precision.fp16, _OF_FSDP, what, hint="Set precision=bf16 or fp32.")
+        require(not self.compile, _OF_FSDP, "does not work with compile=true in this version", hint=hint)
 
 
 def _require_own_parts(module: Any, data: Any) -> None:
     """Refuse parts that a Trainer could not train, in one sentence each, before anything starts."""
+    is_own_module, is_data = isinstance(module, L.LightningModule), isinstance(data, L.LightningDataModule)
     hint = "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
-    has_hooks = isinstance(data, L.LightningDataModule) or not isinstance(data, L.LightningModule)
-    require(has_hooks, "data", f"{type(data).__name__} is no LightningDataModule", hint=hint)
-    is_module = isinstance(module, L.LightningModule)
-    reads_ours = not is_module or isinstance(module, Task)
-    is_own_data = isinstance(data, L.LightningDataModule) and not isinstance(data, StoreData)
+    is_fit = is_data or not isinstance(data, L.LightningModule)
+    require(is_fit, "data", f"{type(data).__name__} is no LightningDataModule", hint=hint)
+    is_own_data = is_data and not isinstance(data, StoreData)
+    reads_ours = not is_own_module or isinstance(module, Task)
     name = type(module).__name__.removesuffix("Config")
     what = f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
-    hint = "Set task._target_ to your LightningModule."
-    require(not (reads_ours and is_own_data), "task", what, hint=hint)
-    if is_module:
-        _require_hooks(module, L.LightningModule, "task", _HOOKS_OF_A_MODULE)
+    require(not (reads_ours and is_own_data), "task", what, hint="Set task._target_ to your LightningModule.")
+    if is_own_module:
+        for hook, gives in (("training_step", "the loss of a batch"), ("configure_optimizers", "the optimizer")):
+            _require_hook(module, L.LightningModule, "task", hook, gives)
     if is_own_data:
-        _require_hooks(data, L.LightningDataModule, "data", _HOOKS_OF_DATA)
+        _require_hook(data, L.LightningDataModule, "data", "train_dataloader", "a DataLoader of the training rows")
 
 
-_HOOKS_OF_A_MODULE = {
-    "training_step": "Define it: it returns the loss of a batch.",
-    "configure_optimizers": "Define it: it returns the optimizer.",
-}
-_HOOKS_OF_DATA = {"train_dataloader": "Define it: it returns a DataLoader of the training rows."}
-
-
-def _require_hooks(part: Any, base: type, where: str, hooks: dict[str, str]) -> None:
-    for name, hint in hooks.items():
-        is_there = getattr(type(part), name) is not getattr(base, name)
-        require(is_there, where, f"{type(part).__name__} has no {name}", hint=hint)
+def _require_hook(part: Any, base: type, where: str, hook: str, gives: str) -> None:
+    is_defined = getattr(type(part), hook) is not getattr(base, hook)
+    require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")

@@ -30,7 +30,7 @@ EXIT_CODE = 2
 LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_ABOUT = "about"
 
 
 class UserError(ValueError):
@@ -38,13 +38,10 @@ class UserError(ValueError):
 
     def __init__(self, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
         self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
-        super().__init__(self.message())
-
-    def message(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        if self.allowed:
-            text += f" ({self.allowed})"
-        return printable(f"{text.rstrip('.')}. {self.hint}".rstrip() if self.hint else text)
+        text = f"{where}: {what}" if where else what
+        if allowed:
+            text += f" ({allowed})"
+        super().__init__(printable(f"{text.rstrip('.')}. {hint}".rstrip() if hint else text))
 
 
 class RunBroke(RuntimeError):
@@ -95,7 +92,7 @@ def as_seconds(text: str | None, where: str) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())
     if found is None or float(found[1]) == 0:
         raise UserError(where, f"{str(text)!r} is no duration", allowed="such as 90s, 30m, 2h")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
@@ -123,13 +120,12 @@ class About:
     @property
     def range(self) -> str:
         """The bounds in words; empty where there are none."""
-        bounds = (self.least, self.above, self.most, self.below)
-        least, above, most, below = map(_in_words, bounds)
-        if self.most is not None:
-            return f"{least} to {most}" if self.above is None else f"above {above}, at most {most}"
-        if self.below is not None:
-            return f"{least} to below {below}" if self.above is None else f"above {above} and below {below}"
-        return f"{least} or more" if self.least is not None else "" if self.above is None else f"above {above}"
+        least, above, most, below = map(_in_words, (self.least, self.above, self.most, self.below))
+        if most:
+            return f"above {above}, at most {most}" if above else f"{least} to {most}"
+        if below:
+            return f"above {above} and below {below}" if above else f"{least} to below {below}"
+        return f"{least} or more" if least else above and f"above {above}"
 
     def holds(self, number: float) -> bool:
         """Whether a finite number lies within the bounds."""
@@ -153,9 +149,6 @@ def setting(default: Any, does: str, **about: Any) -> Any:
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-_ABOUT = "about"
 
 
 def about_settings(kind: Any) -> dict[str, About]:
@@ -189,12 +182,8 @@ def settings_of(kind: type[Settings], given: Any) -> Settings:
     """A Config from itself, or from a mapping of plain values, those of its groups included; None: its defaults."""
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        require(
-            isinstance(given, kind),
-            kind.__name__,
-            f"{given!r} does not belong here",
-            allowed="it, or a mapping of its settings",
-        )
+        allowed = "it, or a mapping of its settings"
+        require(isinstance(given, kind), kind.__name__, f"{given!r} does not belong here", allowed=allowed)
         return given
     hints = typing.get_type_hints(kind)
     for name in given:

@@ -19,6 +19,7 @@ from flatout.errors import UserError
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk rather than of a name."""
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+_ASIDE = "-replaced"
 _TICK_S = 0.02
 """File systems keep the time of a change in steps of up to ten milliseconds."""
 
@@ -33,17 +34,13 @@ def sync_folder(path: Path) -> None:
     """Wait until a folder's names are on the disk, where its file system can do that."""
     try:
         folder = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        if error.errno in _NO_FOLDER_SYNC:
-            return
-        raise
-    try:
-        os.fsync(folder)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise
-    finally:
-        os.close(folder)
 
 
 def sync_tree(folder: Path) -> None:
@@ -114,9 +111,6 @@ def put_back(parent: Path) -> None:
         target = parent / aside.name.removeprefix(".").removesuffix(_ASIDE)
         if not target.exists():
             aside.rename(target)
-
-
-_ASIDE = "-replaced"
 
 
 def is_plain_part(text: str) -> bool:

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 Say = Callable[[str], None]
@@ -70,10 +69,8 @@ class LogFile:
         warnings.showwarning = keep
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._caught.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._caught.__exit__(*error)
         if self._file is not None:
             self._file.close()
 

@@ -19,7 +19,7 @@ from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from flatout.cli.composing import ComposeError, unknown_key
+from flatout.cli.composing import chain_of, mistake_in, unknown_key
 from flatout.cli.targets import check_targets, is_allowed, targets
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
@@ -52,8 +52,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     try:
         return instantiate(cfg, _convert_="object")
     except InstantiationException as error:
-        mistake = ComposeError.of(error).mistake
-        if mistake is not None:
+        if (mistake := mistake_in(chain_of(error))) is not None:
             raise mistake from None
         where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
         raise UserError(where, reason, hint="These arguments do not fit the class that _target_ names.") from None

@@ -5,21 +5,20 @@ Reads the words and attributes of the errors of Hydra and OmegaConf, without imp
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
-import lightning as L
 import yaml
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.conf_files import conf_folder
 from flatout.cli.words import GROUPS
-from flatout.config import OWN_PARTS_MAY_SET, REPLACED, MonitorConfig, RunConfig
+from flatout.config import OWN_PARTS_MAY_SET, REPLACED, TRAINER_ARGUMENTS, MonitorConfig, RunConfig
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
@@ -51,67 +50,50 @@ _ALMOST = 0.75
 """Least likeness of keys that stand in different groups."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComposeError:
-    """The parts of an error that name the mistake."""
-
-    kind: str
-    message: str
-    key: str
-    value: str
-    missing: str
-    options: list[str]
-    beside: list[str]
-    """Keys of the node that lacks the key."""
-    override: str
-    mistake: UserError | None
-
-    @classmethod
-    def of(cls, error: BaseException) -> ComposeError:
-        chain = list(_causes(error))
-        inner = chain[-1]
-        found = {name: getattr(inner, name, None) for name in ("full_key", "value", "missing_cfg_file", "options")}
-        override = getattr(inner, "override", None) or _first(
-            r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
-        )
-        return cls(
-            kind=type(inner).__name__,
-            message="\n".join(str(link) for link in chain),
-            key=str(found["full_key"] or "") or _first(r"full_key: (\S+)", str(inner)),
-            value=str(found["value"]),
-            missing=str(found["missing_cfg_file"] or ""),
-            options=list(found["options"] or []),
-            beside=_keys_beside(error),
-            override=override,
-            mistake=next((link for link in chain if isinstance(link, UserError)), None),
-        )
-
-
-def explain(error: ComposeError) -> UserError | None:
+def explain(error: BaseException) -> UserError | None:
     """The user's mistake behind an error; None for a defect of ours."""
-    if error.mistake is not None:
-        return error.mistake
-    if error.kind in ("MissingConfigException",):
-        return _missing_option(error)
-    if error.kind in ("OverrideParseException", "LexerNoViableAltException"):
-        return _unreadable(error)
-    if error.kind in ("ValidationError", "UnsupportedValueType", "ReadonlyConfigError"):
-        return _wrong_value(error)
-    if error.kind == "MissingMandatoryValue":
-        return UserError(error.key, "has no value", hint=f"Give it one: {error.key}=VALUE.")
-    if several := _first(r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", error.message):
-        return _several_values(several)
-    if error.kind in ("ConfigAttributeError", "ConfigKeyError", "ConfigCompositionException"):
-        return _unknown_key(error)
-    if error.kind in ("ScannerError", "ParserError", "ConstructorError", "ComposerError", "ReaderError"):
-        return UserError("conf", error.message.replace("\n", " "), hint="The file is not valid YAML.")
-    if error.kind == "RecursionError":
-        return UserError("conf", "is nested too deeply", hint="Write the settings with fewer levels.")
-    if error.kind == "AttributeError" and "full_key: hydra." in error.message:
-        return UserError(error.key, "does not fit", hint="python -m flatout settings lists what each key may be.")
-    if error.kind.startswith("Interpolation") or error.kind in ("UnsupportedInterpolationType", "GrammarParseError"):
-        return UserError(error.key or "conf", error.message.splitlines()[0], hint="Write the value itself.")
+    chain = chain_of(error)
+    if (mistake := mistake_in(chain)) is not None:
+        return mistake
+    inner, message = chain[-1], "\n".join(map(str, chain))
+    key = str(getattr(inner, "full_key", None) or "") or _first(r"full_key: (\S+)", str(inner))
+    override = getattr(inner, "override", None) or _first(r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error))
+    match type(inner).__name__:
+        case "MissingConfigException":
+            return _missing_option(
+                getattr(inner, "missing_cfg_file", None) or "", getattr(inner, "options", None) or []
+            )
+        case "OverrideParseException" | "LexerNoViableAltException":
+            return _unreadable(override)
+        case "ValidationError" | "UnsupportedValueType" | "ReadonlyConfigError":
+            return _wrong_value(as_typed(key), str(getattr(inner, "value", None)), message)
+        case "MissingMandatoryValue":
+            return UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
+        case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
+            several = _first(r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", message)
+            return _several_values(several) if several else _unknown_key(error, key, override, message)
+        case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
+            return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")
+        case "RecursionError":
+            return UserError("conf", "is nested too deeply", hint="Write the settings with fewer levels.")
+        case "AttributeError" if "full_key: hydra." in message:
+            return UserError(key, "does not fit", hint="python -m flatout settings lists what each key may be.")
+        case kind if kind.startswith("Interpolation") or kind in ("UnsupportedInterpolationType", "GrammarParseError"):
+            return UserError(key or "conf", message.splitlines()[0], hint="Write the value itself.")
     return None
+
+
+def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
+    """The error and its causes, each once: an error that is raised again may be a cause of itself."""
+    chain, link = list[BaseException](), error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or (link.__context__ if with_context else None)
+    return chain
+
+
+def mistake_in(chain: Sequence[BaseException]) -> UserError | None:
+    return next((link for link in chain if isinstance(link, UserError)), None)
 
 
 @contextmanager
@@ -122,88 +104,64 @@ def explain_errors() -> Iterator[None]:
     except RunBroke:
         raise
     except Exception as error:  # errors of Hydra, YAML, the parser and user classes share no class
-        mistake = explain(ComposeError.of(error))
-        if mistake is None:
+        if (mistake := explain(error)) is None:
             raise
         raise mistake from None
 
 
-def _missing_option(error: ComposeError) -> UserError:
-    group, _, option = error.missing.rpartition("/")
-    hint = did_you_mean(option, error.options)
+def _missing_option(missing: str, options: Sequence[str]) -> UserError:
+    group, _, option = missing.rpartition("/")
+    hint = did_you_mean(option, options)
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
-    return UserError(group, f"no option {option!r}", allowed=", ".join(error.options) or "no options", hint=hint)
+    return UserError(group, f"no option {option!r}", allowed=", ".join(options) or "no options", hint=hint)
 
 
-def _unreadable(error: ComposeError) -> UserError:
+def _unreadable(override: str) -> UserError:
     hint = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
-    is_word = re.fullmatch(r"[\w.]+", error.override)
-    if is_word and (key := find_key(error.override)):
+    if re.fullmatch(r"[\w.]+", override) and (key := find_key(override)):
         hint = f"Write {key}=VALUE."
-    elif "=" not in error.override and Path(error.override).exists():
-        hint = f"To train on that file, write data.source={error.override}."
-    return UserError("command line", f"cannot read {error.override!r}", hint=hint)
+    elif "=" not in override and Path(override).exists():
+        hint = f"To train on that file, write data.source={override}."
+    return UserError("command line", f"cannot read {override!r}", hint=hint)
 
 
-def _wrong_value(error: ComposeError) -> UserError:
-    message = error.message.rsplit("\nValue", 1)[-1]
-    wanted = _first(r"converted to (\w+)", error.message) or _first(r"expected one of \[(.*?)\]", error.message)
+def _wrong_value(key: str, value: str, message: str) -> UserError:
+    if "is not Optional" in message:
+        return UserError(key, "null does not fit", hint="Give it a value, or leave it out.")
+    wanted = _first(r"converted to (\w+)|expected one of \[(.*?)\]", message)
     names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "a text"}
-    allowed = names.get(wanted, wanted)
-    value = error.value if error.value != "None" else _first(r"[Vv]alue '([^']*)'", message)
+    last, allowed = message.rsplit("\nValue", 1)[-1], names.get(wanted, wanted)
+    value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
-    if "is not Optional" in error.message:
-        return UserError(as_typed(error.key), "null does not fit", hint="Give it a value, or leave it out.")
-    if "is not a ListConfig" in message:
-        allowed, hint = "a list", f"Write {as_typed(error.key)}=[{value}]."
-    return UserError(as_typed(error.key), f"{value!r} does not fit", allowed=allowed, hint=hint)
+    if "is not a ListConfig" in last:
+        allowed, hint = "a list", f"Write {key}=[{value}]."
+    return UserError(key, f"{value!r} does not fit", allowed=allowed, hint=hint)
 
 
 def _several_values(word: str) -> UserError:
     """The mistake of several values for one run."""
     key, _, values = word.lstrip("+").partition("=")
     as_list = f"write '{key}=[{values}]' for one run with all of them"
+    takes_list = any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key))
+    hint = f"Add -m for a run with each{f', or {as_list}' if takes_list else ''}."
     if key == "logger":
         hint = f"{as_list.capitalize()}."
-    else:
-        hint = f"Add -m for a run with each{f', or {as_list}' if takes_list(key) else ''}."
     return UserError(key, f"several values ({values}) for one run", hint=hint)
 
 
-def _unknown_key(error: ComposeError) -> UserError:
-    file = _first(r"In '([^']+)'", error.message)
-    words = _first(r"To append to your config use \+(\S+)", error.message) or error.override
-    words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", error.message)
-    typed = words.lstrip("+~").partition("=")[0]
-    if plain := _first(r"Either remove \+ prefix: '(.+)'$", error.message):
+def _unknown_key(error: BaseException, key: str, override: str, message: str) -> UserError:
+    if plain := _first(r"Either remove \+ prefix: '(.+)'$", message):
         return UserError(plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}.")
-    key = error.key or typed
+    words = _first(r"To append to your config use \+(\S+)", message) or override
+    words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", message)
+    typed = words.lstrip("+~").partition("=")[0]
+    key = key or typed
     whole = typed if typed.startswith(f"{key}.") else key  # Hydra names the first part that is not there
-    return unknown_key(key, error.beside, typed=whole, file=file)
-
-
-def _keys_beside(error: BaseException) -> list[str]:
-    """Keys of the node that lacks a key, from OmegaConf's error."""
-    for link in _links(error, lambda link: link.__cause__ or link.__context__):
-        settings = getattr(link, "object_type", None)
-        if isinstance(settings, type) and is_dataclass(settings):
-            return [field.name for field in fields(settings) if not field.name.startswith("_")]
-    return []
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    return _links(error, lambda link: link.__cause__)
-
-
-def _links(error: BaseException, follow: Callable[[BaseException], BaseException | None]) -> Iterator[BaseException]:
-    """The error and what it follows from, each once: an error that is raised again may be a cause of itself."""
-    link: BaseException | None = error
-    seen = set[int]()
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = follow(link)
+    nodes = (getattr(link, "object_type", None) for link in chain_of(error, with_context=True))
+    lacking = next((kind for kind in nodes if isinstance(kind, type) and is_dataclass(kind)), None)
+    beside = [] if lacking is None else [field.name for field in fields(lacking) if not field.name.startswith("_")]
+    return unknown_key(key, beside, typed=whole, file=_first(r"In '([^']+)'", message))
 
 
 def _first(pattern: str, text: str) -> str:
@@ -220,24 +178,20 @@ def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: 
     parent = key.rpartition(".")[0]
     if parent == "trainer":
         return _unknown_argument(key)
-    if _takes_any_key(parent):
+    if any(field.default_factory is dict for field in _fields_of(parent)):  # the user's keys, such as data.noise
         return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
     near = _nearest_key(key, beside, typed or key)
     hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
-    if options := _options_with(key):
+    kinds = ((group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items())
+    options = [
+        f"{group.partition('.')[0]}={name}"
+        for group, name, kind in kinds
+        if key in (f"{group}.{field}" for field in _field_names(kind))
+    ]
+    if options:
         hint = f"It is a setting of {', '.join(options)}. {where_listed(parent)}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
     return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
-
-
-def _options_with(key: str) -> list[str]:
-    """The options of groups that have a key, which the chosen option lacks."""
-    return [
-        f"{group.partition('.')[0]}={name}"
-        for group, classes in COMPONENTS.items()
-        for name, settings in classes.items()
-        if key in (f"{group}.{field}" for field in _field_names(settings))
-    ]
 
 
 def where_listed(group: str) -> str:
@@ -287,53 +241,38 @@ def _unknown_argument(key: str) -> UserError:
     name = key.rpartition(".")[2]
     if name in REPLACED and name not in OWN_PARTS_MAY_SET:
         return UserError(key, "has a setting of its own", hint=f"Set {REPLACED[name]} instead.")
-    if name in _trainer_arguments():
+    if name in TRAINER_ARGUMENTS:
         hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
         return UserError(key, "no such key", hint=hint)
-    near = nearest(name, _trainer_arguments())
-    plus = "" if near in _ours_of_trainer() else "+"
-    hint = f"Did you mean '{plus}trainer.{near}'? {where_listed('trainer')}" if near else where_listed("trainer")
+    near, hint = nearest(name, TRAINER_ARGUMENTS), where_listed("trainer")
+    if near:
+        hint = f"Did you mean '{'' if near in ours_of_trainer() else '+'}trainer.{near}'? {hint}"
     return UserError(key, "no such key", hint=hint)
 
 
 def known_keys() -> list[str]:
     """Dotted names of all settings."""
-    names = [field.name for field in fields(RunConfig)]
-    for group, classes in COMPONENTS.items():
-        for settings in classes.values():
-            names += [f"{group}.{name}" for name in _field_names(settings)]
-    for logger, settings in LOGGERS.items():
-        names += [f"logger.{logger}.{name}" for name in _field_names(settings)]
-    names += [f"trainer.{name}" for name in _ours_of_trainer()]
-    return sorted(set(names))
+    kinds = [(group, kind) for group, classes in COMPONENTS.items() for kind in classes.values()]
+    kinds += [(f"logger.{name}", kind) for name, kind in LOGGERS.items()]
+    names = {f"{group}.{name}" for group, kind in kinds for name in _field_names(kind)}
+    return sorted(
+        names | {f"trainer.{name}" for name in ours_of_trainer()} | {field.name for field in fields(RunConfig)}
+    )
 
 
 def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
     for field in fields(settings):
         yield f"{prefix}{field.name}"
-        default = field.default_factory if callable(field.default_factory) else None
-        if isinstance(default, type) and is_dataclass(default):
-            yield from _field_names(default, f"{prefix}{field.name}.")
+        if isinstance(field.default_factory, type) and is_dataclass(field.default_factory):
+            yield from _field_names(field.default_factory, f"{prefix}{field.name}.")
 
 
-def _takes_any_key(key: str) -> bool:
-    """Whether a setting is a mapping whose keys are the user's, such as `data.noise`."""
+def _fields_of(key: str) -> list[Field[Any]]:
+    """What a key is in each option of its group."""
     group, _, name = key.partition(".")
-    classes = COMPONENTS.get(group, {}).values()
-    return any(field.name == name and field.default_factory is dict for kind in classes for field in fields(kind))
+    return [field for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
 
 
-def takes_list(key: str) -> bool:
-    """Whether a setting may be a list."""
-    group, _, name = key.partition(".")
-    kinds = [field.type for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
-    return any(re.search(r"\b(list|Any)\b", str(kind)) for kind in kinds)
-
-
-def _ours_of_trainer() -> list[str]:
-    """Arguments of Lightning's Trainer that are set without a plus sign."""
-    return list(yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8")))
-
-
-def _trainer_arguments() -> list[str]:
-    return list(inspect.signature(L.Trainer.__init__).parameters)[1:]
+def ours_of_trainer() -> dict[str, Any]:
+    """Arguments of Lightning's Trainer that are set without a plus sign, and their values."""
+    return dict(yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8")))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import inspect
 import re
 import shutil
 import textwrap
@@ -19,13 +18,11 @@ from enum import Enum, StrEnum
 from typing import Any
 
 import lightning as L
-import yaml
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.composing import COMPONENTS
-from flatout.cli.conf_files import conf_folder
+from flatout.cli.composing import COMPONENTS, ours_of_trainer
 from flatout.cli.words import in_short
-from flatout.config import REPLACED, RunConfig
+from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
@@ -76,13 +73,8 @@ class Setting:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "key",
-        metavar="KEY",
-        nargs="?",
-        default="",
-        help="a key, a group such as data, or an option such as model=bilstm",
-    )
+    text = "a key, a group such as data, or an option such as model=bilstm"
+    parser.add_argument("key", metavar="KEY", nargs="?", default="", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -90,18 +82,14 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = [each for each in known if each.key == key]
     for each in chosen:
         _print_one(each)
-    if not chosen:
-        _print_list(find_settings(key, known))
-
-
-def find_settings(key: str, known: list[Setting]) -> list[Setting]:
-    """The settings of a group or an option; all of them for an empty key."""
+    if chosen:
+        return
     group = [each for each in known if not key or each.option == key or each.key.startswith(f"{key}.")]
     if not group:
         near = difflib.get_close_matches(key, {each.key for each in known}, n=_MOST_NEAR, cutoff=0.5)
         hint = f"Did you mean {', '.join(near)}?" if near else "python -m flatout settings lists all."
         raise UserError(f"settings {key}", "no such key", hint=hint)
-    return group
+    _print_list(group)
 
 
 def all_settings() -> Iterator[Setting]:
@@ -173,10 +161,10 @@ def describe_type(hint: Any) -> str:
 
 def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
     """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of our settings."""
-    ours = yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
+    ours = ours_of_trainer()
     described = L.Trainer.__init__.__doc__ or ""
     does = dict(re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", described, re.M | re.S))
-    for name, argument in list(inspect.signature(L.Trainer.__init__).parameters.items())[1:]:
+    for name, argument in TRAINER_ARGUMENTS.items():
         key, default = f"trainer.{name}", as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
         if name in REPLACED:
@@ -190,9 +178,9 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
 def as_word(value: Any) -> str:
     """A value as typed on the command line."""
     value = value.value if isinstance(value, Enum) else value
-    known = {None: "null", True: "true", False: "false", "": "''"}
-    is_known = value is None or isinstance(value, bool | str)
-    return known.get(value, str(value)) if is_known else repr(value)
+    if value is None or isinstance(value, bool | str):
+        return {None: "null", True: "true", False: "false", "": "''"}.get(value, str(value))
+    return repr(value)
 
 
 def _print_one(setting: Setting) -> None:
