@@ -85,7 +85,8 @@ def explain(error: BaseException) -> UserError | None:
 
 def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
     """The error and its causes, each once: an error that is raised again may be a cause of itself."""
-    chain, link = list[BaseException](), error
+    chain: list[BaseException] = []
+    link: BaseException | None = error
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or (link.__context__ if with_context else None)

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 100
 _MANY = 100
-_GREY = "#8b949e"
-_KINDS = {"pruned": _GREY, "complete": COLOURS[0], "best": COLOURS[1]}
+_FAR = 5
+_FEW = 8
+_KINDS = {"pruned": "#8b949e", "complete": COLOURS[0], "best": COLOURS[1]}
 """Kinds of trials, the last one drawn on top."""
 _FAINTEST = 0.25
 """Opacity of the worst trial among all parameters."""
@@ -70,13 +71,11 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     """Values of complete trials in their order, with the best so far; `x` of a dot is the number of the trial."""
     if not dots:
         return None
-    values = [dot.y for dot in dots]
+    values, title = [dot.y for dot in dots], f"{metric} of each trial"
     results = metric_scale(values, mode)
-    steps = best_so_far(dots, mode)
-    title = f"{metric} of each trial"
+    numbers, bests = zip(*best_so_far(dots, mode), strict=True)
     with drawing() as figure:
         axes = add_axes(figure)
-        numbers, bests = zip(*steps, strict=True)
         places = [results.clip(best) for best in bests]
         axes.plot(numbers, places, color=COLOURS[1], linewidth=1.6, drawstyle="steps-post", zorder=1)
         _set_scale(axes, "x", number_scale([dot.number for dot in dots]))
@@ -92,28 +91,27 @@ def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> Chart | 
     """What all trials reported over their steps; pruned ones end in a hollow dot."""
     from matplotlib.collections import LineCollection
 
-    order = list(_KINDS)
-    lines = sorted((line for line in lines if line.points), key=lambda line: order.index(line.kind))
+    lines = sorted((line for line in lines if line.points), key=lambda line: list(_KINDS).index(line.kind))
     if not lines:
         return None
-    points = [point for line in lines for point in line.points]
+    points, title = [point for line in lines for point in line.points], f"{metric} while training"
     results = metric_scale([y for _, y in points], mode)
-    title = f"{metric} while training"
     with drawing() as figure:
         axes = add_axes(figure)
         _set_scale(axes, "x", number_scale([x for x, _ in points]))
         _set_scale(axes, "y", results)
         axes.set_xlabel("validation", loc="right", labelpad=2)
         segments = [[(x, results.clip(y)) for x, y in thin(line.points)] for line in lines]
-        strokes = [_stroke(line.kind, len(lines)) for line in lines]
-        colours, widths, opacities = zip(*strokes, strict=True)
+        colours, widths, opacities = zip(*(_stroke(line.kind, len(lines)) for line in lines), strict=True)
         drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
         explain(drawn, [f"trial {line.number}" for line in lines])
         axes.add_collection(drawn, autolim=False)
         _add_dots(axes, [Dot(line.number, line.kind, *line.points[-1]) for line in lines], results)
         svg = draw_svg(figure, title)
     worst = [(min if mode == "max" else max)(y for _, y in line.points) for line in lines]
-    legend = _legend({line.kind for line in lines})
+    names, kinds = {"best": "the best", "complete": "complete", "pruned": "not finished"}, {line.kind for line in lines}
+    shown = ((kind, name) for kind, name in names.items() if kind in kinds)
+    legend = [Mark(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
 
 
@@ -147,9 +145,8 @@ def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any
     for values in lines:
         shares = ((rights[key], scales[key].share(value)) for key, value in values.items())
         segments.append([(right, bottom / height + share * tall) for right, share in shares if share is not None])
+    narrow, others = 1.3 if len(lines) <= _MANY else 0.6, len(lines) - 1
     with drawing(width, height) as figure:
-        narrow = 1.3 if len(lines) <= _MANY else 0.6
-        others = len(lines) - 1
         drawn = LineCollection(
             segments[::-1],  # the best one on top
             colors=[*[COLOURS[0]] * others, COLOURS[1]],
@@ -188,7 +185,8 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def far_worse(results: Scale, values: Sequence[float]) -> str:
     """A note on results beyond the end of their scale; empty when there are none."""
-    count = results.count_beyond(values)
+    near = 1e-6 * (results.high - results.low)
+    count = sum(not results.low - near <= value <= results.high + near for value in values)
     return f" ({count:,} far worse at the edge)" if count else ""
 
 
@@ -197,17 +195,16 @@ def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> Non
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
-    if scale.is_log:
-        axes.set(**{f"{side}scale": "log"})
-        is_short = scale.high < 100 * scale.low
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=7))
-        axis.minorticks_off()
-    elif scale.words:
+    if scale.words:
         axis.set_ticks(range(len(scale.words)))
         _write_words(axis, scale.names, *_rows(scale.names, room))
+    elif scale.is_log:
+        axes.set(**{f"{side}scale": "log"})
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7))
+        axis.minorticks_off()
+        format_numbers(axis)
     else:
         axis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS))
-    if not scale.words:
         format_numbers(axis)
     axes.set(**{f"{side}lim": (scale.low, scale.high)})
 
@@ -244,8 +241,7 @@ def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) 
 
 def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
     for kind, colour in _KINDS.items():
-        shown = [dot for dot in dots if dot.kind == kind]
-        if not shown:
+        if not (shown := [dot for dot in dots if dot.kind == kind]):
             continue
         size = 9.0 if kind == "best" else 6.0 if len(dots) <= _MANY else 4.2
         drawn = axes.scatter(
@@ -267,16 +263,6 @@ def _stroke(kind: str, lines: int) -> tuple[str, float, float]:
     if kind == "best":
         return COLOURS[1], 2.4, 1.0
     return (_KINDS[kind], 1.2, 0.55) if lines <= _MANY else (_KINDS[kind], 0.7, 0.25)
-
-
-def _legend(kinds: set[str]) -> list[Mark]:
-    names = {"best": "the best", "complete": "complete", "pruned": "not finished"}
-    signs = {"pruned": "○"}
-    return [Mark(name, _KINDS[kind], signs.get(kind, "●")) for kind, name in names.items() if kind in kinds]
-
-
-_FAR = 5
-_FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,10 +293,6 @@ class Scale:
             return None
         low, place, high = (math.log10(each) if self.is_log else each for each in (self.low, place, self.high))
         return (place - low) / (high - low)
-
-    def count_beyond(self, values: Sequence[float]) -> int:
-        near = 1e-6 * (self.high - self.low)
-        return sum(not self.low - near <= value <= self.high + near for value in values)
 
 
 def metric_scale(values: Sequence[float], mode: str) -> Scale:
@@ -353,7 +335,7 @@ def value_scale(values: Sequence[Any], *, log: bool) -> Scale:
 def written(value: Any) -> str:
     """A value as you write it in an override."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(written, value))}]"
     return repr(float(value)) if isinstance(value, float) else str(value)
@@ -367,8 +349,7 @@ def shortened(text: str, letters: int) -> str:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that has a place on an axis; true and false are not."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(abs(value) < 1e300)
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) < 1e300)
 
 
 def _natural(text: str) -> str:

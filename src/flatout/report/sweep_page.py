@@ -16,22 +16,10 @@ from urllib.parse import quote
 
 from flatout.errors import printable
 from flatout.files import lies_inside, write_atomically
+from flatout.report import sweep_charts
 from flatout.report.figures import Chart
 from flatout.report.page import render_page, tile
-from flatout.report.sweep_charts import (
-    Dot,
-    Line,
-    far_worse,
-    history_chart,
-    is_number,
-    learning_chart,
-    metric_scale,
-    parallel_chart,
-    shortened,
-    slice_chart,
-    value_scale,
-    written,
-)
+from flatout.report.sweep_charts import Dot, is_number, shortened, written
 
 PAGE, ROWS = "sweep.html", "sweep.csv"
 _REPORT = "report.html"
@@ -88,14 +76,9 @@ class SweepReport:
 
 def write_sweep(folder: Path, report: SweepReport) -> None:
     """Write both files into a sweep's folder."""
-    with_page = {trial.folder for trial in report.trials if _has_page(folder, trial)}
+    inside = [trial.folder for trial in report.trials if lies_inside(trial.folder, folder)]
     write_atomically(folder / ROWS, _rows(report))
-    write_atomically(folder / PAGE, _page(report, with_page))
-
-
-def _has_page(folder: Path, trial: TrialRow) -> bool:
-    """Whether a trial has a report inside the sweep's folder."""
-    return lies_inside(trial.folder, folder) and (folder / trial.folder / _REPORT).is_file()
+    write_atomically(folder / PAGE, _page(report, {each for each in inside if (folder / each / _REPORT).is_file()}))
 
 
 def _rows(report: SweepReport) -> str:
@@ -130,9 +113,14 @@ def _defused(text: str) -> str:
 
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
     """The page; `with_page` are folders of trials that have a report of their own."""
-    best = _best(report)
-    slices, note = _slices(report, best)
-    keys = _keys(report)
+    trials, keys = _ordered(report), _keys(report)
+    complete = [trial for trial in trials if trial.status == "complete" and is_number(trial.value)]
+    best = complete[0] if complete else None
+    params, metrics = ({}, {}) if best is None else (best.params, best.metrics)
+    by_importance = sorted(keys, key=lambda key: -report.importance.get(key, 0.0))
+    shares = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
+    slices, note = _slices(report, best, by_importance)
+    heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
     return render_page(
         "sweep",
         name=report.name,
@@ -144,16 +132,16 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         figures=_tiles(report, best),
         has_best=best is not None,
         best_overrides=report.best_overrides,
-        parameters=_parameters(report, best),
+        parameters=[[key, report.space.get(key, ""), _value(params, key)] for key in keys],
         confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {seed}" for seed in report.confirmed)],
-        confirmed=_confirmed(report, best),
-        importance=_importance(report),
+        confirmed=_confirmed(report, metrics),
+        importance=[(printable(key), f"{100 * share:.0f}%") for share, key in shares],
         curves=_charts(report, best),
         slices=slices,
         slices_note=note,
-        parallel=_parallel(report),
-        trial_heads=[_breakable(text) for text in _heads(report)],
-        trials=[_trial_row(trial, keys, trial is best, with_page) for trial in _ordered(report)],
+        parallel=_parallel(report, complete, by_importance),
+        trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
+        trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
 
 
@@ -170,32 +158,13 @@ def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
     return [first, *(tile(f"{value:.4f}", name) for name, value in metrics.items())]
 
 
-def _parameters(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
-    """Each parameter, the values searched, and the best one."""
-    params = {} if best is None else best.params
-    return [[key, report.space.get(key, ""), _value(params, key)] for key in _keys(report)]
-
-
-def _confirmed(report: SweepReport, best: TrialRow | None) -> list[list[str]]:
+def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
     """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
-    runs = report.confirmed.values()
-    names = dict.fromkeys(name for run in runs for name in run)
-    searched = {} if best is None else best.metrics
-    return [
-        [
-            name,
-            _figure(searched.get(name)),
-            mean_with_spread([run[name] for run in runs if is_number(run.get(name))]),
-            *(_figure(run.get(name)) for run in runs),
-        ]
-        for name in names
-    ]
-
-
-def _importance(report: SweepReport) -> list[tuple[str, str]]:
-    """Each parameter and how much of the differences between trials it explains, in percent, the largest first."""
-    known = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
-    return [(printable(key), f"{100 * share:.0f}%") for share, key in known]
+    runs, rows = report.confirmed.values(), []
+    for name in dict.fromkeys(name for run in runs for name in run):
+        mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
+        rows.append([name, _figure(searched.get(name)), mean, *(_figure(run.get(name)) for run in runs)])
+    return rows
 
 
 def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
@@ -204,53 +173,44 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
         for trial in report.trials
         if trial.status == "complete" and is_number(trial.value)
     ]
-    lines = [
-        Line(trial.number, _kind(trial, best), [point for point in trial.curve if all(map(is_number, point))])
-        for trial in report.trials
-    ]
-    history = history_chart(dots, metric=report.metric, mode=report.mode)
-    learning = learning_chart(lines, metric=report.metric, mode=report.mode)
-    return _drawn(history, learning)
+    lines = []
+    for trial in report.trials:
+        points = [point for point in trial.curve if all(map(is_number, point))]
+        lines.append(sweep_charts.Line(trial.number, _kind(trial, best), points))
+    history = sweep_charts.history_chart(dots, metric=report.metric, mode=report.mode)
+    learning = sweep_charts.learning_chart(lines, metric=report.metric, mode=report.mode)
+    return [chart for chart in (history, learning) if chart]
 
 
-def _slices(report: SweepReport, best: TrialRow | None) -> tuple[list[Chart], str]:
+def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> tuple[list[Chart], str]:
     """A chart of the results over each parameter, and what its marks mean."""
-    shown = [trial for trial in report.trials if trial.status in ("complete", "pruned") and is_number(trial.value)]
-    values = [trial.value for trial in shown if is_number(trial.value)]
-    if not values:
+    shown = [(trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")]
+    known = [(trial, value) for trial, value in shown if is_number(value)]
+    if not known:
         return [], ""
-    results, charts = metric_scale(values, report.mode), []
-    for key in _by_importance(report):
-        dots = [
-            Dot(trial.number, _kind(trial, best), trial.params[key], value)
-            for trial, value in zip(shown, values, strict=True)
-            if key in trial.params
-        ]
-        charts.append(slice_chart(key, dots, results, log=key in report.log_keys))
+    values, charts = [value for _, value in known], []
+    results = sweep_charts.metric_scale(values, report.mode)
+    for key in keys:
+        having = ((trial, value) for trial, value in known if key in trial.params)
+        dots = [Dot(trial.number, _kind(trial, best), trial.params[key], value) for trial, value in having]
+        charts.append(sweep_charts.slice_chart(key, dots, results, log=key in report.log_keys))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
-    return _drawn(*charts), f"{note}{far_worse(results, values)}."
+    return [chart for chart in charts if chart], f"{note}{sweep_charts.far_worse(results, values)}."
 
 
-def _parallel(report: SweepReport) -> list[Chart]:
-    trials = [trial for trial in _ordered(report) if trial.status == "complete" and is_number(trial.value)]
-    scales = {}
-    for key in _by_importance(report):
-        if values := [trial.params[key] for trial in trials if key in trial.params]:
-            scales[key] = value_scale(values, log=key in report.log_keys)
-    if not scales:
+def _parallel(report: SweepReport, complete: Sequence[TrialRow], keys: Sequence[str]) -> list[Chart]:
+    if not complete:
         return []
-    scales[report.metric] = metric_scale([trial.value for trial in trials if is_number(trial.value)], report.mode)
-    placed = [trial.params | {report.metric: trial.value} for trial in trials]
+    scales = {}
+    for key in keys:
+        if values := [trial.params[key] for trial in complete if key in trial.params]:
+            scales[key] = sweep_charts.value_scale(values, log=key in report.log_keys)
+    results = [trial.value for trial in complete if is_number(trial.value)]
+    scales[report.metric] = sweep_charts.metric_scale(results, report.mode)
+    placed = [trial.params | {report.metric: trial.value} for trial in complete]
     lines = [{key: values[key] for key in scales if key in values} for values in placed]
-    return _drawn(parallel_chart(scales, lines))
-
-
-def _drawn(*charts: Chart | None) -> list[Chart]:
-    return [chart for chart in charts if chart]
-
-
-def _heads(report: SweepReport) -> list[str]:
-    return ["trial", "status", report.metric, "seconds", *_keys(report), "note", "folder"]
+    chart = sweep_charts.parallel_chart(scales, lines)
+    return [chart] if chart else []
 
 
 def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
@@ -267,16 +227,16 @@ def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: C
 
 
 def _value(params: Mapping[str, Any], key: str) -> str:
-    return _short(params[key]) if key in params else "–"
+    """A parameter in at most four digits or forty letters."""
+    if key not in params:
+        return "–"
+    value = params[key]
+    return f"{value:.4g}" if isinstance(value, float) else shortened(written(value), 40)
 
 
 def _keys(report: SweepReport) -> list[str]:
     """Keys that were searched, then other keys of trials."""
     return list(dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)]))
-
-
-def _by_importance(report: SweepReport) -> list[str]:
-    return sorted(_keys(report), key=lambda key: -report.importance.get(key, 0.0))
 
 
 def _ordered(report: SweepReport) -> list[TrialRow]:
@@ -290,14 +250,8 @@ def _ordered(report: SweepReport) -> list[TrialRow]:
     return sorted(report.trials, key=place)
 
 
-def _best(report: SweepReport) -> TrialRow | None:
-    return next((trial for trial in _ordered(report) if trial.status == "complete" and is_number(trial.value)), None)
-
-
 def _kind(trial: TrialRow, best: TrialRow | None) -> str:
-    if trial is best:
-        return "best"
-    return "complete" if trial.status == "complete" else "pruned"
+    return "best" if trial is best else "complete" if trial.status == "complete" else "pruned"
 
 
 def mean_with_spread(values: Sequence[float]) -> str:
@@ -316,16 +270,6 @@ def spread(name: str, runs: Sequence[Mapping[str, float]]) -> str:
 
 def _figure(value: float | None) -> str:
     return f"{value:.4f}" if is_number(value) else "–"
-
-
-def _short(value: Any) -> str:
-    """A value in at most four digits or forty letters."""
-    return f"{value:.4g}" if isinstance(value, float) else shortened(written(value), 40)
-
-
-def _breakable(key: str) -> str:
-    """A key with places where a line may break: after a dot or an underscore."""
-    return key.replace(".", ".\u200b").replace("_", "_\u200b")
 
 
 def _duration(seconds: float) -> str:
