@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.errors import printable
 from flatout.files import write_atomically
 from flatout.ladder.results import closing_lines, duration, figures, mean_with_spread, word_of
-from flatout.report.dashboard import EventFile
+from flatout.report.dashboard import event_file
 from flatout.report.figures import (
     COLOURS,
     INK,
@@ -114,7 +114,7 @@ def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
     """The same chart for TensorBoard."""
     if not _drawn(rungs):
         return
-    with EventFile(folder, ".ladder") as writer, drawing(_WIDTH, _height(rungs), dpi=108) as figure:
+    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, _height(rungs), dpi=108) as figure:
         _draw(figure, rungs)
         with ignoring_missing_glyphs():
             writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +15,8 @@ from rich.text import Text
 
 from flatout.errors import printable
 
-_MOST_CLASSES = 12
+_MOST_CLASSES = 6
+"""Of the best and of the worst; fewer than both together are all shown."""
 _LEAST_SHARE = 0.001
 EARLY_END = "early end of training"
 """The choice that says that patience has ended training."""
@@ -51,12 +52,11 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
     table.add_column("class")
     for name in ("precision", "recall", "f1", "rows"):
         table.add_column(name, justify="right")
-    shown = per_class
-    if len(per_class) > _MOST_CLASSES:
+    if len(per_class) > 2 * _MOST_CLASSES:
+        table.title = f"the {_MOST_CLASSES} best and the {_MOST_CLASSES} worst of {len(per_class)} classes"
         by_f1 = sorted(per_class, key=lambda row: -row["f1"])
-        shown = by_f1[: _MOST_CLASSES // 2] + by_f1[-_MOST_CLASSES // 2 :]
-        table.title = f"the {_MOST_CLASSES // 2} best and the {_MOST_CLASSES // 2} worst of {len(per_class)} classes"
-    for row in shown:
+        per_class = by_f1[:_MOST_CLASSES] + by_f1[-_MOST_CLASSES:]
+    for row in per_class:
         scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
         table.add_row(Text(printable(row["class"])), *scores, f"{row['support']:,}")
     return table
@@ -64,39 +64,31 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
 
 def early_end(summary: Mapping[str, Any]) -> str:
     """After which epoch patience has ended training, why, and which epoch is kept; empty where it has not."""
-    ends = (
-        f"{each['value']}: {each['why']}; {each['evidence']}"
-        for each in summary["choices"]
-        if each["name"] == EARLY_END
-    )
-    return next(ends, "")
+    end = next((each for each in summary["choices"] if each["name"] == EARLY_END), None)
+    return f"{end['value']}: {end['why']}; {end['evidence']}" if end else ""
 
 
 def _title(summary: dict[str, Any]) -> str:
     training, status = summary["training"], summary["status"]
-    parts = [
-        summary["model"]["name"] or "no model yet",
-        "" if training["steps"] is None else f"{training['steps']:,} steps",
-        "" if training["seconds"] is None else f"{training['seconds']:.1f} s",
-        "" if status == "finished" else status,
-    ]
+    steps = "" if training["steps"] is None else f"{training['steps']:,} steps"
+    seconds = "" if training["seconds"] is None else f"{training['seconds']:.1f} s"
+    parts = (summary["model"]["name"] or "no model yet", steps, seconds, "" if status == "finished" else status)
     return ", ".join(filter(None, parts))
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics = summary["metrics"]
-    split = "test" if any(name.startswith("test/") for name in metrics) else "val"
-    known = (summary["baseline"] or {}).get("metrics") or {}
+    metrics, known = summary["metrics"], (summary["baseline"] or {}).get("metrics") or {}
+    split = "test/" if any(name.startswith("test/") for name in metrics) else "val/"
     rows = []
     for name, value in metrics.items():
-        if not name.startswith(f"{split}/") or value is None:
+        if not name.startswith(split) or value is None:
             continue
         text = f"{value:.4f}{interval_text((summary.get('intervals') or {}).get(name))}"
         if best := known.get(name):
             text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
         rows.append((name, text))
-    others = {name: value for name, value in known.items() if name.startswith(f"{split}/") and name not in metrics}
-    rows += [(name, f"{value:.4f}   for comparison") for name, value in others.items()]
+    others = [name for name in known if name.startswith(split) and name not in metrics]
+    rows += [(name, f"{known[name]:.4f}   for comparison") for name in others]
     return rows + ([("rival", text)] if (text := rival_text(summary)) else [])
 
 
@@ -127,12 +119,9 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     }
     known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
     rows = [("speed", ", ".join(known))] if known else []
-    steps = {name: value for name, value in speed["step_ms"].items() if value is not None}
-    total = sum(steps.values())
-    if total:
-        shares = {name: value / total for name, value in steps.items()}
-        parts = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share >= _LEAST_SHARE)
-        rows.append(("each step", f"{total:.1f} ms: {parts}"))
+    if parts := parts_of_step(speed["step_ms"]):
+        shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share >= _LEAST_SHARE)
+        rows.append(("each step", f"{sum(part.ms for part in parts):.1f} ms: {shares}"))
     if text := gpu_text(speed["gpu"]):
         rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):
@@ -143,24 +132,33 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+class PartOfStep(NamedTuple):
+    name: str
+    ms: float
+    share: float
+
+
+def parts_of_step(step_ms: Mapping[str, float | None]) -> list[PartOfStep]:
+    """The parts of a step's time that are known; none where they are all zero."""
+    known = {name: ms for name, ms in step_ms.items() if ms is not None}
+    total = sum(known.values())
+    return [PartOfStep(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []
+
+
 def closing_markdown(summary: dict[str, Any]) -> str:
     """Verdict, result, speed and each automatic choice with its evidence, as markdown."""
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    lines = [
-        (name, text) for name, text in [*_metric_rows(summary), *_speed_rows(summary)] if name not in ("verdict", "")
-    ]
-    parts.append(_markdown_table(["result and speed", ""], lines))
-    choices = [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]
-    if choices:
+    rows = [row for row in [*_metric_rows(summary), *_speed_rows(summary)] if row[0] not in ("verdict", "")]
+    if rows:
+        parts.append(_markdown_table(["result and speed", ""], rows))
+    if choices := [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]:
         parts += ["**Automatic choices**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    if not rows:
-        return ""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
 
@@ -179,9 +177,8 @@ def gpu_text(gpu: dict[str, Any]) -> str:
         "temperature_c": "{:.0f} °C",
     }
     known = [form.format(gpu[name]) for name, form in forms.items() if gpu.get(name) is not None]
-    known += [
-        f"throttled {share:.0%} of the time by {reason}" for reason, share in (gpu.get("throttled") or {}).items()
-    ]
+    throttled = gpu.get("throttled") or {}
+    known += [f"throttled {share:.0%} of the time by {reason}" for reason, share in throttled.items()]
     if others := gpu.get("others"):
         known.append(f"shared {others['share']:.0%} of the time (other processes: {others['processes']})")
     return ", ".join(known)

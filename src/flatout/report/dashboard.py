@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import printable
-from flatout.report.closing import closing_markdown
+from flatout.report.closing import closing_markdown, parts_of_step
 from flatout.report.figures import COLOURS, GRID, INK, LETTER, MUTED, PAPER, add_axes, drawing, ignoring_missing_glyphs
 
 if TYPE_CHECKING:
@@ -26,18 +27,21 @@ if TYPE_CHECKING:
 
     from flatout.tasks.metrics import Counted
 
-
-_CLOSING, _SETTINGS = ".closing", ".hparams"
 _MOST_POINTS = 127
 """TensorBoard keeps at most so many points of a precision-recall curve."""
 _MOST_CURVES = 20
-
-Layout = dict[str, dict[str, list[Any]]]
 _MOST_CLASSES = 40
+_LONGEST = 22
+"""Letters of a class in a figure."""
 _DPI = 108
 """Half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked."""
 _DARK = 0.55
 """Fraction of a class from which the text on its cell is white."""
+_COMPARED = (
+    *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
+    *("precision", "seed", "trainer.max_epochs"),
+)
+Layout = dict[str, dict[str, list[Any]]]
 
 
 def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
@@ -78,7 +82,7 @@ def write_dashboard(
 ) -> None:
     """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
-    with EventFile(folder, _CLOSING) as writer:
+    with event_file(folder, ".closing") as writer:
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
             _add_figure(writer, "time/each_step", figure, step)
@@ -127,45 +131,35 @@ def write_hyperparameters(
     from torch.utils.tensorboard.summary import hparams
 
     found = {f"final/{name.replace('/', '_')}": value for name, value in metrics.items() if value is not None}
-    with EventFile(folder, _SETTINGS) as writer:
-        for summary in hparams({name: _plain(value) for name, value in settings.items()}, found):
+    plain = {key: each if isinstance(each, bool | int | float | str) else str(each) for key, each in settings.items()}
+    with event_file(folder, ".hparams") as writer:
+        for summary in hparams(plain, found):  # the page sorts by numbers, texts and booleans
             writer._get_file_writer().add_summary(summary)
         for name, value in found.items():
             writer.add_scalar(name, value, step)
 
 
-class EventFile:
+@contextmanager
+def event_file(folder: Path, suffix: str) -> Iterator[Any]:
     """A writer of an event file that replaces those with the same suffix when it is complete.
 
     TensorBoard reads a folder's files in the order of their names: the second they were begun in, then a number as
     text, where 10 comes before 9. A resumed run's curves begin with a note that drops all points read before it from
     its first step on. So the file is written apart and gets a second after all others: the note never drops its points.
     """
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, suffix: str) -> None:
-        self.folder, self.suffix = folder, suffix
-
-    def __enter__(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._before = list(self.folder.glob(f"events.*{self.suffix}"))
-        self._apart = tempfile.TemporaryDirectory(prefix="flatout-events-")
-        self._writer = SummaryWriter(self._apart.name, filename_suffix=self.suffix)
-        return self._writer
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._writer.close()
-        with self._apart:
-            if kind is None:
-                self._publish(next(Path(self._apart.name).iterdir()))
-                for path in self._before:
-                    path.unlink(missing_ok=True)
-
-    def _publish(self, written: Path) -> None:
+    before = list(folder.glob(f"events.*{suffix}"))
+    with tempfile.TemporaryDirectory(prefix="flatout-events-") as apart:
+        with closing(SummaryWriter(apart, filename_suffix=suffix)) as writer:
+            yield writer
+        written = next(Path(apart).iterdir())
         head, second, rest = re.split(r"(?<=tfevents\.)(\d+)", written.name, maxsplit=1)
-        others = (re.search(r"tfevents\.(\d+)\.", path.name) for path in self.folder.glob("events.*"))
+        others = (re.search(r"tfevents\.(\d+)\.", path.name) for path in folder.glob("events.*"))
         latest = max((int(found[1]) for found in others if found), default=0)
-        shutil.move(written, self.folder / f"{head}{max(int(second), latest + 1)}{rest}")
+        shutil.move(written, folder / f"{head}{max(int(second), latest + 1)}{rest}")
+    for path in before:
+        path.unlink(missing_ok=True)
 
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,24 +168,12 @@ def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: flat[name] for name in flat if name in _COMPARED or name.startswith(("model.", "optim.", "task."))}
 
 
-_COMPARED = (
-    *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
-    *("precision", "seed", "trainer.max_epochs"),
-)
-
-
 def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in group.items():
-        flat |= (
-            {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, dict) else {name: value}
-        )
+        below = {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, dict) else None
+        flat |= {name: value} if below is None else below
     return flat
-
-
-def _plain(value: Any) -> Any:
-    """A value the page can sort by: a number, a text or a boolean."""
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:
@@ -202,7 +184,8 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
     from matplotlib.colors import LinearSegmentedColormap
 
     order = np.argsort(-counts.sum(1), kind="stable")[:_MOST_CLASSES]
-    shown, names = counts[np.ix_(order, order)], [_short(classes[place]) for place in order]
+    shown, whole = counts[np.ix_(order, order)], [printable(classes[place]) for place in order]
+    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in whole]
     shares = shown / np.maximum(counts[order].sum(1, keepdims=True), 1)
     size = int(np.clip(640 // len(names), 16, 72))
     margin, edge, head = 24 + LETTER * 1.1 * max(map(len, names)), size * len(names), 30
@@ -228,18 +211,17 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
     """One bar of the parts of a step's time, with times and shares; None where fewer than two parts are known."""
-    parts = {name: value for name, value in step_ms.items() if value is not None}
-    total = sum(parts.values())
-    if len(parts) < 2 or total <= 0:
+    parts = parts_of_step(step_ms)
+    if len(parts) < 2:
         return None
     with drawing(484, 120 + 26 * len(parts), dpi=_DPI) as figure:
         axes = add_axes(figure, left=12, right=12, top=44, bottom=12)
         axes.set(xlim=(0, 1), ylim=(2.4 + 0.65 * len(parts), 0))
         axes.set_axis_off()
-        axes.set_title(f"each step: {total:.2f} ms", loc="left", fontsize=15)
+        axes.set_title(f"each step: {sum(part.ms for part in parts):.2f} ms", loc="left", fontsize=15)
         before = 0.0
-        for row, ((name, value), colour) in enumerate(zip(parts.items(), COLOURS, strict=False)):
-            share, y = value / total, 2.4 + 0.65 * row
+        for row, ((name, value, share), colour) in enumerate(zip(parts, COLOURS, strict=False)):
+            y = 2.4 + 0.65 * row
             axes.barh(0.8, share, left=before, height=1.2, color=colour)
             axes.barh(y, 0.03, height=0.4, color=colour)
             before += share
@@ -250,8 +232,3 @@ def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
             ):
                 axes.text(x, y, text, color=colour, fontsize=14, ha=side, va="center")
     return figure
-
-
-def _short(name: str, most: int = 22) -> str:
-    name = printable(name)
-    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically
-from flatout.report.closing import early_end, gpu_text, interval_text, rival_text, verdict_text
+from flatout.report.closing import early_end, gpu_text, interval_text, parts_of_step, rival_text, verdict_text
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def write_page(
     answers: Sequence[Chart] = (),
 ) -> Path:
     """Write `report.html` into a run folder."""
-    config = folder / "config.yaml"
+    path, config = folder / "report.html", folder / "config.yaml"
     page = render_page(
         "report",
         name=summary["experiment"] or "a run",
@@ -63,13 +63,15 @@ def write_page(
         verdict=verdict_text(summary["verdict"]),
         curves=_charts(curves),
         answers=answers,
-        times=_times(summary["speed"]["step_ms"]),
+        times=[
+            {"share": part.share, "colour": colour, "text": f"{part.name} {part.ms:.2f} ms ({part.share:.0%})"}
+            for part, colour in zip(parts_of_step(summary["speed"]["step_ms"]), COLOURS, strict=False)
+        ],
         card=gpu_text(summary["speed"]["gpu"]),
         choices=[[choice[name] for name in ("name", "value", "why", "evidence")] for choice in summary["choices"]],
         classes=[[row["class"], *(f"{row[name]:.3f}" for name in _SCORES), f"{row['support']:,}"] for row in per_class],
         settings=config.read_text("utf-8") if config.is_file() else "",
     )
-    path = folder / "report.html"
     write_atomically(path, page)
     return path
 
@@ -134,18 +136,6 @@ def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float,
         with suppress(KeyError, TypeError, ValueError):
             points.append((float(row["step"]), float(row[name])))
     return [point for point in points if all(map(math.isfinite, point))]
-
-
-def _times(step_ms: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """The parts of a step as pieces of a bar."""
-    known = {name: value for name, value in step_ms.items() if value is not None}
-    total = sum(known.values())
-    if total <= 0:
-        return []
-    return [
-        {"share": value / total, "colour": colour, "text": f"{name} {value:.2f} ms ({value / total:.0%})"}
-        for (name, value), colour in zip(known.items(), COLOURS, strict=False)
-    ]
 
 
 def _filled(form: str, value: float | None) -> str:

@@ -110,9 +110,8 @@ class Summary:
 
     def write(self) -> None:
         """Replace the file in one step: a reader sees the old text or the new one."""
-        if self.path is None:
-            return
-        write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
+        if self.path is not None:
+            write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
 
 
 def _section(values: Any, name: str) -> Any:
@@ -177,17 +176,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def device_name(device: torch.device) -> str:
-    """What the device is called: a card, or this machine's processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
 def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
     """The devices a run computes on, and its precision."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     return {
-        "device": device_name(device),
+        "device": torch.cuda.get_device_name(device) if is_cuda else processor_name(),
         "count": count,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(memory / 1e9, 1),
