@@ -14,6 +14,7 @@ from rich.text import Text
 from flatout.bits.exposure_page import NUMBERS, read_exposure
 from flatout.errors import UserError, require
 from flatout.ladder.compare_runs import Comparison, compare_groups, is_group
+from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page
 
@@ -74,10 +75,9 @@ def run(arguments: argparse.Namespace) -> None:
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
     """Print a row for each group, and the difference."""
     factor = found.unit or "in its own unit"
-    shown = Table(box=None, padding=(0, 2, 0, 0), title=f"{found.metric}, {factor}", title_justify="left")
-    shown.add_column("runs", overflow="fold")
-    for head in ("mean ± sd", *(f"seed {seed}" for seed in found.seeds)):
-        shown.add_column(head, justify="right")
+    heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in found.seeds))
+    shown = plain_table(*heads, title=f"{found.metric}, {factor}")
+    shown.columns[0].overflow = "fold"
     for folder, group in zip(short_names([str(each) for each in folders]), (found.first, found.second), strict=True):
         mean = f"{group.mean:.4g}" if group.sd is None else f"{group.mean:.4g} ± {group.sd:.2g}"
         shown.add_row(Text(folder), mean, *(f"{value:.4g}" for value in group.values))
@@ -89,8 +89,8 @@ def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
 
 def comparison(found: Mapping[str, Exposure]) -> Table:
     """A column for each run."""
-    shown = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    shown.add_column(style="bold")
+    shown = plain_table("", show_header=False)
+    shown.columns[0].style = "bold"
     for _ in found:
         shown.add_column(overflow="fold")
     shown.add_row("run", *(Text(name) for name in short_names(list(found))))

@@ -7,6 +7,7 @@ train`, short runs in processes of their own.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import tempfile
@@ -34,6 +35,7 @@ from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.judge import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
+from flatout.report.closing import plain_table
 from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
@@ -43,9 +45,8 @@ _ROUND_S = 3.0
 _LEAST_STEPS, _MOST_STEPS = 60, 300
 _LEFT_OUT = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """Settings of a run that its short runs do without; packages are trusted on the command line alone."""
-_QUIET = ("monitor.progress=false", "monitor.verdict=false", "tune=off")
-
-_ENDLESS = ("trainer.max_epochs=1000", "checkpoint.patience=null")
+_QUIET = "monitor.progress=false monitor.verdict=false tune=off"
+_ENDLESS = "trainer.max_epochs=1000 checkpoint.patience=null"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,15 +69,14 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps({"verdict": verdict(evidence), "evidence": evidence.as_dict()}, indent=1))
         return
     console = Console(highlight=False)
+    found, words = findings(evidence), verdict(evidence)
     rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
     console.print(Text(f"where the time went: {rows}", style="bold"))
     console.print(_time_table(evidence))
     if evidence.tried:
         console.print(Text("\nwhat was tried at its end", style="bold"))
         console.print(_tried_table(evidence))
-    found = findings(evidence)
     console.print(Text("\nverdict", style="bold"))
-    words = verdict(evidence)
     console.print(Text(words["sentence"]))
     if known := measured_before(words["override"]):
         console.print(Text(known))
@@ -87,9 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _time_table(evidence: Evidence) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("part", "ms a batch", "share"):
-        table.add_column(head, justify="left" if head == "part" else "right")
+    table = plain_table("part", "ms a batch", "share")
     for part in PARTS:
         if ms := evidence.ms.get(part):
             table.add_row(part, f"{ms:.2f}", f"{evidence.share(part):.1%}")
@@ -98,9 +96,7 @@ def _time_table(evidence: Evidence) -> Table:
 
 
 def _tried_table(evidence: Evidence) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("override", "rows/s of the model", "as it was", "the run would be"):
-        table.add_column(head, justify="left" if head == "override" else "right")
+    table = plain_table("override", "rows/s of the model", "as it was", "the run would be")
     for tried in evidence.tried:
         rates = (f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}")
         table.add_row(Text(tried.override), *rates, str(gain_of(evidence, tried)))
@@ -110,7 +106,7 @@ def _tried_table(evidence: Evidence) -> Table:
 # --confirm.
 
 
-def confirm(folder: Path, more: Sequence[str], rounds: int) -> Confirmation:
+def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
     summary, evidence = read_summary(folder), evidence_in(folder)
     found = verdict(evidence)
@@ -120,18 +116,15 @@ def confirm(folder: Path, more: Sequence[str], rounds: int) -> Confirmation:
         raise UserError(str(folder), what, hint="Only an override of the command line can be confirmed.")
     steps = steps_of_a_round(evidence)
     sides = sides_of(words, override, evidence, steps)
-    print(f"confirm {override}: {rounds} rounds of {steps} steps, in turn with the settings as they were", flush=True)
+    print(f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they were", flush=True)
     settings, changed = _settings(folder), {_key(word) for word in [*more, *words]}
-    has_checked: list[Path] = []
 
-    def check(run: Path) -> None:
-        if not has_checked:  # the first run is the original
-            require_same(folder, settings, _settings(run), changed)
-        has_checked.append(run)
+    def check(original: Path) -> None:
+        require_same(folder, settings, _settings(original), changed)
 
     warm_start()
     with tempfile.TemporaryDirectory() as place:
-        before, after = time_in_turn(sides, Path(place), rounds, check)
+        before, after = time_in_turn(sides, Path(place), ROUNDS, check)
     return Confirmation(
         override=override,
         predicted=predicted(found),
@@ -145,7 +138,7 @@ def confirm(folder: Path, more: Sequence[str], rounds: int) -> Confirmation:
 
 def print_confirmation(folder: Path, more: Sequence[str]) -> None:
     """Confirm, print and keep."""
-    found = confirm(folder, more, ROUNDS)
+    found = confirm(folder, more)
     for number, (before, after) in enumerate(zip(*found.rates, strict=True), 1):
         print(f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the override")
     print(found.sentence())
@@ -172,7 +165,7 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if _is_of_training(word)]
-    return [*with_override([*with_override(kept, measured), *more], " ".join(_QUIET))]
+    return [*with_override([*with_override(kept, measured), *more], _QUIET)]
 
 
 def _is_of_training(word: str) -> bool:
@@ -197,7 +190,7 @@ def steps_of_a_round(evidence: Evidence) -> int:
 def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
     """The original and the override, over the same number of rows; only the number of steps ends them."""
     fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
-    plain = with_override(words, " ".join(_ENDLESS))
+    plain = with_override(words, _ENDLESS)
     return [[*plain, f"++trainer.max_steps={steps}"], [*with_override(plain, override), f"++trainer.max_steps={fixed}"]]
 
 
@@ -215,8 +208,8 @@ def _settings(folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
         return deciding_settings(found)
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        what = "cannot be read"
-        raise UserError(str(folder / SETTINGS), what, hint="Without it a run cannot be repeated.") from None
+        hint = "Without it a run cannot be repeated."
+        raise UserError(str(folder / SETTINGS), "cannot be read", hint=hint) from None
 
 
 def require_same(folder: Path, then: dict[str, Any], now: dict[str, Any], changed: set[str]) -> None:
@@ -262,20 +255,17 @@ def rows_per_s(summary: dict[str, Any]) -> float:
 
 
 def time_in_turn(
-    sides: Sequence[Sequence[str]], place: Path, rounds: int, check: Callable[[Path], None] = lambda folder: None
+    sides: Sequence[Sequence[str]], place: Path, rounds: int, check: Callable[[Path], None] | None = None
 ) -> list[list[float]]:
-    """Rows a second of each command line in each round; `check` sees the folder of each run."""
-    count = 0
+    """Rows a second of each command line in each round; `check` sees the folder of the very first run."""
+    numbers = itertools.count(1)
 
-    def side(words: Sequence[str]) -> Callable[[], float]:
-        def rate() -> float:
-            nonlocal count
-            count += 1
-            folder = place / f"run-{count}"
-            found = rows_per_s(train_apart(words, folder))
+    def rate(words: Sequence[str]) -> float:
+        number = next(numbers)
+        folder = place / f"run-{number}"
+        found = rows_per_s(train_apart(words, folder))
+        if check is not None and number == 1:
             check(folder)
-            return found
+        return found
 
-        return rate
-
-    return take_turns([side(words) for words in sides], least=rounds)
+    return take_turns([partial(rate, words) for words in sides], least=rounds)

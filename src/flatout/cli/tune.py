@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,8 +17,9 @@ from rich.text import Text
 
 from flatout.cli.train import start_measuring
 from flatout.distributed.processes import warm_start
-from flatout.perf.tune.answers import Answers, Attempt
-from flatout.run_log import print_line
+from flatout.perf.tune.answers import Answers
+from flatout.report.closing import plain_table
+from flatout.run_log import decision_line, print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     """Measure for these settings, and print what was found."""
     from flatout.distributed.ranks import Ranks
-    from flatout.perf.tune.tuning import FoundAnswers, device_key, measured_for, override_line, smallest
+    from flatout.perf.tune.tuning import device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted
     from flatout.run.measured_settings import question
     from flatout.run.parts import build_parts, open_data, require_memory_for_model
@@ -58,10 +60,8 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    found: list[FoundAnswers] = []
-    for device in devices.values():
-        asked = question(config, data, build_parts, ranks, device, overrides, counts_time=False)
-        found.append(measured_for(asked, print_line))
+    ask = partial(question, config, data, build_parts, ranks, overrides=overrides, counts_time=False)
+    found = [measured_for(ask(device), print_line) for device in devices.values()]
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])
@@ -69,30 +69,17 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
     console.print(table_of(answers))
     for choice in answers.choices:
-        print(f"{choice.name}: {choice.value} ({choice.why}; {choice.evidence})")
+        print(decision_line(choice.name, choice.value, choice.why, choice.evidence))
     nothing = "nothing was left open, or nothing could be measured: train with these settings"
     print(override_line(answers.values, config.optim) or nothing)
 
 
 def table_of(answers: Answers) -> Table:
     """Everything that was tried, a row each."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("what", "value"):
-        table.add_column(name)
-    for name in ("rows/s", "tokens/s", "memory"):
-        table.add_column(name, justify="right")
+    table = plain_table("what", "value", "rows/s", "tokens/s", "memory", texts=2)
     table.add_column("")
     for row in answers.tried:
-        rates = (_number(row.rows_per_s), _number(row.tokens_per_s))
-        table.add_row(row.what, row.value, *rates, _memory(row), Text(row.verdict))
+        rates = ("" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_s, row.tokens_per_s))
+        memory = "" if row.memory_gb is None else f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"
+        table.add_row(row.what, row.value, *rates, memory, Text(row.verdict))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
-
-
-def _memory(row: Attempt) -> str:
-    if row.memory_gb is None:
-        return ""
-    return f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"

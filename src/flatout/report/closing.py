@@ -35,11 +35,18 @@ def print_closing(
         console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
 
 
+def plain_table(*heads: str, texts: int = 1, **more: Any) -> Table:
+    """A table without lines: columns of texts, then columns of numbers, which end at the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", **more)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < texts else "right")
+    return table
+
+
 def closing_table(summary: dict[str, Any]) -> Table:
     """Metrics, speed and time split of one run."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), title=Text(_title(summary)), title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
+    table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
+    table.columns[0].style = "bold"
     early = [("ended early", text)] if (text := early_end(summary)) else []
     for name, text in [*_metric_rows(summary), *early, *_speed_rows(summary)]:
         table.add_row(Text(name), Text(text))
@@ -48,10 +55,7 @@ def closing_table(summary: dict[str, Any]) -> Table:
 
 def class_table(per_class: list[dict[str, Any]]) -> Table:
     """Precision, recall and F1 of each class; of many classes, the six best and the six worst."""
-    table = Table(box=None, padding=(0, 2, 0, 0), title="classes, commonest first", title_justify="left")
-    table.add_column("class")
-    for name in ("precision", "recall", "f1", "rows"):
-        table.add_column(name, justify="right")
+    table = plain_table("class", "precision", "recall", "f1", "rows", title="classes, commonest first")
     if len(per_class) > 2 * _MOST_CLASSES:
         table.title = f"the {_MOST_CLASSES} best and the {_MOST_CLASSES} worst of {len(per_class)} classes"
         by_f1 = sorted(per_class, key=lambda row: -row["f1"])
