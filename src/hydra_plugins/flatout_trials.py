@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -22,21 +23,9 @@ from flatout.cli.words import command_of_sweep
 from flatout.errors import UserError, require
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
+_OF_RESUMING = ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
 for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSettings)):
     ConfigStore.instance().store(group=f"hydra/{_group}", name="flatout", node=_settings, provider="flatout")
-
-
-class _Composer:
-    """Composes the settings of one trial after the other."""
-
-    def __init__(self, hydra_context: HydraContext, config: DictConfig) -> None:
-        self.loader, self.config = hydra_context.config_loader, config
-
-    def compose(self, overrides: Sequence[str], number: int) -> DictConfig:
-        composed = self.loader.load_sweep_config(self.config, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number
-        return composed
 
 
 class TrialLauncher(Launcher):
@@ -46,7 +35,7 @@ class TrialLauncher(Launcher):
         self.parallel, self.limit = parallel, limit
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.composer = _Composer(hydra_context, config)
+        self.loader, self.config = hydra_context.config_loader, config
         task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
         words = [word for word in task if not _is_resume(word)]
         is_again, is_named = _asks_to_resume(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
@@ -70,21 +59,18 @@ class TrialLauncher(Launcher):
         trials, composed = [], []
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
-            composed.append(self.composer.compose(words, number))
+            cfg = _compose(self.loader, self.config, words, number)
             shown = [word for word in filter_overrides(words) if word not in common]
-            config = read_config(without_hydra(composed[-1]), words)
-            folder, is_again = self._folder(composed[-1]), self.begun is not None
+            config = read_config(without_hydra(cfg), words)
+            place, is_again = Path(str(cfg.hydra.sweep.dir)).absolute(), self.begun is not None
+            if self.begun is not None:  # each experiment has its own place, which keeps the moment of the first time
+                place = place.with_name(self.begun.name)
+            folder = place / str(cfg.hydra.sweep.subdir)
             trials.append(Trial(number, folder, RunJob(config), [*self.conf, *words], shown, is_again=is_again))
+            composed.append(cfg)
         of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
-
-    def _folder(self, composed: DictConfig) -> Path:
-        """A trial's folder; each experiment has its own place, in which the moment of the first time is kept."""
-        place = Path(str(composed.hydra.sweep.dir)).absolute()
-        if self.begun is not None:
-            place = place.with_name(self.begun.name)
-        return place / str(composed.hydra.sweep.subdir)
 
 
 class TrialSweeper(Sweeper):
@@ -94,7 +80,7 @@ class TrialSweeper(Sweeper):
         self.settings = settings
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.composer, self.hydra_config = _Composer(hydra_context, config), config.hydra
+        self.loader, self.job_config, self.hydra_config = hydra_context.config_loader, config, config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
         from flatout.sweep.searched import Searched
@@ -107,10 +93,10 @@ class TrialSweeper(Sweeper):
         if launcher.get("_target_") != LauncherSettings._target_:
             raise UserError("hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out.")
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
-        for override in OverridesParser.create(config_loader=self.composer.loader).parse_overrides(written):
+        for override in OverridesParser.create(config_loader=self.loader).parse_overrides(written):
             hint = "Write choice(…), interval(…) or range(…)."
             require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", hint=hint)
-        fixed, space = _fixed_and_searched(self.composer, [*written, *arguments])
+        fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
         settings, slots = SweeperSettings(**self.settings), LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
         return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed), slots))
@@ -120,18 +106,18 @@ class TrialSweeper(Sweeper):
         from flatout.run.launch import RunJob
 
         with explain_errors():
-            config = read_config(without_hydra(self.composer.compose(words, number)), words)
-        return RunJob(config)
+            cfg = _compose(self.loader, self.job_config, words, number)
+            return RunJob(read_config(without_hydra(cfg), words))
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""
         from flatout.sweep.searched import Begun
 
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
-        conf = conf_words(self.composer.config.hydra.runtime.config_sources)
-        alone = self.composer.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
+        typed = [word for word in typed if word.partition("=")[0] not in _OF_RESUMING]
+        conf = conf_words(self.hydra_config.runtime.config_sources)
+        alone = self.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
-        typed = [word for word in typed if not _is_of_resuming(word)]
         conf_folder = conf[0].partition("=")[2] if conf else None
         return Begun(typed, conf_folder, command=command_of_sweep(typed, conf_folder), train=[*conf, *mode])
 
@@ -173,8 +159,12 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     return found
 
 
-def _is_of_resuming(word: str) -> bool:
-    return word.partition("=")[0] in ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
+def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> DictConfig:
+    """The settings of one trial."""
+    composed = loader.load_sweep_config(config, list(words))
+    with open_dict(composed):
+        composed.hydra.job.id = composed.hydra.job.num = number
+    return composed
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -192,9 +182,9 @@ def _returned(words: Sequence[str], composed: DictConfig, ending: Any) -> JobRet
     return done
 
 
-def _fixed_and_searched(composer: _Composer, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def _fixed_and_searched(loader: ConfigLoader, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """What is the same in all trials, and what is searched: later words win over earlier ones."""
-    parsed = OverridesParser.create(config_loader=composer.loader).parse_overrides(list(words))
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     last = {override.get_key_element(): override for override in parsed}
     fixed, space = [], {}
     for key, override in last.items():

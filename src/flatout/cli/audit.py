@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
+_NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
+_OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,12 +41,6 @@ class AuditConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         as_seconds(self.time, "for")
-
-
-_NAMES = {name: name for name in ("folds", "rows", "column", "out", "unlabelled", "top")} | {"for": "time"}
-
-
-_OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +61,14 @@ for=10m            how long a pretrained encoder may read: model=transformer mod
 def run(arguments: argparse.Namespace) -> None:
     own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
     words = [word for word in arguments.words if word.partition("=")[0] not in _NAMES]
-    config = AuditConfig(**{_NAMES[key]: _number(key, value) for key, value in own.items()})
+    config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
     source = None
     if words and "=" not in words[0]:
-        words, source = [*_words_of_run(Path(words[0])), *words[1:]], _source_of_run(Path(words[0]))
+        from flatout.report.summary import read_summary
+
+        folder = Path(words[0])
+        words = [*_words_of_run(folder), *words[1:]]
+        source = (read_summary(folder).get("data") or {}).get("source")
     command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
     start_measuring(words, lambda settings, _: audit(settings, config, command, source))
 
@@ -88,13 +88,6 @@ def _words_of_run(folder: Path) -> list[str]:
         raise UserError("audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
     words = file.read_text(encoding="utf-8").splitlines()
     return [word for word in words if word.lstrip("+").startswith(_OF_A_RUN)]
-
-
-def _source_of_run(folder: Path) -> str | None:
-    from flatout.report.summary import read_summary
-
-    summary = read_summary(folder)
-    return (summary.get("data") or {}).get("source")
 
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
@@ -118,9 +111,8 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     encoded = None
     if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None:
-        limit_s = as_seconds(config.time, "for") or 0.0
-        about = (list(rows.texts), settings.data.max_length, settings.precision, limit_s, print_line)
-        encoded = read_encoder(settings.model, *about)
+        limit_s, length = as_seconds(config.time, "for") or 0.0, settings.data.max_length
+        encoded = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
     measured = measure(rows, config.folds, settings.data.max_length, print_line, encoded)
     for line in lines(measured, config.folds):
         print_line(line)

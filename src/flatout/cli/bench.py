@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
-    parser.add_argument("--rounds", metavar="N", type=int, help="rounds of each measurement")
+    parser.add_argument("--rounds", dest="asked_rounds", metavar="N", type=int, help="rounds of each measurement")
     parser.add_argument("--only", metavar="TEXT", help="bert, doctor, reuse: the parts whose names hold this")
     parser.add_argument("--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.name not in BENCHES:
         hint = did_you_mean(arguments.name, BENCHES)
         raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
-    if arguments.rounds is not None:
-        require(arguments.rounds > 0, "--rounds", f"{arguments.rounds} rounds", allowed="1 or more")
+    rounds = arguments.asked_rounds
+    require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
     if arguments.only is not None and arguments.name not in (parted := ("bert", "doctor", "reuse")):
         raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed=", ".join(parted))
     if arguments.plain and arguments.name != "doctor":
@@ -53,16 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore")
     claims = []
     print(f"{'claim':<58} {'ours':>12} {'theirs':>12} {'ratio':>7}  {'goal':<12} holds")
-    for claim in importlib.import_module(f"benchmarks.{arguments.name}").claims(
-        Options(
-            quick=arguments.quick,
-            data=arguments.data,
-            pretrained=arguments.pretrained,
-            asked_rounds=arguments.rounds,
-            only=arguments.only,
-            plain=arguments.plain,
-        )
-    ):
+    names = ("quick", "data", "pretrained", "asked_rounds", "only", "plain")
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    for claim in importlib.import_module(f"benchmarks.{arguments.name}").claims(options):
         claims.append(claim)
         print(line(claim), flush=True)
     if arguments.json is not None:

@@ -27,6 +27,8 @@ from flatout.files import is_plain_part, require_inside
 
 _SEEDS = 1 << 32
 _ONLY_TYPED = "Type it on the command line: files may not set it."
+_LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter")
+_LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.output_dir}/${hydra.job.name}.log")
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -111,10 +113,6 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
-
-
-_LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter")
-_LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.output_dir}/${hydra.job.name}.log")
 
 
 def _check_logging(value: Any, where: str) -> None:

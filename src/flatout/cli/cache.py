@@ -20,27 +20,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     cache = Cache(arguments.cache)
-    {"list": show_list, "size": show_size, "verify": verify, "clear": lambda c: clear(c, arguments.key)}[
-        arguments.action
-    ](cache)
+    if arguments.action == "clear":
+        count = cache.clear(arguments.key)
+        print(f"{count} {'store' if count == 1 else 'stores'} removed from {cache.folder}")
+    elif arguments.action == "verify":
+        verify(cache)
+    else:
+        show(cache, whole=arguments.action == "list")
 
 
-def show_list(cache: Cache) -> None:
+def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
+    if not whole:
+        total = sum(entry.num_bytes for entry in entries)
+        print(f"{total / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
+        if units := cache.of_units().entries():
+            total = sum(unit.num_bytes for unit in units)
+            print(f"{total / 1e6:,.1f} MB in {len(units)} units of builds that are not finished")
+        return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())
         print(f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows or 0} rows  {entry.name}")
     if not entries:
         print(f"no stores in {cache.folder}")
-
-
-def show_size(cache: Cache) -> None:
-    entries = cache.entries()
-    total = sum(entry.num_bytes for entry in entries)
-    print(f"{total / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
-    if units := cache.of_units().entries():
-        total = sum(unit.num_bytes for unit in units)
-        print(f"{total / 1e6:,.1f} MB in {len(units)} units of builds that are not finished")
 
 
 def verify(cache: Cache) -> None:
@@ -52,8 +54,3 @@ def verify(cache: Cache) -> None:
         sys.exit(1)
     if not found:
         print(f"no stores in {cache.folder}")
-
-
-def clear(cache: Cache, key: str | None) -> None:
-    count = cache.clear(key)
-    print(f"{count} {'store' if count == 1 else 'stores'} removed from {cache.folder}")

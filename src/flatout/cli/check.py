@@ -10,9 +10,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
-from typing import Any, TypeVar, cast
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -25,7 +24,6 @@ from rich.markup import escape
 from flatout.cli.words import quote_letters, quoted
 from flatout.data.checks.findings import Level, counted, lines_of
 from flatout.data.checkup import check, check_recordings
-from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.text import TextDataConfig
 from flatout.distributed.limits import keep_freed_memory
@@ -38,13 +36,9 @@ _MARKS = {Level.error: "[red]error[/red]  ", Level.warning: "[yellow]warning[/ye
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s SOURCE [data.KEY=VALUE ...] [--strict] [--json]"
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="SOURCE",
-        help="a file, a quoted pattern, a folder with one file per split or one folder per class, or a name of the Hub."
-        " data.KEY=VALUE sets the data as in training.",
-    )
+    text = "a file, a quoted pattern, a folder with one file per split or one folder per class, or a name of the Hub."
+    text += " data.KEY=VALUE sets the data as in training."
+    parser.add_argument("words", nargs="*", metavar="SOURCE", help=text)
     parser.add_argument("--strict", action="store_true", help="exit code 1 where there is a warning")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
@@ -52,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     key, source, settings = _parted(arguments.words)
     keep_freed_memory()
-    kind = kind_of(settings)
-    found = kind.check(read_settings(kind.settings, settings, **{key: source}))
+    kind: type = SequenceDataConfig if _are_of_recordings(settings) else TextDataConfig
+    look: Callable[[Any], Any] = check_recordings if kind is SequenceDataConfig else check
+    found = look(read_settings(kind, settings, **{key: source}))
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
@@ -79,7 +74,8 @@ def _parted(words: list[str]) -> tuple[str, str, list[str]]:
         raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
     if named:
         raise UserError(named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out.")
-    return "train" if _names_parts(settings) else "source", sources[0], settings
+    names_splits = any(setting.startswith(("data.validation=", "data.test=")) for setting in settings)
+    return "train" if names_splits else "source", sources[0], settings
 
 
 def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:
@@ -91,7 +87,7 @@ def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> S
         for word in OverridesParser.create().parse_overrides([quote_letters(word) for word in words]):
             _set(root, word)
         found: Any = OmegaConf.to_object(root.data)
-        return cast(Settings, found)
+        return found
     except (HydraException, OmegaConfBaseException):
         from flatout.cli.composing import explain_errors  # imports torch: for a mistake alone
 
@@ -111,32 +107,11 @@ def _set(root: DictConfig, word: Override) -> None:
     OmegaConf.update(root, key, word.value())
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Data that can be checked; beside the table of kinds, which needs torch."""
-
-    settings: type
-    problems: type[StrEnum]
-    check: Callable[[Any], Any]
-
-
-_TEXTS = Checked(TextDataConfig, Problem, check)
-_OTHERS = (Checked(SequenceDataConfig, SequenceProblem, check_recordings),)
-
-
-def kind_of(words: list[str]) -> Checked:
-    """Texts, unless a setting is one that only other data have."""
+def _are_of_recordings(words: list[str]) -> bool:
+    """Whether a setting is one that texts do not have."""
     names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in words}
-    for other in _OTHERS:
-        own = {each.name for each in fields(other.settings)} - {each.name for each in fields(_TEXTS.settings)}
-        if names & own or {f"data.problem={problem}" for problem in other.problems} & set(words):
-            return other
-    return _TEXTS
-
-
-def _names_parts(settings: list[str]) -> bool:
-    """Whether other splits are named, so that SOURCE is the training rows alone."""
-    return any(setting.startswith(("data.validation=", "data.test=")) for setting in settings)
+    own = {each.name for each in fields(SequenceDataConfig)} - {each.name for each in fields(TextDataConfig)}
+    return bool(names & own or {f"data.problem={problem}" for problem in SequenceProblem} & set(words))
 
 
 def show(found: Any, command: str) -> None:

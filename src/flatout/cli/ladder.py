@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,14 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 _USUAL_BUDGET = "8m"
 _LEAST_WIDTH = 150
 _LADDER, _FOR, _SEEDS = "ladder", "for", "seeds"
+_OWN = re.compile(rf"\+*({_LADDER}|{_FOR}|{_SEEDS})=(.*)", re.DOTALL)
+"""Words of this command; the others are settings of a run."""
+_KIND_OF_OPTION = {
+    **dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text"),
+    **dict.fromkeys(("bits", "people"), "bits"),
+    **dict.fromkeys(("sequence", "cells"), "sequence"),
+}
+_MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +53,16 @@ yours:             python -m flatout ladder data.source=news.csv model=bilstm fo
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
 
-    typed, own = _part(arguments.words)
+    own = {found[1]: found[2] for found in map(_OWN.fullmatch, arguments.words) if found}
+    typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
-    folders = [Path(conf[1]) / _LADDER] if conf else []
-    folders.append(conf_folder() / _LADDER)
-    ladder = _read(find_ladder(own[_LADDER], folders)) if _LADDER in own else None
-    if ladder is not None:
+    folders = [folder / _LADDER for folder in (*map(Path, conf[1:]), conf_folder())]
+    ladder = None
+    if _LADDER in own:
+        path = find_ladder(own[_LADDER], folders)
+        require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        ladder = read_ladder(path)
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
     number = own.get(_SEEDS, "0")
@@ -58,24 +70,6 @@ def run(arguments: argparse.Namespace) -> None:
     asked = {"budget_s": as_seconds(own.get(_FOR, _USUAL_BUDGET), _FOR), "seeds": int(number), "command": command}
     shared = [] if ladder is None else list(ladder.settings)
     start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
-
-
-def _read(path: Path) -> Ladder:
-    """A ladder from a file of modest size."""
-    require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
-    return read_ladder(path)
-
-
-def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The settings of a run, and the words of this command."""
-    typed, own = list[str](), dict[str, str]()
-    for word in words:
-        key, equals, value = word.partition("=")
-        if equals and key.lstrip("+") in (_LADDER, _FOR, _SEEDS):
-            own[key.lstrip("+")] = value
-        else:
-            typed.append(word)
-    return typed, own
 
 
 def _require_settings(typed: Sequence[str]) -> None:
@@ -98,14 +92,6 @@ def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
             raise UserError("+ladder", what, hint=hint)
         if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
             raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
-
-
-_KIND_OF_OPTION = {
-    **dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text"),
-    **dict.fromkeys(("bits", "people"), "bits"),
-    **dict.fromkeys(("sequence", "cells"), "sequence"),
-}
-_MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
 
 
 def climb(

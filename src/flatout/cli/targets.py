@@ -20,49 +20,24 @@ from flatout.files import is_plain_part, require_inside
 
 TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
 _KINDS = (
-    ("torch.nn", "Module"),
-    ("torch.optim", "Optimizer"),
-    ("torch.optim.lr_scheduler", "LRScheduler"),
-    ("torch.utils.data", "Dataset"),
-    ("lightning.pytorch", "LightningDataModule"),
-    ("lightning.pytorch.callbacks", "Callback"),
-    ("lightning.pytorch.loggers", "Logger"),
-    ("torchmetrics", "Metric"),
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler", "torch.utils.data.Dataset"),
+    *("lightning.pytorch.LightningDataModule", "lightning.pytorch.callbacks.Callback"),
+    *("lightning.pytorch.loggers.Logger", "torchmetrics.Metric"),
 )
 _PLACES = (
-    "torch.nn.modules",
-    "torch.optim",
-    "torch.utils.data.dataset",
-    "lightning.pytorch.callbacks",
-    "lightning.pytorch.core.module",
-    "lightning.pytorch.loggers.csv_logs",
-    "lightning.pytorch.loggers.tensorboard",
-    "torchmetrics.aggregation",
-    "torchmetrics.classification",
-    "torchmetrics.clustering",
-    "torchmetrics.collections",
-    "torchmetrics.metric",
-    "torchmetrics.nominal",
-    "torchmetrics.regression",
-    "torchmetrics.retrieval",
-    "torchmetrics.segmentation",
-    "torchmetrics.text",
-    "torchmetrics.wrappers",
-    "transformers.activations",
-    "transformers.optimization",
-    "transformers.models",
-    "flatout.models",
-    "flatout.tasks",
-    "flatout.callbacks",
+    *("torch.nn.modules", "torch.optim", "torch.utils.data.dataset"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.core.module"),
+    *("lightning.pytorch.loggers.csv_logs", "lightning.pytorch.loggers.tensorboard"),
+    *("torchmetrics.aggregation", "torchmetrics.classification", "torchmetrics.clustering", "torchmetrics.collections"),
+    *("torchmetrics.metric", "torchmetrics.nominal", "torchmetrics.regression", "torchmetrics.retrieval"),
+    *("torchmetrics.segmentation", "torchmetrics.text", "torchmetrics.wrappers"),
+    *("transformers.activations", "transformers.optimization", "transformers.models"),
+    *("flatout.models", "flatout.tasks", "flatout.callbacks"),
 )
 """Modules, with all below them, whose classes a `_target_` may name. Importing one has no effects."""
 _DOORS = (
     *TRUSTED_PACKAGES,
-    "torch.nn",
-    "torch.optim.lr_scheduler",
-    "torch.utils.data",
-    "lightning.pytorch",
-    "lightning.pytorch.loggers",
+    *("torch.nn", "torch.optim.lr_scheduler", "torch.utils.data", "lightning.pytorch", "lightning.pytorch.loggers"),
 )
 """Modules that usually re-export such classes; the class itself must be defined in one of `_PLACES`."""
 _LEFT_OUT = (
@@ -118,21 +93,16 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
     if not is_trusted and package not in TRUSTED_PACKAGES:
         hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-        raise UserError(
-            where, f"_target_ {target} is from a package not trusted", allowed=", ".join(TRUSTED_PACKAGES), hint=hint
-        )
+        what, allowed = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
+        raise UserError(where, what, allowed=allowed, hint=hint)
     if not is_trusted and module not in _DOORS and not _is_place(module):
         raise _not_listed(target, where)
     found = _found(target)
     if found is None:
-        raise UserError(
-            where,
-            f"_target_ {target}: there is no such class",
-            hint="Check the spelling, and that its package is installed.",
-        )
-    kinds = tuple(getattr(importlib.import_module(place), kind) for place, kind in _KINDS)
-    if not (isinstance(found, type) and issubclass(found, kinds)):
-        names = ", ".join(name for _, name in _KINDS)
+        hint = "Check the spelling, and that its package is installed."
+        raise UserError(where, f"_target_ {target}: there is no such class", hint=hint)
+    if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
+        names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
         raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=names)
     is_left_out = any(f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__)
     if not is_trusted and (is_left_out or not _is_place(found.__module__)):
@@ -161,23 +131,18 @@ def _found(target: str) -> Any:
 
 
 def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]) -> None:
-    """Refuse arguments that lead out of the folder of all runs."""
-    for name, value in _arguments(found, settings).items():
-        if name in _FOLDERS and value is not None:
-            require_inside(str(value), folders, f"{where}.{name}")
-        elif name in _PARTS and isinstance(value, str):
-            allowed = "a name without '..' that begins with no '/' or '~'"
-            require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
-
-
-def _arguments(found: type, settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Arguments by name, positional ones too."""
+    """Refuse arguments, positional ones too, that lead out of the folder of all runs."""
     given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     places = settings.get("_args_") or []
     if isinstance(places, list | tuple):
         names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of any class)
         given |= dict(zip(names, places, strict=False))
-    return given
+    for name, value in given.items():
+        if name in _FOLDERS and value is not None:
+            require_inside(str(value), folders, f"{where}.{name}")
+        elif name in _PARTS and isinstance(value, str):
+            allowed = "a name without '..' that begins with no '/' or '~'"
+            require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
 
 
 def _lies_in(name: str, place: str) -> bool:

@@ -84,7 +84,7 @@ def help_text(words: Sequence[str], conf: Path) -> str:
     """The help for some words of the command line; those that only ask for it are left out."""
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
-    known = {(each.option, each.key): each for each in all_settings()}
+    known = list(all_settings())
     chosen = [f"{group}={option}" for group, option in cfg.hydra.runtime.choices.items()]
     lines = [USAGE, "Groups: choose with GROUP=OPTION", *_groups(conf), ""]
     shown = 0
@@ -93,7 +93,7 @@ def help_text(words: Sequence[str], conf: Path) -> str:
         if rows:
             lines += [f"{title}: {about}", *rows, ""]
             shown += len(rows)
-    return "\n".join([*lines, OTHERS.format(count=len({key for _, key in known}) - shown)])
+    return "\n".join([*lines, OTHERS.format(count=len({each.key for each in known}) - shown)])
 
 
 def _settings_among(words: Sequence[str]) -> list[str]:
@@ -121,34 +121,29 @@ def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:
         section = OmegaConf.select(cfg, parent) if parent else cfg
         if not isinstance(section, DictConfig):
             continue
-        names = list(section) if name == "*" else [name] if name in section else []
-        yield from (f"{parent}.{each}".lstrip(".") for each in names if not _is_group(section, str(each)))
+        for each in map(str, section):
+            value = section._get_node(each)
+            is_group = isinstance(value, DictConfig) and not value._is_none() and len(value) and each != "logger"
+            if name in ("*", each) and not is_group:
+                yield f"{parent}.{each}".lstrip(".")
 
 
-def _is_group(section: DictConfig, name: str) -> bool:
-    value = section._get_node(name)
-    return isinstance(value, DictConfig) and not value._is_none() and bool(len(value)) and name != "logger"
-
-
-def _setting(known: dict[tuple[str, str], Setting], chosen: list[str], key: str) -> Setting | None:
+def _setting(known: list[Setting], chosen: list[str], key: str) -> Setting | None:
     """What is known about a key: of the chosen option, or of any."""
-    found = [setting for (_, each), setting in known.items() if each == key]
     near = [*chosen, "data=headlines"]  # the sample of a run without a source
-    ranked = sorted(found, key=lambda each: near.index(each.option) if each.option in near else len(near))
-    return ranked[0] if ranked else None
+    found = (setting for setting in known if setting.key == key)
+    return min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
 
 
 def _row(cfg: DictConfig, key: str, setting: Setting | None) -> str:
     """`key=value` and what it does, in one line or more."""
     value: Any = OmegaConf.select(cfg, key)
-    plain = list(value) if key == "logger" and value else value
-    shown = as_word(plain)
     does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
-    allowed = f" ({setting.allowed})" if setting and _is_choice(setting.allowed) else ""
+    if setting and re.fullmatch(r"\w+(, \w+)+", setting.allowed):  # words to choose from
+        does += f" ({setting.allowed})"
+    shown = as_word(list(value) if key == "logger" and value else value)
     head = f"  {key}={shown}".replace("'", "").ljust(_KEY_WIDTH)
-    return textwrap.fill(
-        f"{does}{allowed}", width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)
-    )
+    return textwrap.fill(does, width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1))
 
 
 def _in_short(does: str, *, is_null: bool) -> str:
@@ -156,8 +151,3 @@ def _in_short(does: str, *, is_null: bool) -> str:
     first = re.split(r"(?<=[\w`)])[.;] ", does)[0].rstrip(".")
     null = re.search(r"null: ((?:[^.;]|\.\d)+)", does)
     return f"{first}; null: {null[1].strip()}" if is_null and null and null[0] not in first else first
-
-
-def _is_choice(allowed: str) -> bool:
-    """Whether the allowed values are words to choose from."""
-    return all(re.fullmatch(r"[\w]+", each) for each in allowed.split(", ")) and ", " in allowed

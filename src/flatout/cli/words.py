@@ -13,6 +13,8 @@ _ADDED = ("experiment", "sweep", "debug")
 _LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
+_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
+"""A value, or one item of a list, with a letter beyond ASCII."""
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:
@@ -34,20 +36,12 @@ def in_hydras_form(word: str) -> str:
 def quote_letters(word: str) -> str:
     """A word such as `data.text=Übersicht` or `data.read.delimiter=;` with the quotes that Hydra wants there."""
     key, equals, value = word.partition("=")
-    if value in _DELIMITERS:
+    if value in (";", "|", ","):
         return f"{key}='{value}'"
     if not equals or value.isascii() or re.search(r"['\"$\\]", value):
         return word
-    return f"{key}={re.sub(_WITH_LETTERS, _quoted, value)}"
-
-
-_DELIMITERS = (";", "|", ",")
-_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
-"""A value, or one item of a list, with a letter beyond ASCII."""
-
-
-def _quoted(found: re.Match[str]) -> str:
-    return f'"{found[0].strip()}"'
+    value = re.sub(_WITH_LETTERS, lambda found: f'"{found[0].strip()}"', value)
+    return f"{key}={value}"
 
 
 def quoted(text: str) -> str:
@@ -119,14 +113,8 @@ def require_folders(where: str, places: str) -> None:
 # Words of `python -m flatout sweep`.
 
 SHORT = {
-    "trials": "hydra.sweeper.trials",
-    "for": "hydra.sweeper.time",
-    "sampler": "hydra.sweeper.sampler",
-    "pruner": "hydra.sweeper.pruner",
-    "metric": "hydra.sweeper.metric",
-    "confirm": "hydra.sweeper.confirm",
-    "parallel": "hydra.launcher.parallel",
-    "trial_for": "hydra.launcher.limit",
+    **{word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")},
+    **{"for": "hydra.sweeper.time", "parallel": "hydra.launcher.parallel", "trial_for": "hydra.launcher.limit"},
 }
 """Words of `python -m flatout sweep`, and the settings they stand for."""
 _LONG = {setting: word for word, setting in SHORT.items()}
@@ -135,10 +123,9 @@ _LONG = {setting: word for word, setting in SHORT.items()}
 def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
     """A line to copy that begins a sweep of these words; they may be Hydra's. `conf` is what `--config-dir` names."""
     shown = [word for word in typed if word != "hydra/sweeper=flatout"]
-    short = [in_short(word) for word in shown if in_short(word) != word]  # Hydra hands on its own words first
+    shown.sort(key=lambda word: in_short(word) != word)  # Hydra hands on its own words first
     options = [] if conf is None else ["--config-dir", conf]
-    settings = [word for word in shown if in_short(word) == word]
-    return shlex.join(["python", "-m", "flatout", "sweep", *options, *settings, *short])
+    return shlex.join(["python", "-m", "flatout", "sweep", *options, *map(in_short, shown)])
 
 
 def in_short(word: str) -> str:

@@ -349,7 +349,8 @@ def shortened(text: str, letters: int) -> str:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that has a place on an axis; true and false are not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) < 1e300)
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return is_real and bool(abs(value) < 1e300)
 
 
 def _natural(text: str) -> str:
