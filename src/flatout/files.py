@@ -62,18 +62,14 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, after its new text is on the disk.
-
-    What UTF-8 cannot hold becomes an escape code, which JSON reads as it was.
-    """
+    """Replace a file in one step, after its new text is on the disk; what UTF-8 cannot hold becomes an escape code."""
     beside = path.with_name(f".{path.name}-{os.getpid()}")
+    beside.unlink(missing_ok=True)
     try:
-        beside.unlink(missing_ok=True)
         write_synced(beside, text.encode("utf-8", "backslashreplace"))
         beside.replace(path)
-    except BaseException:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
 
 
 def let_time_move(changed_ns: int) -> None:

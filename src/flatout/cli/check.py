@@ -30,7 +30,6 @@ from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 
 Settings = TypeVar("Settings")
-_STRICT_CODE = 1
 _MARKS = {Level.error: "[red]error[/red]  ", Level.warning: "[yellow]warning[/yellow]", Level.note: "note   "}
 
 
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     if found.count(Level.error):
         sys.exit(EXIT_CODE)
     if arguments.strict and found.count(Level.warning):
-        sys.exit(_STRICT_CODE)
+        sys.exit(1)
 
 
 def _parted(words: list[str]) -> tuple[str, str, list[str]]:

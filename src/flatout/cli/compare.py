@@ -65,11 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             arguments.html.write_text(page(found), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                "--html",
-                f"cannot write {arguments.html}: {error.strerror}",
-                hint="Name a file in a folder that you may write to.",
-            ) from None
+            hint = "Name a file in a folder that you may write to."
+            raise UserError("--html", f"cannot write {arguments.html}: {error.strerror}", hint=hint) from None
 
 
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
@@ -108,14 +105,9 @@ def page(found: Mapping[str, Exposure]) -> str:
         for name, exposure in zip(names, found.values(), strict=True)
     ]
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-    sentences = [exposure["conclusion"][0] for exposure in found.values()]
-    return render_page(
-        "compare",
-        heads=["", *names],
-        rows=cells,
-        curves=[chart] if chart else [],
-        conclusions=list(zip(names, sentences, strict=True)),
-    )
+    charts, sentences = [chart] if chart else [], (exposure["conclusion"][0] for exposure in found.values())
+    conclusions = list(zip(names, sentences, strict=True))
+    return render_page("compare", heads=["", *names], rows=cells, curves=charts, conclusions=conclusions)
 
 
 def short_names(runs: Sequence[str]) -> list[str]:

@@ -171,10 +171,9 @@ def _first(pattern: str, text: str) -> str:
 
 
 def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = "") -> UserError:
-    """The mistake of a key that does not exist.
+    """The mistake of a key that does not exist, beside the keys of its group.
 
-    `beside` are the keys of its group, `typed` is the whole key where Hydra names only its first part, and `file` is
-    where the key stands.
+    `typed` is the whole key where Hydra names only its first part, and `file` is where the key stands.
     """
     parent = key.rpartition(".")[0]
     if parent == "trainer":
@@ -200,8 +199,8 @@ def where_listed(group: str) -> str:
     first = group.partition(".")[0]
     if first == "hydra":
         return ""
-    is_listed = any(key.startswith(f"{first}.") for key in known_keys())
-    return f"python -m flatout settings {first if is_listed else ''}".rstrip() + " lists all."
+    listed = f" {first}" if any(key.startswith(f"{first}.") for key in known_keys()) else ""
+    return f"python -m flatout settings{listed} lists all."
 
 
 def as_typed(key: str) -> str:
@@ -211,9 +210,8 @@ def as_typed(key: str) -> str:
 
 def find_key(word: str) -> str | None:
     """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs` have one."""
-    names = [*GROUPS, *(field.name for field in fields(RunConfig))]
     by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=_rank, reverse=True)}
-    by_name |= {name: name for name in names}
+    by_name |= {name: name for name in (*GROUPS, *(field.name for field in fields(RunConfig)))}
     near = nearest(word, by_name, least=_ALMOST)
     return by_name[near] if near else None
 

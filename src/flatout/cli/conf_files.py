@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 import flatout
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
@@ -27,11 +27,8 @@ def conf_folder() -> Path:
     for place in places:
         if (place / "train.yaml").is_file():
             return place.resolve()
-    raise UserError(
-        "FLATOUT_CONF",
-        f"no train.yaml in {', '.join(map(str, places))}",
-        hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
-    )
+    hint = "Set FLATOUT_CONF to a folder with train.yaml, or leave it out."
+    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}", hint=hint)
 
 
 def conf_words(sources: Iterable[Any]) -> list[str]:
@@ -42,17 +39,16 @@ def conf_words(sources: Iterable[Any]) -> list[str]:
 
 def require_modest(text: str, where: str) -> None:
     """Refuse a YAML text that is very long, or that unfolds to very many values."""
-    if len(text) > _MOST_CHARACTERS:
-        raise UserError(where, f"{len(text):,} characters", allowed=f"at most {_MOST_CHARACTERS:,} of settings")
+    allowed = f"at most {_MOST_CHARACTERS:,} of settings"
+    require(len(text) <= _MOST_CHARACTERS, where, f"{len(text):,} characters", allowed=allowed)
     if "&" not in text or "*" not in text:
         return  # without references nothing unfolds
     try:
         count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
     except yaml.YAMLError:
         return  # the reader reports the error
-    if count > _MOST_VALUES:
-        allowed = f"at most {_MOST_VALUES:,} values"
-        raise UserError(where, "refers to its own parts too often", allowed=allowed)
+    allowed = f"at most {_MOST_VALUES:,} values"
+    require(count <= _MOST_VALUES, where, "refers to its own parts too often", allowed=allowed)
 
 
 def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:

@@ -21,30 +21,28 @@ _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    usual = EncodingConfig()
-    parser.add_argument("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
-    parser.add_argument("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
-    parser.add_argument("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
-    kinds = ", ".join(EncodingKind)
-    parser.add_argument("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
-    parser.add_argument("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
-    parser.add_argument("--uid", metavar="COLUMN", help="column that names each record (default: uid or id)")
-    parser.add_argument(
-        "--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})"
+    add, usual = parser.add_argument, EncodingConfig()
+    add("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
+    add("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
+    add("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
+    add(
+        "--encoding",
+        metavar="KIND",
+        default=usual.kind.value,
+        help=f"{', '.join(EncodingKind)} (default: {usual.kind})",
     )
-    parser.add_argument("--hashes", type=int, default=usual.hashes, help=f"bits a 2-gram sets (default {usual.hashes})")
-    ways = ", ".join(Hashing)
-    parser.add_argument("--hashing", default=usual.hashing.value, help=f"{ways} (default {usual.hashing})")
-    parser.add_argument("--fold", type=int, default=0, help="times a Bloom filter is halved by XOR (default: 0)")
-    parser.add_argument(
-        "--diffusion", type=int, default=0, help="bits XORed into each bit of a Bloom filter (default 0)"
-    )
-    parser.add_argument("--no-padding", action="store_true", help="do not hash the ends of a text with a blank")
-    parser.add_argument("--secret", metavar="TEXT", help=f"what the hash functions follow from (default: ${_SECRET})")
-    forms = ", ".join(_FORMS)
-    parser.add_argument("--form", default=Form.binary.value, help=f"how bits are written: {forms} (default: binary)")
-    parser.add_argument("--drop-text", action="store_true", help="write the uid and the encoding alone")
-    parser.add_argument("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
+    add("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
+    add("--uid", metavar="COLUMN", help="column that names each record (default: uid or id)")
+    add("--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})")
+    add("--hashes", type=int, default=usual.hashes, help=f"bits a 2-gram sets (default {usual.hashes})")
+    add("--hashing", default=usual.hashing.value, help=f"{', '.join(Hashing)} (default {usual.hashing})")
+    add("--fold", type=int, default=0, help="times a Bloom filter is halved by XOR (default: 0)")
+    add("--diffusion", type=int, default=0, help="bits XORed into each bit of a Bloom filter (default 0)")
+    add("--no-padding", action="store_true", help="do not hash the ends of a text with a blank")
+    add("--secret", metavar="TEXT", help=f"what the hash functions follow from (default: ${_SECRET})")
+    add("--form", default=Form.binary.value, help=f"how bits are written: {', '.join(_FORMS)} (default: binary)")
+    add("--drop-text", action="store_true", help="write the uid and the encoding alone")
+    add("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -53,10 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
         require_columns(table, {"--uid": arguments.uid})
     uid = uid_of(table.columns, arguments.uid or UIDS[0])
     columns = _columns(arguments, table, uid)
-    config = _config(arguments)
-    form = as_choice(Form, arguments.form, "--form")
-    if form not in _FORMS:
-        raise UserError("--form", form.value, allowed=", ".join(_FORMS))
+    config, form = _config(arguments), as_choice(Form, arguments.form, "--form")
+    require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
     if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
         raise UserError("--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"

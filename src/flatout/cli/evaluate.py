@@ -18,16 +18,15 @@ from flatout.report.summary import json_safe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument(
-        "file", metavar="FILE", help=f"{FILES} with rows and labels, or a folder of recordings; -: standard input"
-    )
-    parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
-    parser.add_argument("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
-    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a finished run's folder")
+    add("file", metavar="FILE", help=f"{FILES} with rows and labels, or a folder of recordings; -: standard input")
+    add("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
+    add("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
+    add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     add_reading(parser)
     add_computing(parser)
-    parser.add_argument("--json", action="store_true", help="print the metrics as JSON")
+    add("--json", action="store_true", help="print the metrics as JSON")
 
 
 def run(arguments: argparse.Namespace) -> None:

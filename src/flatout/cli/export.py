@@ -27,27 +27,18 @@ from flatout.inference.here import BEST, HEAD, choose, measure_forms, quantise, 
 from flatout.inference.run_predictor import FileOptions, ModelFolder
 from flatout.run.kinds import kind_of_run, load_predictor
 
-_ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings"
-    )
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
-    parser.add_argument("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
-    parser.add_argument(
-        "--for",
-        dest="machine",
-        choices=["here"],
-        help="measure each form of a text classifier on this machine, and write the best one (default: RUN/here)",
-    )
-    parser.add_argument("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
-    parser.add_argument("--best", choices=list(BEST), default="throughput", help="what to choose by, for --for here")
-    parser.add_argument(
-        "--allow-points", metavar="N", type=float, default=0.5, help="of the score that a form may lose (default: 0.5)"
-    )
-    parser.add_argument("--licence", metavar="NAME", default="", help="named in the model card of --for here")
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings")
+    add("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
+    add("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
+    text = "measure each form of a text classifier on this machine, and write the best one (default: RUN/here)"
+    add("--for", dest="machine", choices=["here"], help=text)
+    add("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
+    add("--best", choices=list(BEST), default="throughput", help="what to choose by, for --for here")
+    add("--allow-points", metavar="N", type=float, default=0.5, help="of the score that a form may lose (default: 0.5)")
+    add("--licence", metavar="NAME", default="", help="named in the model card of --for here")
     add_reading(parser)
 
 
@@ -100,10 +91,9 @@ def _about(run: Path) -> dict[str, Any]:
 
 
 def _require_onnx() -> None:
-    missing = [name for name in _ONNX_PACKAGES if find_spec(name) is None]
-    if missing:
-        hint = "Install it with pip install 'flatout[onnx]'."
-        raise UserError("--onnx", f"needs the package {', '.join(missing)}", hint=hint)
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    hint = "Install it with pip install 'flatout[onnx]'."
+    require(not missing, "--onnx", f"needs the package {', '.join(missing)}", hint=hint)
 
 
 @contextmanager
@@ -116,9 +106,8 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     try:
         beside.mkdir(parents=True)
     except OSError as error:
-        raise UserError(
-            "--out", f"cannot write {folder}: {error.strerror}", hint="Name a folder that you may write to."
-        ) from None
+        hint = "Name a folder that you may write to."
+        raise UserError("--out", f"cannot write {folder}: {error.strerror}", hint=hint) from None
     try:
         yield beside
         if target.exists():

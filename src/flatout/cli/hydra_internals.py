@@ -33,11 +33,9 @@ _SINGLE = "hydra.mode=RUN"
 """What Hydra adds to the words of a single run."""
 
 _SIGNATURES: dict[tuple[type, str], str] = {
-    (ConfigLoaderImpl, "load_configuration"): (
-        "self config_name overrides run_mode from_shell validate_sweep_overrides"
-    ),
-    (ConfigLoaderImpl, "_process_config_searchpath"): "self config_name parsed_overrides repo",
-    (ConfigRepository, "_find_object_source"): "self config_path object_type",
+    (ConfigLoaderImpl, "load_configuration"): "config_name overrides run_mode from_shell validate_sweep_overrides",
+    (ConfigLoaderImpl, "_process_config_searchpath"): "config_name parsed_overrides repo",
+    (ConfigRepository, "_find_object_source"): "config_path object_type",
 }
 
 
@@ -71,8 +69,7 @@ class GuardedLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        is_asked_for_mode = not validate_sweep_overrides
-        if is_asked_for_mode:
+        if not validate_sweep_overrides:  # then Hydra asks for the mode
             with suppress(HydraException):  # words for several runs: then Hydra looks for the mode in its own way
                 cfg = self._compose(config_name, list(overrides), RunMode.RUN, from_shell, True)
                 self._single = ([*overrides, _SINGLE], cfg)
@@ -114,7 +111,7 @@ def refuse_options(words: Sequence[str]) -> None:
 def guard_hydra() -> None:
     """Make Hydra compose with our loader, in this process and those it starts."""
     for (owner, name), parameters in _SIGNATURES.items():
-        require_signature(owner, name, parameters.split())
+        require_signature(owner, name, ["self", *parameters.split()])
     vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
 
 

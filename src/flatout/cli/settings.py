@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any
 
 import lightning as L
@@ -28,7 +28,6 @@ from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH = 42
 _LEAST_WIDTH, _MOST_WIDTH = 80, 120
-_MOST_NEAR = 5
 _TYPES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     group = [each for each in known if not key or each.option == key or each.key.startswith(f"{key}.")]
     if not group:
-        near = difflib.get_close_matches(key, {each.key for each in known}, n=_MOST_NEAR, cutoff=0.5)
+        near = difflib.get_close_matches(key, {each.key for each in known}, n=5, cutoff=0.5)
         hint = f"Did you mean {', '.join(near)}?" if near else "python -m flatout settings lists all."
         raise UserError(f"settings {key}", "no such key", hint=hint)
     _print_list(group)
@@ -103,8 +102,9 @@ def all_settings() -> Iterator[Setting]:
 
 
 def _settings_of_runs() -> Iterator[Setting]:
-    groups = {group.partition(".")[0] for group in COMPONENTS} | {"trainer"}
-    yield from (each for each in _settings_of(RunConfig, "", "run") if each.key.partition(".")[0] not in groups)
+    for each in _settings_of(RunConfig, "", "run"):
+        if each.key.partition(".")[0] not in (*COMPONENTS, "trainer"):
+            yield each
     for group, classes in COMPONENTS.items():
         for name, settings in classes.items():
             yield from _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
@@ -154,8 +154,7 @@ def describe_type(hint: Any) -> str:
     words = []
     for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
         kind = typing.get_origin(part) or part
-        is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
-        words += [str(member.value) for member in kind] if is_choice else [_TYPES[kind]]
+        words += [_TYPES[kind]] if kind in _TYPES else [str(member.value) for member in kind]
     return ", ".join(words)
 
 

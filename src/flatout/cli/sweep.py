@@ -16,10 +16,9 @@ from flatout.errors import UserError, nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
-    parser.add_argument(
-        "--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them"
-    )
+    add = parser.add_argument
+    add("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
+    add("--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 trials=30          how many settings are tried.

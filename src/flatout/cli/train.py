@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flatout.cli.conf_files import conf_folder, conf_words
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
 from flatout.distributed.imports import importing
+from flatout.distributed.processes import warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
 from flatout.run_log import print_line
 
@@ -48,12 +49,14 @@ def register_schemas() -> None:
 
 def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     """Run a job on the settings that words describe. A user's mistake ends with one message and exit code 2."""
-    sys.argv[1:] = for_hydra(words)
+    sys.argv[1:] = typed = for_hydra(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with importing():
-            _import_all(sys.argv[1:])
-        _compose(job)
+            if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in typed):
+                warm_start()  # imports in the background what later processes need
+            importlib.import_module("flatout.cli.boundary")
+        _compose(typed, job)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except RunBroke as broken:
@@ -82,15 +85,7 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
         start_hydra([*words, f"hydra.run.dir={folder}/none"], job)
 
 
-def _import_all(words: Sequence[str]) -> None:
-    from flatout.distributed.processes import warm_start
-
-    if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in words):
-        warm_start()  # imports in the background what later processes need
-    importlib.import_module("flatout.cli.boundary")
-
-
-def _compose(job: Callable[[DictConfig], Any]) -> None:
+def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     """Let Hydra compose the settings and run the job; explain its errors."""
     import hydra
 
@@ -101,13 +96,13 @@ def _compose(job: Callable[[DictConfig], Any]) -> None:
     try:
         with explain_errors():
             guard_hydra()
-            refuse_pickles_and_packages(sys.argv[1:])
-            refuse_options(sys.argv[1:])
+            refuse_pickles_and_packages(typed)
+            refuse_options(typed)
             register_schemas()
-            if any(word in ("-h", "--help") for word in sys.argv[1:]):
+            if any(word in ("-h", "--help") for word in typed):
                 from flatout.cli.train_help import help_text
 
-                print_line(help_text(sys.argv[1:], conf_folder()))
+                print_line(help_text(typed, conf_folder()))
                 return
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
     except OSError as error:

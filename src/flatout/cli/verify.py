@@ -22,21 +22,18 @@ from flatout.inference.forms import Form, exported, forms_of_folder, forms_of_ru
 from flatout.inference.verify import parted, verify, write_certificate
 from flatout.run.kinds import load_predictor
 
-_NOT_HELD = 1
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN|FOLDER", type=Path, help="a finished run, or a folder of transformers")
-    parser.add_argument("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
-    parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's; of a folder text)")
-    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
-    parser.add_argument(
-        "--form", metavar="FOLDER", type=Path, action="append", help="an export to judge (default: RUN/export)"
-    )
-    parser.add_argument("--rows", metavar="N", type=int, default=10_000, help="the first N rows (default: 10000)")
-    parser.add_argument("--allow", metavar="N", default="0", help="answers that may change, as 3 or 0.1%% (default: 0)")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
+    add = parser.add_argument
+    add("run", metavar="RUN|FOLDER", type=Path, help="a finished run, or a folder of transformers")
+    add("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
+    add("--text", metavar="COLUMN", help="column of the texts (default: the run's; of a folder text)")
+    add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    add("--form", metavar="FOLDER", type=Path, action="append", help="an export to judge (default: RUN/export)")
+    add("--rows", metavar="N", type=int, default=10_000, help="the first N rows (default: 10000)")
+    add("--allow", metavar="N", default="0", help="answers that may change, as 3 or 0.1%% (default: 0)")
+    add("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
+    add("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
     add_reading(parser)
 
 
@@ -62,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
         about = {"file": table.name, "rows": len(rows), "reference": f"{reference.name}, fp32", "allowed": allowed}
         write_certificate(arguments.out, about, done, allowed)
     if not holds:
-        sys.exit(_NOT_HELD)
+        sys.exit(1)
 
 
 def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:

@@ -110,10 +110,9 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     answered, given = right + wrong, right + missed
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
     curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
-    rows = given[0]
     most = len(counted.classes) if counted.confusion is None else _MOST_CURVES
-    shown = [place for place in np.argsort(-rows, kind="stable")[:most] if rows[place]]
-    return {counted.classes[place]: curves[:, :, place] for place in shown}
+    commonest = np.argsort(-given[0], kind="stable")[:most]
+    return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
 
 
 def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
@@ -171,16 +170,13 @@ def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in group.items():
-        below = {f"{name}.{key}": each for key, each in _flat(value).items()} if isinstance(value, dict) else None
-        flat |= {name: value} if below is None else below
+        below = _flat(value) if isinstance(value, dict) else {"": value}
+        flat |= {f"{name}.{key}".rstrip("."): each for key, each in below.items()}
     return flat
 
 
 def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:
-    """Rows by true class (down) and predicted class (across), coloured by their fraction of the true class.
-
-    Of many classes, the commonest.
-    """
+    """The commonest classes, true ones down and predicted ones across, coloured by fraction of the true class."""
     from matplotlib.colors import LinearSegmentedColormap
 
     order = np.argsort(-counts.sum(1), kind="stable")[:_MOST_CLASSES]
@@ -225,10 +221,7 @@ def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
             axes.barh(0.8, share, left=before, height=1.2, color=colour)
             axes.barh(y, 0.03, height=0.4, color=colour)
             before += share
-            for x, text, colour, side in (
-                (0.05, name, INK, "left"),
-                (0.5, f"{value:.3f} ms", INK, "right"),
-                (0.65, f"{share:.1%}", MUTED, "right"),
-            ):
-                axes.text(x, y, text, color=colour, fontsize=14, ha=side, va="center")
+            axes.text(0.05, y, name, color=INK, fontsize=14, ha="left", va="center")
+            axes.text(0.5, y, f"{value:.3f} ms", color=INK, fontsize=14, ha="right", va="center")
+            axes.text(0.65, y, f"{share:.1%}", color=MUTED, fontsize=14, ha="right", va="center")
     return figure

@@ -40,37 +40,23 @@ _STYLE = {
     "axes.edgecolor": LINE,
     "axes.axisbelow": True,
     "axes.autolimit_mode": "round_numbers",
-    "axes.xmargin": 0,
-    "axes.ymargin": 0,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.formatter.useoffset": False,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 11,
+    **dict.fromkeys(("axes.xmargin", "axes.ymargin"), 0),
+    **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "axes.formatter.useoffset"), False),
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.labelsize", "font.size", "xtick.labelsize", "ytick.labelsize"), 11),
     "font.family": "DejaVu Sans",
-    "font.size": 11,
     "grid.color": GRID,
     "lines.linewidth": 1.8,
     "svg.fonttype": "none",
     "text.color": INK,
     "text.parse_math": False,
-    "xtick.labelsize": 11,
-    "ytick.labelsize": 11,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
     "xtick.major.pad": 7,
     "ytick.major.pad": 6,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0),
 }
-_NAMESPACE = re.compile(r"\{.*?\}")
 _PLACES = {"d", "x", "y", "transform"}
 _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
-_MARKS = ("path", "use")
 _MOST_DOTS = 30
 """Of a line with more points, only the line is drawn."""
 
@@ -102,8 +88,7 @@ def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iter
     from matplotlib.style import context
 
     with rc_context(), context(_STYLE, after_reset=True), ignoring_missing_glyphs():
-        figure = Figure(figsize=(width / 72, height / 72), dpi=dpi, facecolor=PAPER)
-        yield figure
+        yield Figure(figsize=(width / 72, height / 72), dpi=dpi, facecolor=PAPER)
 
 
 @contextmanager
@@ -139,12 +124,11 @@ def draw_svg(figure: Figure, label: str) -> Markup:
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(file.getvalue())  # noqa: S314 (matplotlib wrote it just now)
     for element in root.iter():  # inside of HTML, SVG needs no namespaces
-        element.tag = _NAMESPACE.sub("", element.tag)
-        element.attrib = {_NAMESPACE.sub("", name): value for name, value in element.attrib.items()}
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
     for element in root.iter():
         _simplify(element)
-    for name in ("width", "height"):
-        del root.attrib[name]
+    del root.attrib["width"], root.attrib["height"]
     root.attrib |= {"role": "img", "aria-label": printable(label)}
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 (its texts are escaped)
 
@@ -159,24 +143,20 @@ def _simplify(element: ElementTree.Element) -> None:
     element.tail = None
     if element.get("transform", "").startswith("rotate(-0 "):
         del element.attrib["transform"]
-    if "style" in element.attrib:
-        element.attrib["style"] = _page_style(element.attrib["style"])
+    if style := element.get("style"):
+        for colour, variable in _VARIABLES.items():
+            style = style.replace(colour, variable)
+        style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
+        element.attrib["style"] = re.sub(r"font-family: [^;]*;? ?", "", style)
     for name in _PLACES & element.attrib.keys():  # a tenth of a pixel is fine enough
         element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
     if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
         _add_titles(element, name.removeprefix(_MARKED).split(_BETWEEN))
 
 
-def _page_style(style: str) -> str:
-    for colour, variable in _VARIABLES.items():
-        style = style.replace(colour, variable)
-    style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
-    return re.sub(r"font-family: [^;]*;? ?", "", style)
-
-
 def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
     hidden = {mark for definitions in group.iter("defs") for mark in definitions.iter()}
-    marks = [mark for mark in group.iter() if mark.tag in _MARKS and mark not in hidden]
+    marks = [mark for mark in group.iter() if mark.tag in ("path", "use") and mark not in hidden]
     for mark, text in zip(marks if len(texts) > 1 else [group], texts, strict=True):
         title = ElementTree.Element("title")
         title.text = text
@@ -193,7 +173,10 @@ class Curve:
 
 def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False) -> Chart | None:
     """A chart of some curves, or None without any point. With `doublings`, equal distances to the right are factors."""
-    shown = [Curve(each.name, _shown(each.points, doublings)) for each in curves]
+    shown = []
+    for curve in curves:
+        points = [(x, y) for x, y in curve.points if math.isfinite(y) and (x > 0 or not doublings)]
+        shown.append(Curve(curve.name, points))
     if not any(each.points for each in shown):
         return None
     with drawing() as figure:
@@ -205,7 +188,7 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
             axes.plot(*zip(*curve.points, strict=True), color=colour, marker=dots, markersize=5, clip_on=False)
         format_numbers(axes.xaxis, "{:,.0f}" if doublings else "{:g}")
         format_numbers(axes.yaxis)
-        axes.locator_params(axis="both" if not doublings else "y", nbins=6, steps=STEPS)
+        axes.locator_params(axis="y" if doublings else "both", nbins=6, steps=STEPS)
         axes.set_xlabel(x_label, loc="right", labelpad=2)
         svg = draw_svg(figure, title)
     legend = [Mark(curve.name, colour) for curve, colour in zip(shown, COLOURS, strict=False)]
@@ -215,7 +198,3 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
 def format_numbers(axis: Axis, form: str = "{:g}") -> None:
     """Write each tick by itself, without a common factor or offset."""
     axis.set_major_formatter(lambda value, _: form.format(value))
-
-
-def _shown(points: Sequence[tuple[float, float]], doublings: bool) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(y) and (x > 0 or not doublings)]

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,12 @@ from flatout.files import write_atomically
 SCHEMA = 1
 FILE = "summary.json"
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
+_LATER = {
+    "verdict": "limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others",
+    "baseline": "name metrics",
+    "calibration": "temperature error_before error_after fitted error_fitted",
+}
+"""Keys of sections that are null at first."""
 _PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
@@ -31,9 +37,7 @@ def empty_summary() -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "status": "running",
-        "experiment": None,
-        "command": None,
-        "seed": None,
+        **_nulls("experiment command seed"),
         "versions": versions(),
         "hardware": _nulls(
             "device count cores memory_gb precision peak_tflops peak_source cores_allowed memory_allowed_gb"
@@ -45,9 +49,7 @@ def empty_summary() -> dict[str, Any]:
             "cache": _nulls("key hit seconds"),
         },
         "model": _nulls("name parameters trainable"),
-        "choices": [],
-        "loggers": [],
-        "tune": None,
+        **{"choices": [], "loggers": [], "tune": None},
         "training": _nulls(
             "epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps out_of_memory"
         ),
@@ -67,13 +69,8 @@ def empty_summary() -> dict[str, Any]:
         },
         "verdict": None,
         "evidence": {},
-        "baseline": None,
-        "rival": None,
-        "calibration": None,
-        "metric": None,
-        "metrics": {},
-        "intervals": {},
-        "artifacts": {},
+        **_nulls("baseline rival calibration metric"),
+        **{"metrics": {}, "intervals": {}, "artifacts": {}},
     }
 
 
@@ -119,7 +116,7 @@ def _section(values: Any, name: str) -> Any:
     if not isinstance(values, dict) or name not in values:
         raise KeyError(name)
     if values[name] is None and name in _LATER:
-        values[name] = _LATER[name]()
+        values[name] = _nulls(_LATER[name]) | ({"metrics": {}} if name == "baseline" else {})
     return values[name]
 
 
@@ -169,10 +166,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages a run uses, as far as they are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -186,8 +181,7 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(memory / 1e9, 1),
         "precision": precision,
-        "peak_tflops": None,
-        "peak_source": None,
+        **_nulls("peak_tflops peak_source"),
     }
 
 
@@ -206,15 +200,6 @@ def json_safe(value: Any) -> Any:
 
 def _nulls(names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split())
-
-
-_LATER: dict[str, Callable[[], dict[str, Any]]] = {
-    "verdict": lambda: _nulls(
-        "limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others"
-    ),
-    "baseline": lambda: {"name": None, "metrics": {}},
-    "calibration": lambda: _nulls("temperature error_before error_after fitted error_fitted"),
-}
 
 
 def plain(value: Any) -> Any:
