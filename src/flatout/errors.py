@@ -50,13 +50,11 @@ class RunBroke(RuntimeError):
 
 def write_for_launcher(error: UserError | RunBroke) -> None:
     """Write an error where torchrun, or our own launch, looks for a rank's last words; without one nothing is done."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
     extra: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
         extra["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "hint")}
-    Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8")
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8")
 
 
 def printable(text: str) -> str:

@@ -49,8 +49,6 @@ class TrialLauncher(Launcher):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from flatout.cli.boundary import read_config
-        from flatout.run.launch import RunJob
         from flatout.sweep.many import Multirun, run_all
         from flatout.sweep.trial import Trial
 
@@ -59,14 +57,13 @@ class TrialLauncher(Launcher):
         trials, composed = [], []
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
-            cfg = _compose(self.loader, self.config, words, number)
+            cfg, job = _compose(self.loader, self.config, words, number)
             shown = [word for word in filter_overrides(words) if word not in common]
-            config = read_config(without_hydra(cfg), words)
             place, is_again = Path(str(cfg.hydra.sweep.dir)).absolute(), self.begun is not None
             if self.begun is not None:  # each experiment has its own place, which keeps the moment of the first time
                 place = place.with_name(self.begun.name)
             folder = place / str(cfg.hydra.sweep.subdir)
-            trials.append(Trial(number, folder, RunJob(config), [*self.conf, *words], shown, is_again=is_again))
+            trials.append(Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again))
             composed.append(cfg)
         of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
         found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
@@ -102,12 +99,7 @@ class TrialSweeper(Sweeper):
         return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed), slots))
 
     def _compose(self, words: Sequence[str], number: int) -> Any:
-        from flatout.cli.boundary import read_config
-        from flatout.run.launch import RunJob
-
-        with explain_errors():
-            cfg = _compose(self.loader, self.job_config, words, number)
-            return RunJob(read_config(without_hydra(cfg), words))
+        return _compose(self.loader, self.job_config, words, number)[1]
 
     def _begun(self, fixed: list[str]) -> Any:
         """How the person began this sweep, and what trains one of its trials alone."""
@@ -146,25 +138,28 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     from flatout.sweep.many import begun_with, newest_of
 
     if is_named:
-        before = begun_with(folder)
+        searched, before = folder, begun_with(folder)
+        what = f"{folder} holds trials of other words: {shlex.join(before or [])}"
         hint = "Choose another hydra.sweep.dir, or give that command again."
-        other = shlex.join(before or [])
-        require(before in (None, words), "hydra.sweep.dir", f"{folder} holds trials of other words: {other}", hint=hint)
+        require(before in (None, words), "hydra.sweep.dir", what, hint=hint)
         found = None if before is None else folder
     else:
-        found = newest_of(words, folder.parent)
-    searched = folder if is_named else folder.parent
+        searched, found = folder.parent, newest_of(words, folder.parent)
     none = f"resume: this command began no trials in {searched}; all start from the beginning"
     print(none if found is None else f"resume: continuing in {found}", flush=True)
     return found
 
 
-def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> DictConfig:
-    """The settings of one trial."""
-    composed = loader.load_sweep_config(config, list(words))
-    with open_dict(composed):
-        composed.hydra.job.id = composed.hydra.job.num = number
-    return composed
+def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> tuple[DictConfig, Any]:
+    """The settings of one trial, and its run."""
+    from flatout.cli.boundary import read_config
+    from flatout.run.launch import RunJob
+
+    with explain_errors():
+        composed = loader.load_sweep_config(config, list(words))
+        with open_dict(composed):
+            composed.hydra.job.id = composed.hydra.job.num = number
+        return composed, RunJob(read_config(without_hydra(composed), words))
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

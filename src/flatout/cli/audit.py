@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.train import start_measuring
-from flatout.errors import UserError, as_seconds, check_settings, require, setting
+from flatout.errors import as_seconds, check_settings, require, setting
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
@@ -83,9 +83,8 @@ def _number(key: str, value: str) -> Any:
 def _words_of_run(folder: Path) -> list[str]:
     """The words of a run that are about its data, and its pretrained encoder."""
     file = folder / "overrides.txt"
-    if not file.is_file():
-        what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
-        raise UserError("audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
+    what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
+    require(file.is_file(), "audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
     words = file.read_text(encoding="utf-8").splitlines()
     return [word for word in words if word.lstrip("+").startswith(_OF_A_RUN)]
 

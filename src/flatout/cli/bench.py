@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import flatout
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import did_you_mean, require
 
 if TYPE_CHECKING:
     from benchmarks.claim import Claim
@@ -40,15 +40,14 @@ def run(arguments: argparse.Namespace) -> None:
         for name, about in BENCHES.items():
             print(f"{name:<12} {about}")
         return
-    if arguments.name not in BENCHES:
-        hint = did_you_mean(arguments.name, BENCHES)
-        raise UserError("bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
+    hint = did_you_mean(arguments.name, BENCHES)
+    require(arguments.name in BENCHES, "bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
-    if arguments.only is not None and arguments.name not in (parted := ("bert", "doctor", "reuse")):
-        raise UserError("--only", f"bench {arguments.name} cannot leave rows out", allowed=", ".join(parted))
-    if arguments.plain and arguments.name != "doctor":
-        raise UserError("--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
+    is_parted = arguments.only is None or arguments.name in ("bert", "doctor", "reuse")
+    require(is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed="bert, doctor, reuse")
+    is_plain = not arguments.plain or arguments.name == "doctor"
+    require(is_plain, "--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     claims = []
@@ -66,9 +65,9 @@ def run(arguments: argparse.Namespace) -> None:
 def add_checkout_to_path() -> None:
     """Make `benchmarks` importable: it lies beside `src/` in a checkout and is not part of the installed package."""
     root = Path(flatout.__file__).parents[2]
-    if not (root / "benchmarks" / "__init__.py").is_file():
-        what = "the benchmarks are not part of the installed package"
-        raise UserError("bench", what, hint="Run it in a checkout of the project, installed with pip install -e .")
+    is_checkout = (root / "benchmarks" / "__init__.py").is_file()
+    hint = "Run it in a checkout of the project, installed with pip install -e ."
+    require(is_checkout, "bench", "the benchmarks are not part of the installed package", hint=hint)
     if str(root) not in sys.path:
         sys.path.append(str(root))
 

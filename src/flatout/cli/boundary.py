@@ -7,7 +7,7 @@ plugins and logging name. `check_hydra` checks the composed settings first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import chain_of, mistake_in, unknown_key
-from flatout.cli.targets import check_targets, is_allowed, targets
+from flatout.cli.targets import check_targets, is_allowed, nodes, targets
 from flatout.config import RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 
-_SEEDS = 1 << 32
 _ONLY_TYPED = "Type it on the command line: files may not set it."
 _LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter")
 _LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.output_dir}/${hydra.job.name}.log")
@@ -34,22 +33,22 @@ _LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.outpu
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of one run, from the composed configuration and the typed words."""
     _require_known_keys(cfg, "")
-    if missing := OmegaConf.missing_keys(cfg):
-        key = sorted(missing)[0]
-        raise UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise UserError(missing[0], "has no value", hint=f"Give it one: {missing[0]}=VALUE.")
     try:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "settings")
         raise UserError(key, str(error).splitlines()[0], hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    for where, text in _texts(plain, ""):
-        require("${" not in text, where, f"{text!r} refers to another value", hint="Write the value itself.")
+    for where, each in nodes(plain, ""):
+        refers = isinstance(each, str) and "${" in each
+        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
     folders = [Path(cfg.output)]
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
     check_targets(plain, allowed_targets(cfg, overrides), folders=folders)
-    if isinstance(cfg.seed, int) and 0 <= cfg.seed < _SEEDS:
+    if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         seed_everything(cfg.seed, verbose=False)  # modules of your own draw their weights while they are built
     try:
         return instantiate(cfg, _convert_="object")
@@ -63,11 +62,11 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
 def _require_known_keys(settings: DictConfig, where: str) -> None:
     """Refuse a key that no class has: typed with a plus sign, Hydra adds it to any group."""
     kind = OmegaConf.get_type(settings)
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else None
+    names = [field.name for field in fields(kind) if not field.name.startswith("_")] if is_dataclass(kind) else None
     for name in map(str, settings):
         key = f"{where}.{name}".lstrip(".")
         if names is not None and name not in names and not name.startswith("_"):
-            raise unknown_key(key, [each for each in names if not each.startswith("_")])
+            raise unknown_key(key, names)
         child = settings._get_node(name)
         if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing() or child._is_interpolation()):
             _require_known_keys(child, key)
@@ -83,8 +82,8 @@ def as_typed(words: Any) -> list[str]:
 def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """The packages that the command line trusts; a file cannot trust any."""
     allowed = tuple(cfg.get("allow_targets") or ())
-    if allowed and not _is_typed("allow_targets", overrides):
-        raise UserError("allow_targets", "stands in a file", hint="Type it on the command line: files may not set it.")
+    is_typed = not allowed or _is_typed("allow_targets", overrides)
+    require(is_typed, "allow_targets", "stands in a file", hint=_ONLY_TYPED)
     return allowed
 
 
@@ -163,9 +162,9 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
         plain = OmegaConf.to_container(found, resolve=True)
     except OmegaConfBaseException:
         plain = OmegaConf.to_container(found, resolve=False)
-    for where, text in _texts(plain, key):
-        is_final = "${" not in re.sub(r"\$\{hydra\.[\w.]+\}", "", text)
-        require(is_final, where, f"{text!r} refers to another value", hint="Write the value itself.")
+    for where, each in nodes(plain, key):
+        refers = isinstance(each, str) and "${" in re.sub(r"\$\{hydra\.[\w.]+\}", "", each)
+        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
     return plain
 
 
@@ -180,16 +179,3 @@ def _value(cfg: DictConfig, key: str) -> Any:
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
     return any(name == key or name.startswith(f"{key}.") for name in names)
-
-
-def _texts(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Every text in plain settings, keys too."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield where, str(key)
-            yield from _texts(item, f"{where}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _texts(item, f"{where}[{number}]")
-    elif isinstance(value, str):
-        yield where, value

@@ -67,8 +67,7 @@ def _parted(words: list[str]) -> tuple[str, str, list[str]]:
     if not sources and len(named) == 1:
         key, _, source = named[0].removeprefix("data.").partition("=")
         return key, source.strip("'\""), [setting for setting in settings if setting not in named]
-    if not sources:
-        raise UserError("check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
+    require(bool(sources), "check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
     if len(sources) > 1:
         raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
     if named:

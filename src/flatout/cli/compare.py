@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,19 @@ from flatout.report.page import render_page
 Exposure = Mapping[str, Any]
 
 
-def _share(*path: str) -> Callable[[Exposure], str]:
-    def read(exposure: Exposure) -> str:
-        value: Any = exposure
-        for name in path:
-            value = None if value is None else value[name]
-        return "" if value is None else f"{value:.1%}"
-
-    return read
-
-
-ROWS: dict[str, Callable[[Exposure], str]] = {
-    "encoding": lambda exposure: exposure["encoding"],
-    "known records": lambda exposure: f"{exposure['records']['train']:,}",
-    "judged on": lambda exposure: f"{exposure['records']['judged']:,}",
-    "Dice of the 2-grams": lambda exposure: f"{exposure['scores']['dice']:.4f}",
-    "Dice by ridge regression": lambda exposure: f"{exposure['methods']['ridge regression']:.4f}",
-    "sets exactly right": _share("scores", "exact"),
-    "rebuilt at the first try": _share("reconstruction", "alone", "at_1"),
-    "rebuilt within ten": _share("reconstruction", "alone", "at_10"),
-    "with names, first try": _share("reconstruction", "with_names", "at_1"),
-    "with names, within ten": _share("reconstruction", "with_names", "at_10"),
+ROWS = {
+    "encoding": ("{}", "encoding"),
+    "known records": ("{:,}", "records", "train"),
+    "judged on": ("{:,}", "records", "judged"),
+    "Dice of the 2-grams": ("{:.4f}", "scores", "dice"),
+    "Dice by ridge regression": ("{:.4f}", "methods", "ridge regression"),
+    "sets exactly right": ("{:.1%}", "scores", "exact"),
+    "rebuilt at the first try": ("{:.1%}", "reconstruction", "alone", "at_1"),
+    "rebuilt within ten": ("{:.1%}", "reconstruction", "alone", "at_10"),
+    "with names, first try": ("{:.1%}", "reconstruction", "with_names", "at_1"),
+    "with names, within ten": ("{:.1%}", "reconstruction", "with_names", "at_10"),
 }
-"""What is compared, and how it is read off an exposure report."""
+"""What is compared, its form, and where an exposure report has it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,15 +81,26 @@ def comparison(found: Mapping[str, Exposure]) -> Table:
     for _ in found:
         shown.add_column(overflow="fold")
     shown.add_row("run", *(Text(name) for name in short_names(list(found))))
-    for name, read in ROWS.items():
-        shown.add_row(name, *(Text(read(exposure)) for exposure in found.values()))
+    for name, *cells in _rows(found):
+        shown.add_row(name, *map(Text, cells))
     return shown
+
+
+def _rows(found: Mapping[str, Exposure]) -> list[list[str]]:
+    return [[name, *(_read(exposure, *way) for exposure in found.values())] for name, way in ROWS.items()]
+
+
+def _read(exposure: Exposure, form: str, *path: str) -> str:
+    """A figure of a report; empty where it has none."""
+    value: Any = exposure
+    for name in path:
+        value = None if value is None else value[name]
+    return "" if value is None else form.format(value)
 
 
 def page(found: Mapping[str, Exposure]) -> str:
     """The comparison as HTML, without network or script."""
     names = short_names(list(found))
-    cells = [[name, *(read(exposure) for exposure in found.values())] for name, read in ROWS.items()]
     curves = [
         Curve(name, [(point["records"], point.get("model", point["ridge"])) for point in exposure["learning"]])
         for name, exposure in zip(names, found.values(), strict=True)
@@ -107,7 +108,7 @@ def page(found: Mapping[str, Exposure]) -> str:
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
     charts, sentences = [chart] if chart else [], (exposure["conclusion"][0] for exposure in found.values())
     conclusions = list(zip(names, sentences, strict=True))
-    return render_page("compare", heads=["", *names], rows=cells, curves=charts, conclusions=conclusions)
+    return render_page("compare", heads=["", *names], rows=_rows(found), curves=charts, conclusions=conclusions)
 
 
 def short_names(runs: Sequence[str]) -> list[str]:

@@ -44,8 +44,6 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "tune": {"default": TuneConfig},
 }
 """The settings class of each option of each group in `conf/`."""
-_MOST_KEYS = 24
-"""A longer list of keys is left out of a message."""
 _ALMOST = 0.75
 """Least likeness of keys that stand in different groups."""
 
@@ -60,9 +58,8 @@ def explain(error: BaseException) -> UserError | None:
     override = getattr(inner, "override", None) or _first(r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error))
     match type(inner).__name__:
         case "MissingConfigException":
-            return _missing_option(
-                getattr(inner, "missing_cfg_file", None) or "", getattr(inner, "options", None) or []
-            )
+            group, _, option = (getattr(inner, "missing_cfg_file", None) or "").rpartition("/")
+            return _missing_option(group, option, getattr(inner, "options", None) or [])
         case "OverrideParseException" | "LexerNoViableAltException":
             return _unreadable(override)
         case "ValidationError" | "UnsupportedValueType" | "ReadonlyConfigError":
@@ -110,8 +107,7 @@ def explain_errors() -> Iterator[None]:
         raise mistake from None
 
 
-def _missing_option(missing: str, options: Sequence[str]) -> UserError:
-    group, _, option = missing.rpartition("/")
+def _missing_option(group: str, option: str, options: Sequence[str]) -> UserError:
     hint = did_you_mean(option, options)
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
@@ -182,16 +178,14 @@ def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: 
         return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
     near = _nearest_key(key, beside, typed or key)
     hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
-    kinds = ((group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items())
-    options = [
-        f"{group.partition('.')[0]}={name}"
-        for group, name, kind in kinds
-        if key in (f"{group}.{field}" for field in _field_names(kind))
-    ]
+    options = []
+    for group, classes in COMPONENTS.items():
+        having = [name for name, kind in classes.items() if key in _field_names(kind, f"{group}.")]
+        options += [f"{group.partition('.')[0]}={name}" for name in having]
     if options:
         hint = f"It is a setting of {', '.join(options)}. {where_listed(parent)}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
-    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= _MOST_KEYS else "", hint=hint)
+    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= 24 else "", hint=hint)
 
 
 def where_listed(group: str) -> str:
@@ -210,16 +204,15 @@ def as_typed(key: str) -> str:
 
 def find_key(word: str) -> str | None:
     """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs` have one."""
-    by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=_rank, reverse=True)}
+
+    def rank(key: str) -> tuple[int, int]:  # less deep first, then in the order of the groups
+        group = key.partition(".")[0]
+        return key.count("."), GROUPS.index(group) if group in GROUPS else len(GROUPS)
+
+    by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=rank, reverse=True)}
     by_name |= {name: name for name in (*GROUPS, *(field.name for field in fields(RunConfig)))}
     near = nearest(word, by_name, least=_ALMOST)
     return by_name[near] if near else None
-
-
-def _rank(key: str) -> tuple[int, int]:
-    """The place of a key among those of its name: less deep first, then in the order of the groups."""
-    group = key.partition(".")[0]
-    return key.count("."), GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
 
 def _nearest_key(key: str, beside: Sequence[str], typed: str) -> str | None:
@@ -251,15 +244,13 @@ def _unknown_argument(key: str) -> UserError:
 
 def known_keys() -> list[str]:
     """Dotted names of all settings."""
-    kinds = [(group, kind) for group, classes in COMPONENTS.items() for kind in classes.values()]
-    kinds += [(f"logger.{name}", kind) for name, kind in LOGGERS.items()]
-    names = {f"{group}.{name}" for group, kind in kinds for name in _field_names(kind)}
-    return sorted(
-        names | {f"trainer.{name}" for name in ours_of_trainer()} | {field.name for field in fields(RunConfig)}
-    )
+    kinds = [(f"{group}.", kind) for group, classes in COMPONENTS.items() for kind in classes.values()]
+    kinds += [(f"logger.{name}.", kind) for name, kind in LOGGERS.items()]
+    ours = [*(field.name for field in fields(RunConfig)), *(f"trainer.{name}" for name in ours_of_trainer())]
+    return sorted({*ours, *(name for prefix, kind in kinds for name in _field_names(kind, prefix))})
 
 
-def _field_names(settings: type, prefix: str = "") -> Iterator[str]:
+def _field_names(settings: type, prefix: str) -> Iterator[str]:
     for field in fields(settings):
         yield f"{prefix}{field.name}"
         if isinstance(field.default_factory, type) and is_dataclass(field.default_factory):

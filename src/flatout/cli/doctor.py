@@ -26,7 +26,7 @@ from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.settings import as_word
 from flatout.cli.train import main
 from flatout.distributed.processes import OUTPUT, warm_start
-from flatout.errors import EXIT_CODE, RunBroke, UserError
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import Interval, speedup, take_turns
 from flatout.perf.notes import measured_before
@@ -111,9 +111,8 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     summary, evidence = read_summary(folder), evidence_in(folder)
     found = verdict(evidence)
     override, words = found["override"], words_of(folder, summary, more)
-    if not override:
-        what = f"nothing to confirm: {found['sentence']}"
-        raise UserError(str(folder), what, hint="Only an override of the command line can be confirmed.")
+    hint = "Only an override of the command line can be confirmed."
+    require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
     steps = steps_of_a_round(evidence)
     sides = sides_of(words, override, evidence, steps)
     print(f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they were", flush=True)
@@ -154,9 +153,8 @@ def predicted(found: dict[str, Any]) -> Interval | None:
 def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:
     """The command line that trains a run again, from what its folder holds."""
     theirs, ours = (summary.get("versions") or {}).get("flatout"), versions()["flatout"]
-    if theirs != ours:
-        what = f"trained by flatout {theirs}, this is {ours}: its settings may mean something else"
-        raise UserError(str(folder), what, hint="Train it again with this version.")
+    what = f"trained by flatout {theirs}, this is {ours}: its settings may mean something else"
+    require(theirs == ours, str(folder), what, hint="Train it again with this version.")
     try:
         typed = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -165,7 +163,7 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if _is_of_training(word)]
-    return [*with_override([*with_override(kept, measured), *more], _QUIET)]
+    return with_override([*with_override(kept, measured), *more], _QUIET)
 
 
 def _is_of_training(word: str) -> bool:

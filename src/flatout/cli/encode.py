@@ -25,12 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
     add("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
     add("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
-    add(
-        "--encoding",
-        metavar="KIND",
-        default=usual.kind.value,
-        help=f"{', '.join(EncodingKind)} (default: {usual.kind})",
-    )
+    kinds = ", ".join(EncodingKind)
+    add("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
     add("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
     add("--uid", metavar="COLUMN", help="column that names each record (default: uid or id)")
     add("--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})")

@@ -23,8 +23,6 @@ from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_USUAL_BUDGET = "8m"
-_LEAST_WIDTH = 150
 _LADDER, _FOR, _SEEDS = "ladder", "for", "seeds"
 _OWN = re.compile(rf"\+*({_LADDER}|{_FOR}|{_SEEDS})=(.*)", re.DOTALL)
 """Words of this command; the others are settings of a run."""
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
     number = own.get(_SEEDS, "0")
     require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
-    asked = {"budget_s": as_seconds(own.get(_FOR, _USUAL_BUDGET), _FOR), "seeds": int(number), "command": command}
+    asked = {"budget_s": as_seconds(own.get(_FOR, "8m"), _FOR), "seeds": int(number), "command": command}
     shared = [] if ladder is None else list(ladder.settings)
     start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
 
@@ -132,7 +130,7 @@ def show(found: dict[str, Any], folder: Path) -> None:
     from flatout.ladder.results import closing_lines, ladder_table
 
     console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
+    console.width = max(console.width, 150)  # piped into a file it would be cut at 80
     console.print(ladder_table(found))
     for line in closing_lines(found):
         console.print(Text(line))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import re
 import shutil
 import textwrap
@@ -27,7 +28,6 @@ from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH = 42
-_LEAST_WIDTH, _MOST_WIDTH = 80, 120
 _TYPES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -190,15 +190,13 @@ def _print_one(setting: Setting) -> None:
 
 
 def _print_list(settings: list[Setting]) -> None:
-    option = None
-    for each in settings:
-        if each.option != option:
-            print(f"{'' if option is None else chr(10)}{each.option}")
-            option = each.option
-        head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH)
-        print(textwrap.fill(each.does, width(), initial_indent=f"{head} ", subsequent_indent=" " * (_KEY_WIDTH + 1)))
+    for place, (option, group) in enumerate(itertools.groupby(settings, key=lambda each: each.option)):
+        print(f"\n{option}" if place else option)
+        for each in group:
+            head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH) + " "
+            print(textwrap.fill(each.does, width(), initial_indent=head, subsequent_indent=" " * (_KEY_WIDTH + 1)))
 
 
 def width() -> int:
     """Characters in a line of the terminal, within bounds that read well."""
-    return min(_MOST_WIDTH, max(_LEAST_WIDTH, shutil.get_terminal_size().columns))
+    return min(120, max(80, shutil.get_terminal_size().columns))

@@ -12,7 +12,7 @@ from typing import Any
 from flatout.cli.train import main
 from flatout.cli.words import SHORT, in_full, quoted
 from flatout.distributed.processes import warm_start
-from flatout.errors import UserError, nearest
+from flatout.errors import UserError, nearest, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +50,8 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     """The words that resume a sweep; this process then works in the folder where the sweep began."""
     from flatout.sweep.searched import read_asked
 
-    if not typed or "=" in typed[0]:
-        hint = "Name its folder: python -m flatout sweep resume FOLDER."
-        raise UserError("sweep resume", "no folder is named", hint=hint)
+    hint = "Name its folder: python -m flatout sweep resume FOLDER."
+    require(bool(typed) and "=" not in typed[0], "sweep resume", "no folder is named", hint=hint)
     folder, more = Path(typed[0]).absolute(), typed[1:]
     asked = read_asked(folder)
     _require_trust_typed(asked, more, conf, folder)
@@ -69,9 +68,8 @@ def _require_trust_typed(asked: dict[str, Any], typed: list[str], conf: list[str
     missing = [word for word in asked["typed"] if _trusts(word) and word not in typed]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
-    if missing:
-        hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
-        raise UserError("sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
+    hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+    require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
 
 
 def _trusts(word: str) -> bool:

@@ -70,14 +70,19 @@ def check_targets(
 
 def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Each mapping with a `_target_`, at any depth, and its key."""
+    return ((key, each) for key, each in nodes(value, where) if isinstance(each, Mapping) and "_target_" in each)
+
+
+def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of it, too."""
+    yield where, value
     if isinstance(value, Mapping):
-        if "_target_" in value:
-            yield where, value
-        for key in value:
-            yield from targets(value[key], f"{where}.{key}".lstrip("."))
+        for key, item in value.items():
+            yield where, str(key)
+            yield from nodes(item, f"{where}.{key}".lstrip("."))
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from targets(item, f"{where}[{number}]")
+            yield from nodes(item, f"{where}[{number}]")
 
 
 def is_allowed(target: Any, allowed: Sequence[str]) -> bool:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
 _MODE = "tune=auto"
-_LEAST_WIDTH = 140
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         print(line)
     answers = smallest([each.answers for each in found])
     console = Console(highlight=False)
-    console.width = max(console.width, _LEAST_WIDTH)  # piped into a file it would be cut at 80
+    console.width = max(console.width, 140)  # piped into a file it would be cut at 80
     console.print(table_of(answers))
     for choice in answers.choices:
         print(decision_line(choice.name, choice.value, choice.why, choice.evidence))

@@ -56,11 +56,9 @@ def with_own_parts(words: Sequence[str]) -> list[str]:
     """The words without the option of a group whose `_target_` is typed: a class of yours takes its place."""
     found = list(words)
     for group in ("data", "task"):
-        plain = [word.lstrip("+") for word in found]
-        if any(word.startswith(f"{group}._target_=") for word in plain):
-            named = [f"+{word}" if word.startswith(f"{group}.") else word for word in plain]
-            kept = [word if new == old else new for word, old, new in zip(found, plain, named, strict=True)]
-            found = [f"~{group}", *(word for word in kept if not word.startswith(f"{group}="))]
+        if any(word.lstrip("+").startswith(f"{group}._target_=") for word in found):
+            kept = (word for word in found if not word.startswith(f"{group}="))
+            found = [f"~{group}", *(re.sub(rf"^\+*{group}\.", f"+{group}.", word) for word in kept)]
     return found
 
 

@@ -17,7 +17,6 @@ from flatout.errors import printable
 
 _MOST_CLASSES = 6
 """Of the best and of the worst; fewer than both together are all shown."""
-_LEAST_SHARE = 0.001
 EARLY_END = "early end of training"
 """The choice that says that patience has ended training."""
 
@@ -29,7 +28,12 @@ def print_closing(
     console = console or Console(highlight=False)
     if per_class:
         console.print(class_table(per_class))
-    console.print(closing_table(summary))
+    table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
+    table.columns[0].style = "bold"
+    early = [("ended early", text)] if (text := early_end(summary)) else []
+    for name, text in [*_metric_rows(summary), *early, *_speed_rows(summary)]:
+        table.add_row(Text(name), Text(text))
+    console.print(table)
     console.print(Text(f"run folder:  {folder}"), soft_wrap=True)
     if "tensorboard" in summary.get("loggers", ["tensorboard"]):
         console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
@@ -40,16 +44,6 @@ def plain_table(*heads: str, texts: int = 1, **more: Any) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", **more)
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < texts else "right")
-    return table
-
-
-def closing_table(summary: dict[str, Any]) -> Table:
-    """Metrics, speed and time split of one run."""
-    table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
-    table.columns[0].style = "bold"
-    early = [("ended early", text)] if (text := early_end(summary)) else []
-    for name, text in [*_metric_rows(summary), *early, *_speed_rows(summary)]:
-        table.add_row(Text(name), Text(text))
     return table
 
 
@@ -124,7 +118,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
     rows = [("speed", ", ".join(known))] if known else []
     if parts := parts_of_step(speed["step_ms"]):
-        shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share >= _LEAST_SHARE)
+        shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share >= 0.001)
         rows.append(("each step", f"{sum(part.ms for part in parts):.1f} ms: {shares}"))
     if text := gpu_text(speed["gpu"]):
         rows.append(("card", text))

@@ -27,16 +27,10 @@ if TYPE_CHECKING:
 
     from flatout.tasks.metrics import Counted
 
-_MOST_POINTS = 127
-"""TensorBoard keeps at most so many points of a precision-recall curve."""
-_MOST_CURVES = 20
-_MOST_CLASSES = 40
 _LONGEST = 22
 """Letters of a class in a figure."""
 _DPI = 108
 """Half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked."""
-_DARK = 0.55
-"""Fraction of a class from which the text on its cell is white."""
 _COMPARED = (
     *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
     *("precision", "seed", "trainer.max_epochs"),
@@ -48,33 +42,28 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     """The charts under each heading."""
     from flatout.callbacks.step_timer import PARTS
 
-    memory = ["host/process_memory_gb", "host/available_memory_gb", *(["gpu/memory_gb"] if has_card else [])]
-    charts = {
-        "speed": {
-            "rows a second": ["speed/rows_per_s"],
-            "tokens a second": ["speed/tokens_per_s"],
-            "padding, fraction": ["speed/padding_share"],
-            **({"fraction of the card's peak (MFU)": ["speed/mfu"]} if has_card else {}),
-        },
-        "time": {
-            "parts of a step's time, ms": [f"time/{part}_ms" for part in PARTS],
-            "time of a step, 50th and 99th percentile, ms": ["time/p50_ms", "time/p99_ms"],
-        },
-        "memory": {"memory, GB": memory},
-        "loss": {"training and validation loss": ["train/loss", "val/loss"], "learning rate": ["train/lr"]},
-        "quality": {"validation metrics": [f"val/{name}" for name in metrics]},
-    }
-    if has_card:
-        charts["gpu"] = {
-            "in use": ["gpu/utilisation", "gpu/throttled_share"],
-            "power, W": ["gpu/power_w"],
-            "temperature, °C": ["gpu/temperature_c"],
-            "clocks, MHz": ["gpu/sm_clock_mhz", "gpu/memory_clock_mhz"],
-        }
-    return {
-        heading: {title: ["Multiline", [f"{tag}$" for tag in tags]] for title, tags in group.items()}
-        for heading, group in charts.items()
-    }
+    charts = [
+        ("speed", "rows a second", ["speed/rows_per_s"]),
+        ("speed", "tokens a second", ["speed/tokens_per_s"]),
+        ("speed", "padding, fraction", ["speed/padding_share"]),
+        ("speed", "fraction of the card's peak (MFU)", ["speed/mfu"]),
+        ("time", "parts of a step's time, ms", [f"time/{part}_ms" for part in PARTS]),
+        ("time", "time of a step, 50th and 99th percentile, ms", ["time/p50_ms", "time/p99_ms"]),
+        ("memory", "memory, GB", ["host/process_memory_gb", "host/available_memory_gb", "gpu/memory_gb"]),
+        ("loss", "training and validation loss", ["train/loss", "val/loss"]),
+        ("loss", "learning rate", ["train/lr"]),
+        ("quality", "validation metrics", [f"val/{name}" for name in metrics]),
+        ("gpu", "in use", ["gpu/utilisation", "gpu/throttled_share"]),
+        ("gpu", "power, W", ["gpu/power_w"]),
+        ("gpu", "temperature, °C", ["gpu/temperature_c"]),
+        ("gpu", "clocks, MHz", ["gpu/sm_clock_mhz", "gpu/memory_clock_mhz"]),
+    ]
+    found: Layout = {}
+    for heading, title, tags in charts:
+        known = [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]
+        if known or not tags:
+            found.setdefault(heading, {})[title] = ["Multiline", known]
+    return found
 
 
 def write_dashboard(
@@ -104,13 +93,14 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     """
     if counted.binned is None:
         return {}
-    thinned = np.linspace(0, len(counted.binned) - 1, min(_MOST_POINTS, len(counted.binned))).round().astype(int)
+    count = min(127, len(counted.binned))  # TensorBoard keeps no more points
+    thinned = np.linspace(0, len(counted.binned) - 1, count).round().astype(int)
     binned = counted.binned[thinned].astype(np.float64)  # [points, classes, target, answer]
     right, wrong, missed, left = binned[..., 1, 1], binned[..., 0, 1], binned[..., 1, 0], binned[..., 0, 0]
     answered, given = right + wrong, right + missed
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
     curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
-    most = len(counted.classes) if counted.confusion is None else _MOST_CURVES
+    most = len(counted.classes) if counted.confusion is None else 20
     commonest = np.argsort(-given[0], kind="stable")[:most]
     return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
 
@@ -179,7 +169,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
     """The commonest classes, true ones down and predicted ones across, coloured by fraction of the true class."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    order = np.argsort(-counts.sum(1), kind="stable")[:_MOST_CLASSES]
+    order = np.argsort(-counts.sum(1), kind="stable")[:40]
     shown, whole = counts[np.ix_(order, order)], [printable(classes[place]) for place in order]
     names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in whole]
     shares = shown / np.maximum(counts[order].sum(1, keepdims=True), 1)
@@ -199,7 +189,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
         axes.grid(which="minor", color=GRID)
         for down, across in zip(*np.nonzero(shown), strict=True):
             if len(text := str(shown[down, across])) * LETTER * 1.1 < size - 2:
-                ink = PAPER if shares[down, across] > _DARK else INK
+                ink = PAPER if shares[down, across] > 0.55 else INK  # on a dark cell
                 axes.text(across, down, text, color=ink, fontsize=9 if size < 30 else 11, ha="center", va="center")
         figure.text(12 / width, 0.985, f"true class down, predicted class across{of_all}", va="top", fontsize=13)
     return figure

@@ -54,11 +54,8 @@ _STYLE = {
     "ytick.major.pad": 6,
     **dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0),
 }
-_PLACES = {"d", "x", "y", "transform"}
 _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
-_MOST_DOTS = 30
-"""Of a line with more points, only the line is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ def _simplify(element: ElementTree.Element) -> None:
             style = style.replace(colour, variable)
         style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
         element.attrib["style"] = re.sub(r"font-family: [^;]*;? ?", "", style)
-    for name in _PLACES & element.attrib.keys():  # a tenth of a pixel is fine enough
+    for name in {"d", "x", "y", "transform"} & element.attrib.keys():  # a tenth of a pixel is fine enough
         element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
     if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
         _add_titles(element, name.removeprefix(_MARKED).split(_BETWEEN))
@@ -184,7 +181,7 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
         if doublings:
             axes.set_xscale("log", base=2)
         for curve, colour in zip(shown, COLOURS, strict=False):
-            dots = "o" if len(curve.points) <= _MOST_DOTS else ""
+            dots = "o" if len(curve.points) <= 30 else ""
             axes.plot(*zip(*curve.points, strict=True), color=colour, marker=dots, markersize=5, clip_on=False)
         format_numbers(axes.xaxis, "{:,.0f}" if doublings else "{:g}")
         format_numbers(axes.yaxis)

@@ -50,12 +50,13 @@ def write_page(
     answers: Sequence[Chart] = (),
 ) -> Path:
     """Write `report.html` into a run folder."""
-    path, config = folder / "report.html", folder / "config.yaml"
+    path, config, model = folder / "report.html", folder / "config.yaml", summary["model"]
+    parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
     page = render_page(
         "report",
         name=summary["experiment"] or "a run",
         status=summary["status"],
-        about=_about(summary),
+        about=f"{model['name'] or 'no model yet'}{parameters} on {summary['data']['source'] or 'no data yet'}",
         command=summary["command"] or "",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         early_end=early_end(summary),
@@ -88,12 +89,6 @@ def read_curves(folder: Path) -> list[dict[str, str]]:
 def tile(value: str, name: str, note: str = "") -> dict[str, str]:
     """A large figure on a page, what it is, and a short note."""
     return {"value": value, "name": name, "note": note}
-
-
-def _about(summary: Mapping[str, Any]) -> str:
-    model, data = summary["model"], summary["data"]
-    parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
-    return f"{model['name'] or 'no model yet'}{parameters} on {data['source'] or 'no data yet'}"
 
 
 def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -122,9 +122,8 @@ def _section(values: Any, name: str) -> Any:
 
 def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
     """A choice that a run wrote down, by its name; None where there is none, or no summary."""
-    if not (folder / FILE).is_file():
-        return None
-    return next((each for each in read_summary(folder).get("choices", []) if each["name"] == name), None)
+    choices = read_summary(folder).get("choices", []) if (folder / FILE).is_file() else []
+    return next((each for each in choices if each["name"] == name), None)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

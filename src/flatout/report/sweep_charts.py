@@ -6,6 +6,7 @@ complete ones, grey and hollow are pruned ones. The reader points at a mark to s
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,36 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from flatout.errors import printable
-from flatout.report.figures import (
-    COLOURS,
-    LETTER,
-    MUTED,
-    PAPER,
-    STEPS,
-    Chart,
-    Mark,
-    add_axes,
-    draw_svg,
-    drawing,
-    explain,
-    format_numbers,
-)
+from flatout.report import figures
+from flatout.report.figures import Chart, Mark, add_axes, draw_svg, drawing, explain, format_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
 
-_MOST_POINTS = 100
 _MANY = 100
-_FAR = 5
-_FEW = 8
-_KINDS = {"pruned": "#8b949e", "complete": COLOURS[0], "best": COLOURS[1]}
+_KINDS = {"pruned": "#8b949e", "complete": figures.COLOURS[0], "best": figures.COLOURS[1]}
 """Kinds of trials, the last one drawn on top."""
-_FAINTEST = 0.25
-"""Opacity of the worst trial among all parameters."""
-_GOLDEN = 0.618034
-"""Multiples of it, modulo 1, never fall together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +59,13 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     with drawing() as figure:
         axes = add_axes(figure)
         places = [results.clip(best) for best in bests]
-        axes.plot(numbers, places, color=COLOURS[1], linewidth=1.6, drawstyle="steps-post", zorder=1)
+        axes.plot(numbers, places, color=figures.COLOURS[1], linewidth=1.6, drawstyle="steps-post", zorder=1)
         _set_scale(axes, "x", number_scale([dot.number for dot in dots]))
         _set_scale(axes, "y", results)
         axes.set_xlabel("trial", loc="right", labelpad=2)
         _add_dots(axes, dots, results)
         svg = draw_svg(figure, title)
-    legend = [Mark("a trial", COLOURS[0], "●"), Mark("the best so far", COLOURS[1], "●")]
+    legend = [Mark("a trial", figures.COLOURS[0], "●"), Mark("the best so far", figures.COLOURS[1], "●")]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, values))
 
 
@@ -102,8 +84,14 @@ def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> Chart | 
         _set_scale(axes, "y", results)
         axes.set_xlabel("validation", loc="right", labelpad=2)
         segments = [[(x, results.clip(y)) for x, y in thin(line.points)] for line in lines]
-        colours, widths, opacities = zip(*(_stroke(line.kind, len(lines)) for line in lines), strict=True)
-        drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
+        width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)  # the more lines, the fainter each
+        drawn = LineCollection(
+            segments,
+            colors=[_KINDS[line.kind] for line in lines],
+            linewidths=[2.4 if line.kind == "best" else width for line in lines],
+            alpha=[1.0 if line.kind == "best" else opacity for line in lines],
+            clip_on=False,
+        )
         explain(drawn, [f"trial {line.number}" for line in lines])
         axes.add_collection(drawn, autolim=False)
         _add_dots(axes, [Dot(line.number, line.kind, *line.points[-1]) for line in lines], results)
@@ -124,8 +112,8 @@ def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> 
         axes = add_axes(figure)
         _set_scale(axes, "x", values, room=300 - 64)
         _set_scale(axes, "y", results)
-        spread = 0.4 if values.words else 0.0
-        places = ((values.place(dot.x) or 0.0) + spread * (dot.number * _GOLDEN % 1 - 0.5) for dot in dots)
+        spread = 0.4 if values.words else 0.0  # by multiples of the golden ratio, which modulo 1 never fall together
+        places = ((values.place(dot.x) or 0.0) + spread * (dot.number * 0.618034 % 1 - 0.5) for dot in dots)
         _add_dots(axes, [replace(dot, x=x) for dot, x in zip(dots, places, strict=True)], results)
         svg = draw_svg(figure, key)
     return Chart(title=shortened(key, 40), svg=svg)
@@ -149,38 +137,42 @@ def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any
     with drawing(width, height) as figure:
         drawn = LineCollection(
             segments[::-1],  # the best one on top
-            colors=[*[COLOURS[0]] * others, COLOURS[1]],
+            colors=[*[figures.COLOURS[0]] * others, figures.COLOURS[1]],
             linewidths=[*[narrow] * others, 2.6],
-            alpha=[*np.linspace(_FAINTEST, 1, others), 1],
+            alpha=[*np.linspace(0.25, 1, others), 1],
             transform=figure.transFigure,
             zorder=0,
         )
         figure.add_artist(drawn)
         for i, (key, scale) in enumerate(scales.items()):
-            needs_rows = LETTER * (max(map(len, scales)) + 1) >= slot
+            needs_rows = figures.LETTER * (max(map(len, scales)) + 1) >= slot
             title_room = min(slot * (1 + needs_rows), 300)
             axes = figure.add_axes((rights[key], bottom / height, 1 / width, tall))
-            _set_upright(axes, scale, letters=int(min(slot, 220) / LETTER) - 2)
-            above = axes.set_title(shortened(printable(key), int(title_room / LETTER) - 1), fontsize=11, color=MUTED)
+            _set_upright(axes, scale, letters=int(min(slot, 220) / figures.LETTER) - 2)
+            above = axes.set_title(
+                shortened(printable(key), int(title_room / figures.LETTER) - 1), fontsize=11, color=figures.MUTED
+            )
             above.set_y(1 + (5 + 15 * (i % 2 if needs_rows else 0)) / (height * tall))
             explain(above, [key])
         svg = draw_svg(figure, title)
-    legend = [Mark("the best", COLOURS[1]), Mark("good", COLOURS[0]), Mark("bad", f"{COLOURS[0]}40")]
+    legend = [
+        Mark("the best", figures.COLOURS[1]),
+        Mark("good", figures.COLOURS[0]),
+        Mark("bad", f"{figures.COLOURS[0]}40"),
+    ]
     return Chart(title=title, svg=svg, legend=legend)
 
 
 def best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
     """The best value up to each trial."""
-    better = max if mode == "max" else min
-    steps: list[tuple[int, float]] = []
-    for dot in sorted(dots, key=lambda dot: dot.number):
-        steps.append((dot.number, better(dot.y, steps[-1][1]) if steps else dot.y))
-    return steps
+    ordered = sorted(dots, key=lambda dot: dot.number)
+    bests = itertools.accumulate((dot.y for dot in ordered), max if mode == "max" else min)
+    return [(dot.number, best) for dot, best in zip(ordered, bests, strict=True)]
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """At most about a hundred of the points, the last one among them."""
-    return [*points[:: -(-len(points) // _MOST_POINTS)], points[-1]]
+    return [*points[:: -(-len(points) // 100)], points[-1]]
 
 
 def far_worse(results: Scale, values: Sequence[float]) -> str:
@@ -204,7 +196,7 @@ def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> Non
         axis.minorticks_off()
         format_numbers(axis)
     else:
-        axis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS))
+        axis.set_major_locator(MaxNLocator(nbins=7, steps=figures.STEPS))
         format_numbers(axis)
     axes.set(**{f"{side}lim": (scale.low, scale.high)})
 
@@ -214,7 +206,7 @@ def _set_upright(axes: Axes, scale: Scale, *, letters: int) -> None:
     axes.patch.set_visible(False)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
-    axes.spines["left"].set(visible=True, color=MUTED, linewidth=1)
+    axes.spines["left"].set(visible=True, color=figures.MUTED, linewidth=1)
     axes.yaxis.tick_right()
     _set_scale(axes, "y", scale)
     if scale.words:
@@ -222,14 +214,14 @@ def _set_upright(axes: Axes, scale: Scale, *, letters: int) -> None:
         axes.yaxis.set_ticks(range(0, len(scale.words), step))
         _write_words(axes.yaxis, scale.names[::step], letters)
     for label in axes.get_yticklabels():
-        label.set_bbox({"facecolor": PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
+        label.set_bbox({"facecolor": figures.PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
 
 
 def _rows(names: Sequence[str], room: float) -> tuple[int, int]:
     """How many letters of each word fit below an axis, and in how many rows the words stand."""
     slot = room / len(names)
-    rows = 2 if LETTER * (max(map(len, names)) + 1) > slot else 1
-    return max(int(slot * rows / LETTER) - 1, 1), rows
+    rows = 2 if figures.LETTER * (max(map(len, names)) + 1) > slot else 1
+    return max(int(slot * rows / figures.LETTER) - 1, 1), rows
 
 
 def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) -> None:
@@ -248,21 +240,14 @@ def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
             [dot.x for dot in shown],
             [results.clip(dot.y) for dot in shown],
             s=size**2,
-            facecolors=PAPER if kind == "pruned" else colour,
-            edgecolors=colour if kind == "pruned" else PAPER,
+            facecolors=figures.PAPER if kind == "pruned" else colour,
+            edgecolors=colour if kind == "pruned" else figures.PAPER,
             linewidths=1.0 if kind == "pruned" else 0.5,
             alpha=0.75 if kind == "complete" else None,
             clip_on=False,
             zorder=3,
         )
         explain(drawn, [f"trial {dot.number}: {dot.y:.6g}" for dot in shown])
-
-
-def _stroke(kind: str, lines: int) -> tuple[str, float, float]:
-    """Colour, width and opacity of one among so many lines: the more there are, the fainter each."""
-    if kind == "best":
-        return COLOURS[1], 2.4, 1.0
-    return (_KINDS[kind], 1.2, 0.55) if lines <= _MANY else (_KINDS[kind], 0.7, 0.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +284,7 @@ def metric_scale(values: Sequence[float], mode: str) -> Scale:
     """A scale of results; those far worse than most lie beyond its end and do not flatten the rest."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
-    reach = _FAR * (high - low)
+    reach = 5 * (high - low)
     if len(ordered) < 8 or reach == 0:
         return number_scale(ordered)
     return number_scale([y for y in ordered if (y >= low - reach if mode == "max" else y <= high + reach)])
@@ -317,14 +302,14 @@ def number_scale(values: Sequence[float], *, log: bool = False) -> Scale:
         margin = max(0.5, abs(low) * 1e-9)
         low, high = low - margin, high + margin
     are_counts = all(float(value).is_integer() for value in values)
-    ticks = MaxNLocator(nbins=7 if are_counts else 6, integer=are_counts, steps=STEPS).tick_values(low, high)
+    ticks = MaxNLocator(nbins=7 if are_counts else 6, integer=are_counts, steps=figures.STEPS).tick_values(low, high)
     return Scale(low=float(ticks[0]), high=float(ticks[-1]))
 
 
 def value_scale(values: Sequence[Any], *, log: bool) -> Scale:
     """A scale of a parameter's values: of numbers, or of a few values that recur, as they are written."""
     texts = {written(value): value for value in values}
-    are_numbers, are_few = all(map(is_number, values)), len(texts) <= _FEW and len(values) >= 2 * len(texts)
+    are_numbers, are_few = all(map(is_number, values)), len(texts) <= 8 and len(values) >= 2 * len(texts)
     if are_numbers and not are_few and len(texts) > 1:
         return number_scale(values, log=log and min(values) > 0)
     words = sorted(texts, key=texts.__getitem__ if are_numbers else _natural)

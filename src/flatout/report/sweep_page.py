@@ -24,8 +24,6 @@ from flatout.report.sweep_charts import Dot, is_number, shortened, written
 PAGE, ROWS = "sweep.html", "sweep.csv"
 _REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
-_DANGEROUS = ("=", "+", "-", "@", "\t", "\r")
-_MEAN = "mean ± standard deviation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,21 +86,17 @@ def _rows(report: SweepReport) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_defused, ("number", "status", "value", "seconds", *keys, *metrics, "note", "folder")))
     for trial in report.trials:
-        results = [_cell(trial.metrics, name) for name in metrics]
-        params = [_cell(trial.params, key) for key in keys]
+        results = [written(trial.metrics[name]) if name in trial.metrics else "" for name in metrics]
+        params = [written(trial.params[key]) if key in trial.params else "" for key in keys]
         numbers = ["" if number is None else written(number) for number in (trial.value, trial.seconds)]
         cells = [str(trial.number), trial.status, *numbers, *params, *results, trial.note, trial.folder]
         writer.writerow(map(_defused, cells))
     return file.getvalue()
 
 
-def _cell(values: dict[str, Any], key: str) -> str:
-    return written(values[key]) if key in values else ""
-
-
 def _defused(text: str) -> str:
     """A cell that no spreadsheet runs as a formula; numbers stay numbers."""
-    if not text.startswith(_DANGEROUS):
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
         float(text)
@@ -114,11 +108,13 @@ def _defused(text: str) -> str:
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
     """The page; `with_page` are folders of trials that have a report of their own."""
     trials, keys = _ordered(report), _keys(report)
+    counts = {status: sum(trial.status == status for trial in trials) for status in STATUSES}
     complete = [trial for trial in trials if trial.status == "complete" and is_number(trial.value)]
     best = complete[0] if complete else None
     params, metrics = ({}, {}) if best is None else (best.params, best.metrics)
     by_importance = sorted(keys, key=lambda key: -report.importance.get(key, 0.0))
     shares = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
+    seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
     heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
     return render_page(
@@ -127,13 +123,13 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         command=report.command,
         metric=report.metric,
         goal="highest" if report.mode == "max" else "lowest",
-        counts=_counts(report),
+        counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet",
         duration=_duration(report.seconds),
         figures=_tiles(report, best),
         has_best=best is not None,
         best_overrides=report.best_overrides,
         parameters=[[key, report.space.get(key, ""), _value(params, key)] for key in keys],
-        confirmed_heads=["metric", "in the search", _MEAN, *(f"seed {seed}" for seed in report.confirmed)],
+        confirmed_heads=["metric", "in the search", "mean ± standard deviation", *seeds],
         confirmed=_confirmed(report, metrics),
         importance=[(printable(key), f"{100 * share:.0f}%") for share, key in shares],
         curves=_charts(report, best),
@@ -143,11 +139,6 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
         trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
-
-
-def _counts(report: SweepReport) -> str:
-    counts = {status: sum(trial.status == status for trial in report.trials) for status in STATUSES}
-    return ", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet"
 
 
 def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
