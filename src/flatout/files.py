@@ -18,7 +18,6 @@ from flatout.errors import UserError
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of a disk rather than of a name."""
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 _ASIDE = "-replaced"
 _TICK_S = 0.02
 """File systems keep the time of a change in steps of up to ten milliseconds."""
@@ -39,7 +38,7 @@ def sync_folder(path: Path) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
             raise
 
 

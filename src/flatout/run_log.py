@@ -43,7 +43,6 @@ class PrintLog:
 
 
 def decision_line(name: str, value: object, why: str, evidence: str) -> str:
-    """One automatic choice as a line of text."""
     return f"{name}: {value} ({why}; {evidence})"
 
 

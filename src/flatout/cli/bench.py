@@ -73,7 +73,6 @@ def add_checkout_to_path() -> None:
 
 
 def line(claim: Claim) -> str:
-    """One row of the table."""
     ours = "" if math.isnan(claim.ours) else f"{claim.ours:,.4g}"
     theirs = "" if claim.theirs is None else f"{claim.theirs:,.4g}"
     ratio = "" if claim.ratio is None else f"{claim.ratio:.2f}×"

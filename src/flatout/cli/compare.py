@@ -60,7 +60,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
-    """Print a row for each group, and the difference."""
     factor = found.unit or "in its own unit"
     heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in found.seeds))
     shown = plain_table(*heads, title=f"{found.metric}, {factor}")

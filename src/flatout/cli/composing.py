@@ -137,7 +137,6 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
 
 
 def _several_values(word: str) -> UserError:
-    """The mistake of several values for one run."""
     key, _, values = word.lstrip("+").partition("=")
     as_list = f"write '{key}=[{values}]' for one run with all of them"
     takes_list = any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key))

@@ -40,13 +40,9 @@ from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3
-_ROUND_S = 3.0
-"""About what each short run trains."""
 _LEAST_STEPS, _MOST_STEPS = 60, 300
 _LEFT_OUT = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """Settings of a run that its short runs do without; packages are trusted on the command line alone."""
-_QUIET = "monitor.progress=false monitor.verdict=false tune=off"
-_ENDLESS = "trainer.max_epochs=1000 checkpoint.patience=null"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +132,6 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
 
 
 def print_confirmation(folder: Path, more: Sequence[str]) -> None:
-    """Confirm, print and keep."""
     found = confirm(folder, more)
     for number, (before, after) in enumerate(zip(*found.rates, strict=True), 1):
         print(f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the override")
@@ -163,7 +158,8 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if _is_of_training(word)]
-    return with_override([*with_override(kept, measured), *more], _QUIET)
+    quiet = "monitor.progress=false monitor.verdict=false tune=off"
+    return with_override([*with_override(kept, measured), *more], quiet)
 
 
 def _is_of_training(word: str) -> bool:
@@ -180,7 +176,7 @@ def _key(word: str) -> str:
 def steps_of_a_round(evidence: Evidence) -> int:
     """Optimizer steps of each short run: some seconds, and a whole epoch where that is not many more."""
     step_s = evidence.total_ms * evidence.accumulate / 1000
-    steps = min(_MOST_STEPS, max(_LEAST_STEPS, round(_ROUND_S / max(step_s, 1e-6))))
+    steps = min(_MOST_STEPS, max(_LEAST_STEPS, round(3.0 / max(step_s, 1e-6))))
     epoch = math.ceil(evidence.steps / max(evidence.epochs, 1e-9))
     return epoch if steps < epoch <= min(2 * steps, _MOST_STEPS) else steps
 
@@ -188,7 +184,7 @@ def steps_of_a_round(evidence: Evidence) -> int:
 def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
     """The original and the override, over the same number of rows; only the number of steps ends them."""
     fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
-    plain = with_override(words, _ENDLESS)
+    plain = with_override(words, "trainer.max_epochs=1000 checkpoint.patience=null")
     return [[*plain, f"++trainer.max_steps={steps}"], [*with_override(plain, override), f"++trainer.max_steps={fixed}"]]
 
 

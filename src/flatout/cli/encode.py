@@ -85,13 +85,10 @@ def _config(arguments: argparse.Namespace) -> EncodingConfig:
     secret = arguments.secret or os.environ.get(_SECRET)
     found = EncodingConfig(
         kind=as_choice(EncodingKind, arguments.encoding, "--encoding"),
-        size=arguments.size,
-        hashes=arguments.hashes,
         hashing=as_choice(Hashing, arguments.hashing, "--hashing"),
         padding=not arguments.no_padding,
         secret=EncodingConfig().secret if secret is None else secret,
-        fold=arguments.fold,
-        diffusion=arguments.diffusion,
+        **{name: getattr(arguments, name) for name in ("size", "hashes", "fold", "diffusion")},
     )
     if secret is None and arguments.file is not None:
         print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)

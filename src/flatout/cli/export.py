@@ -43,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    folder: Path = arguments.out or arguments.run / ("here" if arguments.machine else "export")
     if arguments.machine:
-        _run_here(arguments)
+        _run_here(arguments, folder)
         return
     require(arguments.rows is None, "--rows", "rows are measured with --for here alone", hint="Add it.")
-    folder: Path = arguments.run / "export" if arguments.out is None else arguments.out
     settings = ModelFolder.find(arguments.run).settings()
     predictor = kind_of_run(settings).predictor
     predictor.require_exportable(str(arguments.run), settings["model"]["kind"], onnx=arguments.onnx)
@@ -58,11 +58,10 @@ def run(arguments: argparse.Namespace) -> None:
     print("\n".join([f"written to {folder}", *lines]))
 
 
-def _run_here(arguments: argparse.Namespace) -> None:
+def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
     """Measure the forms of a run, and write the best one with what was measured."""
     require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
     require(arguments.allow_points >= 0, "--allow-points", f"{arguments.allow_points:g}", allowed="0 or more")
-    folder: Path = arguments.run / "here" if arguments.out is None else arguments.out
     run, where = ModelFolder.find(arguments.run), str(arguments.run)
     predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
     predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
@@ -82,7 +81,6 @@ def _run_here(arguments: argparse.Namespace) -> None:
 
 
 def _about(run: Path) -> dict[str, Any]:
-    """What a run's summary says of its data."""
     file = run / "summary.json"
     summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     data = summary.get("data") or {}

@@ -97,6 +97,7 @@ def climb(
 ) -> None:
     """Climb a ladder when the settings of its runs are composed: the named one, or one for these data."""
     from flatout.ladder.case import choose_ladder
+    from flatout.ladder.results import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
     from flatout.run.launch import RunJob
     from flatout.run.run_folder import name_folder, numbered
@@ -109,7 +110,13 @@ def climb(
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    show(run_ladder(ladder, RunJob(config), partial(compose_run, overrides), folder, **asked), folder)
+    found = run_ladder(ladder, RunJob(config), partial(compose_run, overrides), folder, **asked)
+    console = Console(highlight=False)
+    console.width = max(console.width, 150)  # piped into a file it would be cut at 80
+    console.print(ladder_table(found))
+    for line in closing_lines(found):
+        console.print(Text(line))
+    console.print(Text(f"ladder folder: {folder}"), soft_wrap=True)
 
 
 def compose_run(overrides: list[str], more: Sequence[str]) -> Any:
@@ -123,15 +130,3 @@ def compose_run(overrides: list[str], more: Sequence[str]) -> Any:
     given = [*overrides, *more]
     with explain_errors():
         return RunJob(read_config(compose("train", overrides=given), given))
-
-
-def show(found: dict[str, Any], folder: Path) -> None:
-    """Print the table and the closing lines."""
-    from flatout.ladder.results import closing_lines, ladder_table
-
-    console = Console(highlight=False)
-    console.width = max(console.width, 150)  # piped into a file it would be cut at 80
-    console.print(ladder_table(found))
-    for line in closing_lines(found):
-        console.print(Text(line))
-    console.print(Text(f"ladder folder: {folder}"), soft_wrap=True)

@@ -18,9 +18,6 @@ from flatout.run_log import print_line
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_MOST_ROWS = (4_000, 1_000)
-"""Rows that heads learn from, and rows that judge them."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE model.pretrained=FOLDER [key=value ...]"
@@ -58,7 +55,8 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     splits = [data.store.splits[name] for name in ("train", "validation")]
     precision = choose_precision(config.precision, device).precision
     with fast_fp32_products(precision, device):
-        scores = score_layers(network, splits, _MOST_ROWS, device, precision)
+        rows = (4_000, 1_000)  # to learn from, and to judge by
+        scores = score_layers(network, splits, rows, device, precision)
     cut, best = choose_cut(scores), max(scores[1:], key=lambda each: each.accuracy)
     print_line("layers  accuracy  ± 95 %")
     for each in scores:

@@ -159,5 +159,4 @@ def _remove_empty(*folders: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
     start_hydra(sys.argv[1:] if arguments is None else arguments, job)

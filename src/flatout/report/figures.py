@@ -99,8 +99,7 @@ def ignoring_missing_glyphs() -> Iterator[None]:
 def add_axes(figure: Figure, *, left: float = 52, right: float = 12, top: float = 14, bottom: float = 34) -> Axes:
     """Axes with margins in pixels."""
     width, height = figure.get_size_inches() * 72
-    inside = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
-    axes = figure.add_axes(inside)
+    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
     axes.patch.set_visible(False)
     axes.grid(axis="y", clip_on=False)
     return axes
@@ -155,9 +154,7 @@ def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
     hidden = {mark for definitions in group.iter("defs") for mark in definitions.iter()}
     marks = [mark for mark in group.iter() if mark.tag in ("path", "use") and mark not in hidden]
     for mark, text in zip(marks if len(texts) > 1 else [group], texts, strict=True):
-        title = ElementTree.Element("title")
-        title.text = text
-        mark.append(title)
+        ElementTree.SubElement(mark, "title").text = text
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,12 @@ def write_page(
     per_class: Sequence[Mapping[str, Any]],
     answers: Sequence[Chart] = (),
 ) -> Path:
-    """Write `report.html` into a run folder."""
     path, config, model = folder / "report.html", folder / "config.yaml", summary["model"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
     page = render_page(
         "report",
-        name=summary["experiment"] or "a run",
-        status=summary["status"],
+        summary=summary,
         about=f"{model['name'] or 'no model yet'}{parameters} on {summary['data']['source'] or 'no data yet'}",
-        command=summary["command"] or "",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         early_end=early_end(summary),
         rival=rival_text(summary),

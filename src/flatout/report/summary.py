@@ -127,7 +127,6 @@ def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary in a run folder."""
     hints = ("Name a run folder, below outputs/.", "Train again: the file was changed.")
     values = read_json(folder, FILE, *hints)
     if "schema" not in values:

@@ -85,13 +85,10 @@ def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> Chart | 
         axes.set_xlabel("validation", loc="right", labelpad=2)
         segments = [[(x, results.clip(y)) for x, y in thin(line.points)] for line in lines]
         width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)  # the more lines, the fainter each
-        drawn = LineCollection(
-            segments,
-            colors=[_KINDS[line.kind] for line in lines],
-            linewidths=[2.4 if line.kind == "best" else width for line in lines],
-            alpha=[1.0 if line.kind == "best" else opacity for line in lines],
-            clip_on=False,
-        )
+        colours = [_KINDS[line.kind] for line in lines]
+        widths = [2.4 if line.kind == "best" else width for line in lines]
+        opacities = [1.0 if line.kind == "best" else opacity for line in lines]
+        drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
         explain(drawn, [f"trial {line.number}" for line in lines])
         axes.add_collection(drawn, autolim=False)
         _add_dots(axes, [Dot(line.number, line.kind, *line.points[-1]) for line in lines], results)
@@ -189,7 +186,9 @@ def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> Non
     axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
     if scale.words:
         axis.set_ticks(range(len(scale.words)))
-        _write_words(axis, scale.names, *_rows(scale.names, room))
+        slot = room / len(scale.names)
+        rows = 2 if figures.LETTER * (max(map(len, scale.names)) + 1) > slot else 1
+        _write_words(axis, scale.names, max(int(slot * rows / figures.LETTER) - 1, 1), rows)
     elif scale.is_log:
         axes.set(**{f"{side}scale": "log"})
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7))
@@ -217,13 +216,6 @@ def _set_upright(axes: Axes, scale: Scale, *, letters: int) -> None:
         label.set_bbox({"facecolor": figures.PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
 
 
-def _rows(names: Sequence[str], room: float) -> tuple[int, int]:
-    """How many letters of each word fit below an axis, and in how many rows the words stand."""
-    slot = room / len(names)
-    rows = 2 if figures.LETTER * (max(map(len, names)) + 1) > slot else 1
-    return max(int(slot * rows / figures.LETTER) - 1, 1), rows
-
-
 def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) -> None:
     """Write a word at each tick, shortened, and whole when pointed at."""
     axis.set_ticklabels(["\n" * (i % rows) + shortened(printable(word), letters) for i, word in enumerate(words)])
@@ -236,17 +228,10 @@ def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
         if not (shown := [dot for dot in dots if dot.kind == kind]):
             continue
         size = 9.0 if kind == "best" else 6.0 if len(dots) <= _MANY else 4.2
-        drawn = axes.scatter(
-            [dot.x for dot in shown],
-            [results.clip(dot.y) for dot in shown],
-            s=size**2,
-            facecolors=figures.PAPER if kind == "pruned" else colour,
-            edgecolors=colour if kind == "pruned" else figures.PAPER,
-            linewidths=1.0 if kind == "pruned" else 0.5,
-            alpha=0.75 if kind == "complete" else None,
-            clip_on=False,
-            zorder=3,
-        )
+        inside, edge, width = (figures.PAPER, colour, 1.0) if kind == "pruned" else (colour, figures.PAPER, 0.5)
+        x, y = [dot.x for dot in shown], [results.clip(dot.y) for dot in shown]
+        drawn = axes.scatter(x, y, s=size**2, facecolors=inside, edgecolors=edge, linewidths=width, clip_on=False)
+        drawn.set(alpha=0.75 if kind == "complete" else None, zorder=3)
         explain(drawn, [f"trial {dot.number}: {dot.y:.6g}" for dot in shown])
 
 

@@ -73,7 +73,6 @@ class SweepReport:
 
 
 def write_sweep(folder: Path, report: SweepReport) -> None:
-    """Write both files into a sweep's folder."""
     inside = [trial.folder for trial in report.trials if lies_inside(trial.folder, folder)]
     write_atomically(folder / ROWS, _rows(report))
     write_atomically(folder / PAGE, _page(report, {each for each in inside if (folder / each / _REPORT).is_file()}))
@@ -114,20 +113,20 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
     params, metrics = ({}, {}) if best is None else (best.params, best.metrics)
     by_importance = sorted(keys, key=lambda key: -report.importance.get(key, 0.0))
     shares = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
+    tiles = [] if best is None else [tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
+    tests = {name: value for name, value in metrics.items() if name.startswith("test/") and is_number(value)}
+    tiles += [tile(f"{value:.4f}", name) for name, value in tests.items()]
     seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
     heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
     return render_page(
         "sweep",
-        name=report.name,
-        command=report.command,
-        metric=report.metric,
+        report=report,
         goal="highest" if report.mode == "max" else "lowest",
         counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet",
         duration=_duration(report.seconds),
-        figures=_tiles(report, best),
+        figures=tiles,
         has_best=best is not None,
-        best_overrides=report.best_overrides,
         parameters=[[key, report.space.get(key, ""), _value(params, key)] for key in keys],
         confirmed_heads=["metric", "in the search", "mean ± standard deviation", *seeds],
         confirmed=_confirmed(report, metrics),
@@ -139,14 +138,6 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
         trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
-
-
-def _tiles(report: SweepReport, best: TrialRow | None) -> list[dict[str, str]]:
-    if best is None:
-        return []
-    metrics = {name: value for name, value in best.metrics.items() if name.startswith("test/") and is_number(value)}
-    first = tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")
-    return [first, *(tile(f"{value:.4f}", name) for name, value in metrics.items())]
 
 
 def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
@@ -207,12 +198,10 @@ def _parallel(report: SweepReport, complete: Sequence[TrialRow], keys: Sequence[
 def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
     """One row of the table of all trials; a folder with a report becomes a link."""
     return {
-        "number": trial.number,
-        "status": trial.status,
+        "trial": trial,
         "is_best": is_best,
         "numbers": [_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}"],
         "texts": [*(_value(trial.params, key) for key in keys), shortened(trial.note, 300)],
-        "folder": trial.folder,
         "link": f"./{quote(trial.folder)}/{_REPORT}" if trial.folder in with_page else "",
     }
 
