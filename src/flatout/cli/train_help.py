@@ -86,7 +86,11 @@ def help_text(words: Sequence[str], conf: Path) -> str:
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
     known = list(all_settings())
     chosen = [f"{group}={option}" for group, option in cfg.hydra.runtime.choices.items()]
-    lines = [USAGE, "Groups: choose with GROUP=OPTION", *_groups(conf), ""]
+    lines = [USAGE, "Groups: choose with GROUP=OPTION"]
+    for group in _GROUPS:
+        names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
+        lines.append(textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4))
+    lines.append("")
     shown = 0
     for title, about, keys in SECTIONS:
         rows = [_row(cfg, key, _setting(known, chosen, key)) for key in _expand(cfg, keys)]
@@ -105,13 +109,6 @@ def _settings_among(words: Sequence[str]) -> list[str]:
             folder = Path(value or "".join(words[number + 1 : number + 2])).absolute()
             settings.append(f"hydra.searchpath=[file://{folder}]")
     return settings
-
-
-def _groups(conf: Path) -> Iterator[str]:
-    """The options of each group, as the files of `conf/` have them."""
-    for group in _GROUPS:
-        names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
-        yield textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4)
 
 
 def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:

@@ -108,8 +108,6 @@ def require_folders(where: str, places: str) -> None:
     require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
 
 
-# Words of `python -m flatout sweep`.
-
 SHORT = {
     **{word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")},
     **{"for": "hydra.sweeper.time", "parallel": "hydra.launcher.parallel", "trial_for": "hydra.launcher.limit"},
