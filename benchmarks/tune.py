@@ -59,7 +59,7 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    asked = question(config, data, build_parts, ranks, device, ["tune=auto"], counts_time=False)
+    asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)
     found = measured_for(asked, lambda line: None).answers
     chosen = asked_of(replace(asked, settings=open_settings(with_answers(config, found.values)))).start
     start = asked_of(asked).start

@@ -19,7 +19,6 @@ from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_conf
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.kinds import kind_of
 from flatout.run.measured_settings import find_confirmed, question
-from flatout.run.parts import build_parts
 from flatout.run.run_folder import SETTINGS, folder_of_runs
 from flatout.run_log import PrintLog
 from tests.perf.tune.planted import SMALL
@@ -98,7 +97,7 @@ def test_tune_sets_what_was_confirmed_and_names_its_evidence(tmp_path):
     data = kind_of(build.data).data.of(build.data, seed=build.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    asked = question(build, data, build_parts, Ranks(), CPU, WORDS, counts_time=False)
+    asked = question(build, data, Ranks(), CPU, WORDS, counts_time=False)
     assert asked_of(asked).start.feed == "threaded"
     answers = measured_for(replace(asked, prober=NoProber()), lambda line: None).answers
     choice = next(each for each in answers.choices if each.name == "feed")

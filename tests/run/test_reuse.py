@@ -30,7 +30,7 @@ from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
 from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
-from flatout.report.summary import choice_of
+from flatout.report.summary import read_summary
 from flatout.run import reuse
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
@@ -84,8 +84,13 @@ def losses(result: Any) -> np.ndarray:
     return np.array([float(row["train/loss"]) for row in rows if row["train/loss"]])
 
 
+def choice_of(result: Any) -> dict[str, Any] | None:
+    choices = read_summary(result.folder)["choices"]
+    return next((each for each in choices if each["name"] == reuse.REUSE), None)
+
+
 def reads(result: Any) -> bool:
-    choice = choice_of(result.folder, "reuse")
+    choice = choice_of(result)
     return bool(choice and choice["value"])
 
 
@@ -221,7 +226,7 @@ def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_p
     dropping = train(CLASSES, replace(ENCODER, dropout=0.1), tmp_path)
     assert not reads(dropping) and states_in(tmp_path) == []
     whole = train(CLASSES, replace(ENCODER, freeze_layers=0), tmp_path, epochs=1)
-    assert choice_of(whole.folder, "reuse") is None
+    assert choice_of(whole) is None
 
 
 def test_a_disk_that_is_short_is_named_with_the_figures(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ class Two:
 def chosen(asked: str, device: str) -> dict:
     cpu = torch.device("cpu")
     task, precision = Classifier(TextCNNConfig()), choose_precision(Precision.fp32, cpu)
-    return choose_strategy({"strategy": asked}, task, torch.device(device), precision, Two(), PrintLog())
+    return choose_strategy(asked, task, torch.device(device), precision, Two(), PrintLog())
 
 
 def test_gradients_are_sent_in_bf16_between_gpus_where_that_is_asked_for(capsys):

@@ -46,7 +46,7 @@ class SaveSchedule:
             require(value is None or value > 0, f"ExactCheckpoint.{name}", f"{value}", allowed="above 0, or None")
         self._every_steps = every_steps
         self._every_s = float("inf") if every_minutes is None else 60 * every_minutes
-        self._signals, self._of_ranks = signals, SharedMaximum()
+        self.signals, self._of_ranks = signals, SharedMaximum()
         self.stopped_by = 0
         """The signal that has ended training, on whichever rank it arrived; 0: none."""
         self._is_stop_asked = False
@@ -73,16 +73,16 @@ class SaveSchedule:
         """The signal that some rank was sent, or 0, and whether a checkpoint is due. On every rank."""
         # Lightning's own way is a broadcast before each batch: a wait for the device, blind to signals to other ranks.
         # Clocks differ, and to save is a collective call: the first clock that is due decides for all ranks.
-        values = self._of_ranks.look([self._signals.number, time.monotonic() >= self._next_save], device)
+        values = self._of_ranks.look([self.signals.number, time.monotonic() >= self._next_save], device)
         asked, is_due = values or (0, False)
         return int(asked), bool(asked or is_due or (self._every_steps and step % self._every_steps == 0))
 
     def look_for_signal(self, device: torch.device) -> int:
-        return int((self._of_ranks.look([self._signals.number], device) or [0])[0])
+        return int((self._of_ranks.look([self.signals.number], device) or [0])[0])
 
     def stop_if_asked(self, device: torch.device) -> None:
         """End the process if some rank was sent a signal. On every rank."""
-        if asked := int(largest_of_ranks([self._signals.number], device)[0]):
+        if asked := int(largest_of_ranks([self.signals.number], device)[0]):
             self.stop(asked)
 
     def stop(self, number: int) -> None:

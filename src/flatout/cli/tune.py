@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -44,7 +43,7 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.perf.tune.tuning import device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted
     from flatout.run.measured_settings import question
-    from flatout.run.parts import build_parts, open_data, require_memory_for_model
+    from flatout.run.parts import open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
 
@@ -59,8 +58,10 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    ask = partial(question, config, data, build_parts, ranks, overrides=overrides, counts_time=False)
-    found = [measured_for(ask(device), print_line) for device in devices.values()]
+    found = [
+        measured_for(question(config, data, ranks, device, overrides, counts_time=False), print_line)
+        for device in devices.values()
+    ]
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])

@@ -120,12 +120,6 @@ def _section(values: Any, name: str) -> Any:
     return values[name]
 
 
-def choice_of(folder: Path, name: str) -> dict[str, Any] | None:
-    """A choice that a run wrote down, by its name; None where there is none, or no summary."""
-    choices = read_summary(folder).get("choices", []) if (folder / FILE).is_file() else []
-    return next((each for each in choices if each["name"] == name), None)
-
-
 def read_summary(folder: Path) -> dict[str, Any]:
     hints = ("Name a run folder, below outputs/.", "Train again: the file was changed.")
     values = read_json(folder, FILE, *hints)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
@@ -97,73 +96,47 @@ def keep_answers(
             module.model = strategy.gathered(module.model)
         module.is_sharded = False
     per_class, predictor = module.per_class(), kind.predictor.of(module)
-    charts = kind.draw(module, feeds, folder.path)
-    if ranks.is_first:
-        save_model(predictor, config.model, folder)
-    find_peak(training, feeds, ranks)
-    return predictor, per_class, charts
-
-
-def find_peak(training: Training, feeds: Feeds, ranks: Ranks) -> None:
-    """Where no table tells what the device could do, try it: now, so that no first step waits for it.
-
-    The run's threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU: measured
-    before the first step it would delay every run, for a curve with the shape of that of rows a second.
-    """
+    charts = [] if kind.draw is None else kind.draw(module, feeds, folder.path)
+    if ranks.is_first and isinstance(config.model, nn.Module):
+        folder.say("model/ is not written: the settings of your own model are not known")
+    elif ranks.is_first:
+        predictor.save(folder.path / "model", config.model)
+    # Where no table tells what the device could do it is tried now, so that no first step waits for it: the run's
+    # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU, which would have the
+    # shape of that of rows a second.
     throughput = training.curves.throughput
     if ranks.is_first and throughput.peak is None and throughput.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
-
-
-def save_model(predictor: Answers, network: Any, folder: RunFolder) -> None:
-    """Write the `model/` folder."""
-    if isinstance(network, nn.Module):
-        folder.say("model/ is not written: the settings of your own model are not known")
-    else:
-        predictor.save(folder.path / "model", network)
+    return predictor, per_class, charts
 
 
 def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    model = module if feeds is None else module.model
-    counts_tokens = feeds is not None and module.counts_tokens
-    plan = None if feeds is None else feeds.train.plan
-    rows = training.curves.throughput.total.rows / max(1, training.trainer.global_step)
-    rows_per_step = round(rows) if plan is None else plan.rows_per_batch * plan.parts
-    summary, curves = folder.summary, training.curves
-    throughput, timer = curves.throughput, curves.timer
-    rates = throughput.total.values()
-    parameters = list(model.parameters())
-    count = sum(parameter.numel() for parameter in parameters)
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    summary.set("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
+    put, curves, loop = folder.summary.set, training.curves, training.loop
+    throughput, timer, times = curves.throughput, curves.timer, curves.timer.step_times
+    rates, model = throughput.total.values(), module if feeds is None else module.model
+    if feeds is None:
+        rows_per_step = round(throughput.total.rows / max(1, training.trainer.global_step))
+    else:
+        rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
+    count = sum(weight.numel() for weight in model.parameters())
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    put("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
-        summary.set("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    summary.set(
-        "training",
-        {
-            "epochs": curves.epochs,
-            "steps": curves.steps,
-            "rows_per_step": rows_per_step,
-            "seconds": round(seconds, 2),
-            "seconds_to_first_step": timer.seconds_to_first_step,
-            "skipped_steps": len(training.loop.skipped),
-            "out_of_memory": training.loop.passes.times_out,
-        },
-    )
+        put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
+    put("training", {"epochs": curves.epochs, "steps": curves.steps, "rows_per_step": rows_per_step})
+    put("training", {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step})
+    put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
+    counts_tokens = feeds is not None and module.counts_tokens
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
-        summary.set(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
+        put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
     for name, value in timer.total.values().items():
-        summary.set(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    times = timer.step_times
-    summary.set("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in _SHARES})
-    summary.set("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    summary.set("speed.mfu", throughput.mfu(throughput.total))
+        put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
+    put("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in (50, 90, 99)})
+    put("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
+    put("speed.mfu", throughput.mfu(throughput.total))
     for group, found in curves.monitor.summary().items():
-        summary.set(f"speed.{group}", found)
-
-
-_SHARES = (50, 90, 99)
+        put(f"speed.{group}", found)
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -171,25 +144,18 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def write_verdict(
-    config: RunConfig,
-    settings: Settings,
-    module: Any,
-    feeds: Feeds | None,
-    training: Training,
-    device: torch.device,
-    folder: RunFolder,
+    config: RunConfig, settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder
 ) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     if feeds is None:
         evidence = _judge_own(config, module, training, folder)
     else:
-        evidence = judge(
-            module, feeds, training.curves, _what_was_set(config, settings, module, training, folder), folder
-        )
+        was_set = _what_was_set(config, settings, module, training, folder)
+        evidence = judge(module, feeds, training.curves, was_set, folder)
     if evidence is not None and folder.is_first:
         folder.summary.set("evidence", evidence.as_dict())
-        words = verdict(evidence)
-        folder.summary.set("verdict", {**words, "ladder": measured_before(words["override"])})
+        found = verdict(evidence)
+        folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
 
 
 def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: Training, folder: RunFolder) -> Judging:
@@ -219,12 +185,7 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
 
 
 def write_reports(
-    config: RunConfig,
-    settings: Settings,
-    module: Any,
-    per_class: list[dict[str, Any]],
-    charts: Sequence[Chart],
-    folder: RunFolder,
+    config: RunConfig, settings: Settings, module: Any, per_class: list[Any], charts: list[Chart], folder: RunFolder
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
     values = {**folder.summary.values, "status": "finished"}

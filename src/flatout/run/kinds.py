@@ -51,15 +51,6 @@ from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
 
 
-def no_charts(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
-    """The answers of most kinds are shown in tables alone."""
-    return []
-
-
-def no_report(task: Any, predictor: Any, feeds: Feeds, summary: dict[str, Any], folder: Path, log: RunLog) -> None:
-    """Most kinds add nothing to the report of a run."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A kind of data: what chooses it, the parts of its runs, and what their end adds."""
@@ -99,20 +90,12 @@ class Kind:
     """The one that decides unless the settings name one."""
     keeps_rows: bool = False
     """Whether its rows are rows of a table, so that a run keeps which of them are in which split."""
-    draw: Callable[[Any, Feeds, Path], list[Chart]] = no_charts
+    draw: Callable[[Any, Feeds, Path], list[Chart]] | None = None
     """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
     rival: tuple[str, Model] | None = None
     """The simple model that is trained beside each result, its name first."""
-    report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] = no_report
+    report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] | None = None
     """What the first rank writes when everything else is done."""
-
-
-def _text_metrics(config: Any) -> list[str]:
-    return [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"]
-
-
-def _recording_metrics(config: Any) -> list[str]:
-    return list(dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"]))
 
 
 def _recording_metric(config: Any) -> str:
@@ -143,7 +126,7 @@ TEXTS = Kind(
     rows="texts",
     model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
     task_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
-    metrics=_text_metrics,
+    metrics=lambda config: [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"],
     usual_metric=lambda config: monitored_metric(config.problem),
     keeps_rows=True,
     rival=LINEAR,
@@ -203,7 +186,7 @@ RECORDINGS = Kind(
     models=tuple(OF_RECORDINGS.values()),
     rows="sequences",
     model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
-    metrics=_recording_metrics,
+    metrics=lambda config: list(dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"])),
     usual_metric=_recording_metric,
     draw=draw_answers,
 )
@@ -214,7 +197,7 @@ LABELLED_RECORDINGS = replace(
     task_option="classification",
     metrics=_label_metrics,
     usual_metric=lambda config: "loss",
-    draw=no_charts,
+    draw=None,
 )
 KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 
@@ -231,11 +214,7 @@ def kind_of_run(settings: dict[str, Any]) -> Kind:
 
 
 def load_predictor(
-    run: str | Path,
-    device: str | torch.device = "cpu",
-    precision: Precision = Precision.auto,
-    *,
-    exact: bool = False,
+    run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto, *, exact: bool = False
 ) -> RunPredictor:
     """The best model of a run, of whichever kind it was; `exact`: an answer is the same bit for bit beside any rows."""
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)

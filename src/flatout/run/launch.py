@@ -55,6 +55,10 @@ from flatout.tasks.task import Task
 
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
+_OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
+"""Variables that tell a rank who it is, beside those of some prefixes."""
+_BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+"""How a rank ends that begins a failure."""
 _LATER_S = 2
 """How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
 
@@ -84,27 +88,22 @@ def start(
     what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
-    if not (ranks.are_several or are_alone):
-        _require_copies(config)
+    is_here = ranks.are_several or are_alone
+    hint, is_own = "Start your script with torchrun, or name the model's settings.", isinstance(config.model, nn.Module)
+    what = "a model of your own cannot be handed to other processes"
+    require(is_here or not is_own, "trainer.devices", what, hint=hint)
     if config.has_own_parts:
+        if not is_here:
+            require_picklable(config)
         trainer_of_own(config, max(ranks.world, len(wanted)))
     chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
         return finished_result(path, answers_of(config, path))
     config = replace(config, resume=chosen["resume"])
-    if ranks.are_several or are_alone:
+    if is_here:
         return run(config, path, overrides=overrides, number=wanted[0])
     return _on_ranks(config, wanted, path, overrides)
-
-
-def _require_copies(config: RunConfig) -> None:
-    """Refuse what cannot be handed to the processes that train."""
-    if isinstance(config.model, nn.Module):
-        hint = "Start your script with torchrun, or name the model's settings."
-        raise UserError("trainer.devices", "a model of your own cannot be handed to other processes", hint=hint)
-    if config.has_own_parts:
-        require_picklable(config)
 
 
 def require_picklable(config: RunConfig) -> None:
@@ -198,18 +197,9 @@ def _launch_of(count: int) -> LaunchConfig:
     # Older releases pass on no other signals than their own four, and wait half a minute.
     newer = {"signals_to_handle": ",".join(each.name for each in asking()), "shutdown_timeout": _SHUTDOWN_S}
     known: Any = {name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__}
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        start_method="forkserver",
-        **known,
-    )
+    known |= {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    known |= {"local_addr": "localhost", "max_restarts": 0, "start_method": "forkserver"}
+    return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=count, **known)
 
 
 @contextmanager
@@ -240,7 +230,9 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     """One rank of a run, in its own process."""
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
-    ours = _of_torchrun() & os.environ.keys()
+    ours = {
+        name for name in os.environ if name in _OF_TORCHRUN or name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))
+    }
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:
@@ -258,13 +250,6 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     if not Ranks.here().is_first:
         return None
     return {name: getattr(result, name) for name in ("folder", "metrics", "per_class", "summary", "metric")}
-
-
-def _of_torchrun() -> set[str]:
-    """Variables that tell a rank who it is."""
-    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
-    prefixes = ("TORCHELASTIC_", "GROUP_", "ROLE_")
-    return names | {name for name in os.environ if name.startswith(prefixes)}
 
 
 def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
@@ -299,9 +284,6 @@ def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
         return (2 if was_stopped else 0 if failure.exitcode in _BEGINNINGS else 1, failure.timestamp, rank)
 
     return min(error.failures.items(), key=order)
-
-
-_BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 
 
 def fit(

@@ -9,7 +9,7 @@ where those do not fit, weights do not: what fitted is noted (`flatout.perf.note
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -133,20 +133,14 @@ def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[
     def read() -> dict[str, Any]:
         limits, word = notes.read()
         if word:
-            place.log.say(word)
+            place.say(word)
         return {name: [each.most, each.has_ended] for name, each in limits.items()}
 
     return {name: Limit(*each) for name, each in ranks.agreed("micro-batches", read).items()}
 
 
 def mind_memory(
-    task: Task,
-    loop: FastLoop,
-    feeds: Feeds,
-    about: Mapping[str, Any],
-    ranks: Ranks,
-    cache: str | None,
-    place: RunFolder,
+    task: Task, loop: FastLoop, feeds: Feeds, about: dict[str, Any], ranks: Ranks, cache: str | None, place: RunFolder
 ) -> None:
     """Begin with what fitted the last time, and let the task say and note what does not fit now."""
     plans = {TRAINING: feeds.train.plan, EVALUATION: feeds.validation.plan}
@@ -167,23 +161,19 @@ def mind_memory(
     def tell(name: str, pieces: int, before: int, step: int, why: str, has_ended: bool) -> None:
         whole, unit = capacity(plans[name])
         most = -(-whole // pieces)
+        at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
         value = f"{most} {unit} (was {-(-whole // before)})"
-        _report_pieces(name, value, step, why, task, place)
+        place.decision(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
+        if name == TRAINING and running_statistics(task):
+            place.say("batch normalisation sees each smaller piece alone: results differ a little from now on")
         try:
             notes.note(f"{name} {unit}", Limit(most, has_ended), _row_key(task, feeds, str(about["precision"])))
         except OSError as error:
-            place.log.say(f"{notes.path} cannot be written ({error.strerror}): the next run begins with whole batches")
+            place.say(f"{notes.path} cannot be written ({error.strerror}): the next run begins with whole batches")
         else:
-            place.log.say(f"the next run like this one begins so; delete {notes.path} to try whole batches again")
+            place.say(f"the next run like this one begins so; delete {notes.path} to try whole batches again")
 
     loop.passes.report = tell
-
-
-def _report_pieces(name: str, value: str, step: int, why: str, task: Task, place: RunFolder) -> None:
-    at = f"at step {step + 1}, whose rows stay the same" if name == TRAINING else f"after step {step}"
-    place.decision(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
-    if name == TRAINING and running_statistics(task):
-        place.log.say("batch normalisation sees each smaller piece alone: results differ a little from now on")
 
 
 def _row_key(task: Task, feeds: Feeds, arithmetic: str) -> str:
@@ -192,10 +182,9 @@ def _row_key(task: Task, feeds: Feeds, arithmetic: str) -> str:
     return micro_batch_key(task.model, longest=longest, device=device, precision=by_lightning_name(arithmetic))
 
 
-def about_memory(feeds: Feeds, about: Mapping[str, Any]) -> dict[str, Any]:
+def about_memory(feeds: Feeds, about: dict[str, Any]) -> dict[str, Any]:
     """What decides how much memory a row takes, and how much there is."""
-    device, plan = feeds.train.device, feeds.train.plan
-    settings = about["settings"]
+    device, plan, settings = feeds.train.device, feeds.train.plan, about["settings"]
     is_cuda = device.type == "cuda"
     return {
         "model": about["model"],

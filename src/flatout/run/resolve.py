@@ -47,11 +47,11 @@ class Settings:
     """Arguments of Lightning's Trainer; epochs and validations end where an optimizer step does."""
     precision: PrecisionChoice
     optim: OptimConfig
-    clip: float | None
+    clip: float | None = None
     """The longest gradient; None: as the Trainer's arguments say."""
-    batches: int | None
+    batches: int | None = None
     """Of an epoch; None where the user's own DataModule decides."""
-    total_steps: int | None
+    total_steps: int | None = None
     metric: str | None
     """The validation metric that decides which checkpoint is best, by its plain name; None: none does."""
     monitor: str | None
@@ -61,24 +61,18 @@ class Settings:
 
 
 def resolve(
-    config: RunConfig,
-    task: Task,
-    feeds: Feeds | None,
-    device: torch.device,
-    ranks: Ranks,
-    folder: RunFolder,
-    before: dict[str, Any] | None,
+    config: RunConfig, task: Task, feeds: Feeds | None, device: torch.device, ranks: Ranks, folder: RunFolder
 ) -> Settings:
-    """Decide, and give the task its length and its learning rate; `before`: the number format of a resumed run.
+    """Decide, and give the task its length and its learning rate.
 
     Without feeds the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's.
     """
     if feeds is None:
-        return _resolve_own(config, device, ranks, folder, before)
+        return _resolve_own(config, resolve_precision(config.precision, device, ranks, folder), ranks.world)
     trainer, total_steps = resolve_length(config.trainer, feeds.train, folder)
     optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
     task.total_steps, task.optim = total_steps, optim
-    precision = resolve_precision(config.precision, device, ranks, folder, before)
+    precision = resolve_precision(config.precision, device, ranks, folder)
     metric = config.checkpoint.metric
     if metric is not None:
         require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
@@ -97,18 +91,13 @@ def resolve(
     )
 
 
-def _resolve_own(
-    config: RunConfig, device: torch.device, ranks: Ranks, folder: RunFolder, before: dict[str, Any] | None
-) -> Settings:
+def _resolve_own(config: RunConfig, precision: PrecisionChoice, world: int) -> Settings:
     monitor = config.checkpoint.metric
     return Settings(
         values=plain(config),
-        trainer=trainer_of_own(config, ranks.world),
-        precision=resolve_precision(config.precision, device, ranks, folder, before),
+        trainer=trainer_of_own(config, world),
+        precision=precision,
         optim=config.optim,
-        clip=None,
-        batches=None,
-        total_steps=None,
         metric=None if monitor is None else plain_name(monitor, "val"),
         monitor=monitor,
         mode=mode_of(monitor or ""),
@@ -118,19 +107,17 @@ def _resolve_own(
 def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
     """The Trainer's arguments for the user's own module, with what `optim.clip` and `data.accumulate` say."""
     batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(world)[1]
-    asked = {
-        "gradient_clip_val": config.optim.clip or None,
-        "accumulate_grad_batches": batches if batches > 1 else None,
-    }
-    trainer = config.trainer | {name: value for name, value in asked.items() if value}
-    for name in asked.keys() & trainer.keys():
-        where = {"gradient_clip_val": "optim.clip", "accumulate_grad_batches": "data.accumulate"}[name]
-        is_once = not asked[name] or name not in config.trainer
+    asked = (
+        ("gradient_clip_val", "optim.clip", config.optim.clip),
+        ("accumulate_grad_batches", "data.accumulate", batches if batches > 1 else None),
+    )
+    trainer = config.trainer | {name: value for name, _, value in asked if value}
+    for name, where, value in (each for each in asked if each[0] in trainer):
+        is_once = not value or name not in config.trainer
         require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
         what = f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by itself"
-        require(
-            config.task.automatic_optimization, where if asked[name] else f"trainer.{name}", what, hint="Leave it out."
-        )
+        at = where if value else f"trainer.{name}"
+        require(config.task.automatic_optimization, at, what, hint="Leave it out.")
     return trainer
 
 
@@ -170,13 +157,11 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
     return scaled
 
 
-def resolve_precision(
-    asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder, before: dict[str, Any] | None
-) -> PrecisionChoice:
-    """The first rank's choice, on all; `before`: that of the run that resumes here."""
+def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder) -> PrecisionChoice:
+    """The first rank's choice, on all; a resumed run keeps its own."""
 
     def choose() -> list[str]:
-        found = choose_precision(asked, device, before["value"] if before else None)
+        found = choose_precision(asked, device, folder.before.get("precision", {}).get("value"))
         return [found.precision, found.why, found.evidence]
 
     name, why, evidence = ranks.agreed("precision", choose)
@@ -233,15 +218,9 @@ def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder)
 
 
 def compile_network(
-    config: RunConfig,
-    settings: Settings,
-    task: Task,
-    feeds: Feeds | None,
-    ranks: Ranks,
-    folder: RunFolder,
-    before: dict[str, Any] | None,
+    config: RunConfig, settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
 ) -> None:
-    """Compile as asked; by default the layers of a flat encoder where that pays. `before`: a resumed run's choice."""
+    """Compile as asked; by default the layers of a flat encoder where that pays. A resumed run keeps its choice."""
     if feeds is None:
         return
     asked, device, plan = config.compile, feeds.train.device, feeds.train.plan
@@ -250,7 +229,7 @@ def compile_network(
         folder.decision("compile", True, "asked for", "the first step waits for it")
     if asked is not None or not compiles_layers(task.model):
         return
-    if before is not None:
+    if before := folder.before.get("compile"):
         choice = Choice(before["value"], before["why"], before["evidence"])
         if choice.value:
             compile_in_place(task.model, device)

@@ -21,7 +21,7 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
-from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, folder_of_runs
+from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, folder_of_runs, newest_runs
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
@@ -51,8 +51,8 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
         read_summary(folder)  # refuses what is not the folder of a run
         return _found(settings, folder.absolute())
     place = folder_of_runs(config.output, config.name)
-    runs = sorted(place.glob(f"*/{SUMMARY}"), key=lambda path: path.parent.name, reverse=True)
-    same = [path.parent for path in runs if _is_same_command(path.parent, settings, overrides)]
+    runs = newest_runs(place, SUMMARY)
+    same = [run for run in runs if _is_same_command(run, settings, overrides)]
     if not same:
         count = f"none of the {len(runs)} runs" if runs else "no run"
         hint = "; resume=FOLDER resumes one of your choice" if runs else ""
@@ -107,20 +107,14 @@ def length_of(settings: dict[str, Any]) -> dict[str, Any]:
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
     """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = max(
-            folder_of_runs(config.output, config.name).glob(f"*/{SUMMARY}"),
-            key=lambda path: path.parent.name,
-            default=None,
-        )
-        if newest is None or not _is_same_command(newest.parent, plain(config), overrides):
+        newest = next(iter(newest_runs(folder_of_runs(config.output, config.name), SUMMARY)), None)
+        if newest is None or not _is_same_command(newest, plain(config), overrides):
             return None
-        status = read_summary(newest.parent)["status"]
-        has_any = bool(newest_first(newest.parent / CHECKPOINTS))
+        if read_summary(newest)["status"] == "finished" or not newest_first(newest / CHECKPOINTS):
+            return None
     except (OSError, UserError):
         return None
-    if status == "finished" or not has_any:
-        return None
-    return f"an earlier run of this command ended early ({os.path.relpath(newest.parent)}): resume=auto resumes it"
+    return f"an earlier run of this command ended early ({os.path.relpath(newest)}): resume=auto resumes it"
 
 
 def where_to_start(

@@ -37,20 +37,13 @@ _MOST_OF_DISK = 0.9
 
 
 def reuse_frozen_layers(
-    config: RunConfig,
-    settings: Settings,
-    data: Any,
-    task: Any,
-    feeds: Feeds | None,
-    ranks: Ranks,
-    folder: RunFolder,
-    before: dict[str, Any] | None,
+    config: RunConfig, settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
 ) -> None:
-    """Let batches bring outputs of frozen layers, where that is asked for or pays; `before`: a resumed run's choice."""
+    """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run keeps its choice."""
     model, network = config.model, None if feeds is None else task.model
     if feeds is None or not isinstance(model, TransformerConfig) or not isinstance(network, Transformer):
         return
-    asked = model.reuse if config.resume is None else before is not None and before["value"]
+    asked = model.reuse if config.resume is None else folder.before.get(REUSE, {}).get("value", False)
     is_asked, layers = asked is True, network.frozen_layers()
     if asked is False or not (is_asked or layers):
         return

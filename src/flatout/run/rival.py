@@ -27,7 +27,6 @@ from flatout.data.store.store import StoreWriter
 from flatout.data.tables.table import changed
 from flatout.data.text_preparation import open_source, open_tables
 from flatout.data.text_source import TagSource, TextSource
-from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
@@ -46,12 +45,6 @@ Model = Callable[[Any, float], Scores]
 
 class TooSlow(Exception):
     """A rival that would take longer than it may; with the seconds that it would take."""
-
-
-def add_rival(rival: tuple[str, Model] | None, data: Any, seconds: float, folder: RunFolder) -> None:
-    """Put into the summary of a run what its rival scores, where its kind has one. `seconds`: of the run."""
-    if rival is not None:
-        folder.summary.set("rival", find_rival(*rival, data, folder.summary.values, seconds, folder))
 
 
 def find_rival(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import itertools
 import os
@@ -11,8 +10,9 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,11 @@ from flatout.errors import RunBroke, UserError, out_of_space, require
 from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
-from flatout.report.summary import Summary, read_summary
+from flatout.report.summary import Summary, plain, read_summary
 from flatout.run_log import LogFile, decision_line
+
+if TYPE_CHECKING:
+    from flatout.config import RunConfig
 
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
@@ -35,7 +38,7 @@ _PATIENCE_S = 30.0
 """How long a run that is just ending may still hold its folder."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class RunFolder:
     """Where one run puts everything, and the two things it always writes: its summary and its log."""
 
@@ -44,8 +47,10 @@ class RunFolder:
     log: LogFile
     is_first: bool = True
     """Whether this rank prints and writes; the others only read here."""
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     """What `begin` writes."""
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the run that resumes here chose at its beginning, by the names of the choices."""
 
     def begin(self) -> None:
         """Write down what this run is; a resumed run keeps its files until it proves to be the same."""
@@ -84,34 +89,27 @@ class RunFolder:
 
 
 @contextmanager
-def open_run_folder(
-    path: Path,
-    *,
-    name: str,
-    seed: int,
-    settings: dict[str, Any],
-    overrides: Sequence[str],
-    is_first: bool = True,
-    is_again: bool = False,
-) -> Iterator[RunFolder]:
+def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, is_first: bool) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin or resume; closes its summary with how the run ended."""
-    command = shlex.join(["python", "-m", "train", *overrides])
+    is_again = config.resume is not None
+    choices = read_summary(path).get("choices", []) if is_again and (path / SUMMARY).is_file() else []
+    before = {each["name"]: each for each in reversed(choices)}
     if not is_first:
         with unwritten_run(path) as place:
+            place.before = before
             yield place
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
-    summary = Summary(None, experiment=name, command=command, seed=seed)
-    files = {
-        SETTINGS: yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
-        OVERRIDES: "".join(f"{override}\n" for override in overrides),
-    }
+    command = shlex.join(["python", "-m", "train", *overrides])
+    summary = Summary(None, experiment=config.name, command=command, seed=config.seed)
+    settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+    files = {SETTINGS: settings, OVERRIDES: "".join(f"{override}\n" for override in overrides)}
     try:
         with LogFile(path / LOG) as log:
-            place = RunFolder(path, summary, log, files=files)
+            place = RunFolder(path, summary, log, files=files, before=before)
             if not is_again:
                 place.begin()
             try:
@@ -203,6 +201,11 @@ def folder_of_runs(output: str, name: str) -> Path:
     return Path(output) / name
 
 
+def newest_runs(runs: Path, file: str) -> list[Path]:
+    """The folders of runs that hold a file, the newest first."""
+    return sorted((path.parent for path in runs.glob(f"*/{file}")), key=lambda run: run.name, reverse=True)
+
+
 def name_folder(parent: Path) -> Path:
     """A folder named after this moment."""
     return parent / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -233,10 +236,8 @@ def _lock_of(folder: Path) -> Iterator[bool]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_free = True
-    except BlockingIOError:
-        is_free = False
-    except OSError:
-        is_free = True
+    except OSError as error:
+        is_free = not isinstance(error, BlockingIOError)
     try:
         yield is_free
     finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,7 +23,7 @@ from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
-from flatout.callbacks.throughput import FetchTimes, Throughput
+from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.checkpoints.kept import CHECKPOINTS, Start
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     from flatout.config import RunConfig
     from flatout.run.resolve import Settings
 
-FSDP = "fsdp"
-"""The name of the strategy that keeps a slice of each weight on each rank."""
+_MOST_ROWS = 12
+"""Rows of a step that its message names."""
+_DDP_BF16 = "ddp_bf16"
+"""DDP whose gradients are sent in bf16: for cards that are joined by PCIe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +75,26 @@ def build_training(
     device: torch.device,
     ranks: Ranks,
     folder: RunFolder,
-    *,
     about: dict[str, Any],
     signals: Signals,
     start: Start | None,
 ) -> Training:
     """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the user's own module."""
-    strategy = choose_strategy(settings.trainer, module, device, settings.precision, ranks, folder)
+    strategy = choose_strategy(settings.trainer.get("strategy"), module, device, settings.precision, ranks, folder)
     first = 0 if config.resume is not None else None  # a resumed run may have ended before its first checkpoint
     after = first if start is None else start.step
     monitor = HardwareMonitor(sources=hardware_of(device) if folder.is_first else [], say=folder.say)
     has_card = any(each.name == "gpu" for each in monitor.watch.sources)
     loggers = _build_loggers(config, settings, module, folder, after, has_card=has_card)
-    every = config.monitor.flush_every
-    curves = RunCurves(
-        _listeners(config, settings, module, folder, loggers, is_new=not after),
-        every,
-        timer=StepTimer(callbacks=config.callbacks),
-        throughput=Throughput(),
-        monitor=monitor,
-    )
+    every, listeners = config.monitor.flush_every, _listeners(config, settings, module, folder, loggers, not after)
+    curves = RunCurves(listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor)
     checkpoints = _build_checkpoints(config, settings, about, signals, folder)
-    rows = None if feeds is None else rows_of_steps(settings, feeds.train)
-    loop = FastLoop(not_finite=config.optim.not_finite, **({} if rows is None else {"describe_rows": rows}))
+    loop = FastLoop(not_finite=config.optim.not_finite)
+    planned: dict[str, Any] = {}
+    if feeds is not None:
+        accumulate = feeds.train.plan.accumulate
+        planned = {"accumulate_grad_batches": accumulate, "gradient_clip_val": settings.clip or None}
+        loop.losses.describe_rows = partial(describe_rows, feeds.train, (settings.batches or 1) // accumulate)
     arguments = {
         **_lightning_defaults(settings.precision, ranks, folder.path),
         "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
@@ -103,7 +103,7 @@ def build_training(
         **ranks.lightning_settings(device),  # one process a device runs already
         **strategy,
         "logger": loggers.for_trainer(is_first=folder.is_first),
-        **_planned_arguments(settings, feeds),
+        **planned,
     }
     results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
     stopping = _early_stopping(config.checkpoint, settings)
@@ -132,15 +132,8 @@ def _build_checkpoints(
     )
 
 
-def _planned_arguments(settings: Settings, feeds: Feeds | None) -> dict[str, Any]:
-    """What the plan of the rows has decided; the user's own module takes its Trainer's."""
-    if feeds is None:
-        return {}
-    return {"accumulate_grad_batches": feeds.train.plan.accumulate, "gradient_clip_val": settings.clip or None}
-
-
 def _listeners(
-    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, *, is_new: bool
+    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool
 ) -> list[Listener]:
     """What receives the curves; nothing on ranks after the first."""
     if not folder.is_first:
@@ -174,19 +167,13 @@ def settings_to_compare(settings: Settings) -> dict[str, Any]:
     return compared_settings(settings.values) | {"optim.lr": settings.optim.highest}
 
 
-def rows_of_steps(settings: Settings, feed: Feed) -> Callable[[int], str]:
-    """Names the rows of an optimizer step of the run."""
-    steps_an_epoch = (settings.batches or 1) // feed.plan.accumulate
-    return lambda step: describe_rows(feed, *divmod(step, steps_an_epoch))
-
-
-def describe_rows(feed: Feed, epoch: int, step: int, most: int = 12) -> str:
-    """The rows of the table that an optimizer step trains, in words."""
-    numbers = feed.rows_of_step(epoch, step)
+def describe_rows(feed: Feed, steps_an_epoch: int, step: int) -> str:
+    """The rows of the table that an optimizer step of the run trains, in words."""
+    numbers = feed.rows_of_step(*divmod(step, steps_an_epoch))
     if "rows" in feed.split.columns:
         numbers = feed.split.fixed("rows")[numbers] + 1
-    shown = ", ".join(str(number) for number in sorted(numbers.tolist())[:most])
-    return f" (rows {shown}{', …' if len(numbers) > most else ''} of the table)"
+    shown = ", ".join(map(str, sorted(numbers.tolist())[:_MOST_ROWS]))
+    return f" (rows {shown}{', …' if len(numbers) > _MOST_ROWS else ''} of the table)"
 
 
 def _lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -215,29 +202,22 @@ def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.T
 
 def _build_profile(asked: ProfileConfig, folder: RunFolder) -> list[ProfileSteps]:
     """A profile of some steps of the first rank, where it is asked for."""
-    if not (asked.enabled and folder.is_first):
-        return []
     window = {"wait": asked.wait, "warmup": asked.warmup, "active": asked.active}
-    return [ProfileSteps(**window, folder=folder.path, say=folder.say)]
+    is_asked = asked.enabled and folder.is_first
+    return [ProfileSteps(**window, folder=folder.path, say=folder.say)] if is_asked else []
 
 
 def choose_strategy(
-    trainer: dict[str, Any],
-    module: L.LightningModule,
-    device: torch.device,
-    precision: PrecisionChoice,
-    ranks: Ranks,
-    log: RunLog,
+    asked: Any, module: nn.Module, device: torch.device, precision: PrecisionChoice, ranks: Ranks, log: RunLog
 ) -> dict[str, Any]:
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
-    asked = trainer.get("strategy")
-    if asked != FSDP:
-        compresses = asked == DDP_BF16
+    if asked != "fsdp":
+        compresses = asked == _DDP_BF16
         if compresses:
             what = "gradients are sent in bf16 between GPUs alone"
             require(device.type == "cuda", f"trainer.strategy: {asked}", what, hint="Set trainer.strategy=ddp.")
             log.decision("gradients between devices", "bf16", "asked for", "half the traffic of fp32, rounded")
-        if ranks.are_several and asked in (None, "auto", "ddp", DDP_BF16):
+        if ranks.are_several and asked in (None, "auto", "ddp", _DDP_BF16):
             return {"strategy": ddp(module, device, compresses=compresses)}
         return {"strategy": "auto"} if compresses else {}
     what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
@@ -260,27 +240,19 @@ def choose_strategy(
     return {"strategy": SharedOut(ranks.world), "inference_mode": False}
 
 
-_ONE_BUCKET_MB = 1 << 14
-"""On a CPU what exchanges gradients takes its cores from what computes them: all are exchanged when all are there."""
-
-
-DDP_BF16 = "ddp_bf16"
-"""DDP whose gradients are sent in bf16: for cards that are joined by PCIe."""
-
-
-def ddp(module: L.LightningModule, device: torch.device, *, compresses: bool = False) -> DDPStrategy:
+def ddp(module: nn.Module, device: torch.device, *, compresses: bool) -> DDPStrategy:
     """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(module)}
-    if device.type == "cpu":
-        settings["bucket_cap_mb"] = _ONE_BUCKET_MB
+    if device.type == "cpu":  # what exchanges gradients takes its cores from what computes them: it waits for all
+        settings["bucket_cap_mb"] = 1 << 14
     if compresses:
         settings["ddp_comm_hook"] = bf16_compress_hook
     return DDPStrategy(**settings)
 
 
-def _has_means(module: L.LightningModule) -> bool:
+def _has_means(module: nn.Module) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
@@ -289,12 +261,5 @@ def _early_stopping(asked: CheckpointConfig, settings: Settings) -> list[EarlySt
     """Ends training when the metric gets no better, where the settings ask for it."""
     if asked.patience is None or settings.monitor is None:
         return []
-    return [
-        EarlyStopping(
-            settings.monitor,
-            mode=settings.mode,
-            patience=asked.patience or 1,
-            min_delta=asked.min_delta,
-            check_on_train_epoch_end=False,
-        )
-    ]
+    least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
+    return [EarlyStopping(settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False)]

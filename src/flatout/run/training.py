@@ -19,12 +19,12 @@ from flatout.checkpoints.kept import Start
 from flatout.data.batches.feed import Feeds
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import others_watched
-from flatout.distributed.signals import Signals, requeue_with_slurm
+from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError, require
 from flatout.report.closing import EARLY_END
 from flatout.run.own_parts import has_own, plain_name
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.score_intervals import LEAST_ROWS, Interval
+from flatout.tasks.score_intervals import LEAST_ROWS
 
 if TYPE_CHECKING:
     from flatout.run.trainer import Training
@@ -34,13 +34,7 @@ _SEVERAL = "Training with multiple optimizers"
 
 
 def fit_to_end(
-    training: Training,
-    module: Any,
-    data: L.LightningDataModule,
-    feeds: Feeds | None,
-    folder: RunFolder,
-    signals: Signals,
-    start: Start | None,
+    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, start: Start | None
 ) -> None:
     """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
     trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
@@ -48,17 +42,16 @@ def fit_to_end(
         count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
         rows = plan.rows_per_batch * plan.parts
         folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
-    with without_loader_advice(), others_watched(), signals.waiting():
+    with without_loader_advice(), others_watched(), training.checkpoints.when.signals.waiting():
         if getattr(getattr(module, "model", None), "stored_layers", 0):  # which drop nothing: the run has said so
             warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         try:
             trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
         except SystemExit:
-            number = training.checkpoints.when.stopped_by
-            if not number and trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
-                raise KeyboardInterrupt from None
-            if number:
+            if number := training.checkpoints.when.stopped_by:
                 report_signal(number, training, folder)
+            elif trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
             raise
         except (MisconfigurationException, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not str(error).startswith(_SEVERAL):
@@ -132,7 +125,8 @@ def evaluate(
         folder.put(module.tune_answers(feeds, folder))
     judges = {"val": training.trainer.validate, "test": training.trainer.test}
     for split, judge in judges.items():
-        if not (has_own(module, data, split) and _has_rows(data, split)):
+        has_rows = split == "val" or not isinstance(data, StoreData) or split in data.store.splits
+        if not (has_own(module, data, split) and has_rows):
             continue
         with without_loader_advice(), others_watched():
             logged = judge(module, datamodule=data, verbose=False)
@@ -145,20 +139,12 @@ def evaluate(
             module.count_answers()
     module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
     if feeds is not None and feeds.test is not None:
-        report_intervals(module.intervals(), folder)
+        intervals = module.intervals()
+        folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()})
+        if not intervals:
+            folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
     folder.summary.set("metrics", metrics)
     return metrics
-
-
-def report_intervals(found: dict[str, Interval], folder: RunFolder) -> None:
-    """Put the intervals of the test's metrics into the summary, or say that there are none."""
-    folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in found.items()})
-    if not found:
-        folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
-
-
-def _has_rows(data: Any, split: str) -> bool:
-    return split == "val" or not isinstance(data, StoreData) or split in data.store.splits
 
 
 @contextmanager
