@@ -51,9 +51,8 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         found = export(predictor, folder)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
-        lines = [
-            f"open it with {auto_class(predictor).__name__}.from_pretrained({str(name)!r}), and with AutoTokenizer"
-        ]
+        kind = auto_class(predictor).__name__
+        lines = [f"open it with {kind}.from_pretrained({str(name)!r}), and with AutoTokenizer"]
         if window := predictor.model.window:
             joined = predictor.model.joins.value
             lines += [f"it answers one window of {window} tokens; a text has the {joined} of its windows' logits"]
@@ -66,8 +65,9 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
 
 def export(predictor: Any, folder: Path) -> float:
     """Write the model and its tokenizer into a folder that is there; how far its logits are from the run's own."""
-    rows = made_up_rows(predictor)
-    expected = _own_outputs(predictor, rows)
+    rows, (mean, spread) = made_up_rows(predictor), _scale(predictor)
+    with torch.inference_mode():
+        expected = predictor.model.eval()(flat_batch(rows)) * spread + mean
     plain_model(predictor).save_pretrained(folder)
     _save_tokenizer(predictor, folder)
     _require_same_tokens(predictor, folder)
@@ -83,7 +83,12 @@ def export_onnx(predictor: Any, folder: Path) -> float:
     net = _opened(predictor, folder)
     rows = made_up_rows(predictor)
     model = _OnlyLogits(net, _input_names(predictor.model)).eval()
-    _write_onnx(model, _padded(predictor, rows[:3]), folder / ONNX)
+    inputs, axes = _padded(predictor, rows[:3]), {0: "rows", 1: "length"}
+    program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
+    weights = sum(weight.nbytes for weight in model.parameters())
+    program.save(folder / ONNX, external_data=weights > _MOST_IN_ONE_FILE)
     from onnxruntime import InferenceSession
 
     session = InferenceSession(folder / ONNX, providers=["CPUExecutionProvider"])
@@ -133,14 +138,6 @@ def made_up_rows(predictor: Any) -> list[list[int]]:
         chosen = torch.randint(len(ids), (length,), generator=random).tolist()
         rows.append([*frame.opening, *(ids[number] for number in chosen), *frame.closing])
     return rows
-
-
-@torch.inference_mode()
-def _own_outputs(predictor: Any, rows: list[list[int]]) -> Tensor:
-    """`[B, C]`, or `[T, C]` for tags and words, as the run computes them."""
-    outputs: Tensor = predictor.model.eval()(flat_batch(rows))
-    mean, spread = _scale(predictor)
-    return outputs * spread + mean
 
 
 def _padded(predictor: Any, rows: list[list[int]]) -> dict[str, Tensor]:
@@ -229,22 +226,12 @@ class _OnlyLogits(nn.Module):
         return logits
 
 
-def _write_onnx(model: _OnlyLogits, inputs: dict[str, Tensor], path: Path) -> None:
-    sizes = {0: "rows", 1: "length"}
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free_axes: Any) -> Any:
+    """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have any size."""
+    names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
+    given = tuple(inputs.values())
     with quiet_exporter():
-        program: Any = torch.onnx.export(
-            model,
-            tuple(inputs.values()),
-            dynamo=True,
-            verbose=False,
-            input_names=list(inputs),
-            output_names=["logits"],
-            dynamic_shapes=(tuple(sizes for _ in inputs),),
-        )
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
-    program.save(path, external_data=weights > _MOST_IN_ONE_FILE)
+        return torch.onnx.export(model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names)
 
 
 @contextmanager
@@ -284,17 +271,7 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
     what = "a bidirectional network reads a recording from its end too, which a device does not have"
     require(not contract(predictor.model).is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
-    module = module.eval()
-    with quiet_exporter():
-        program: Any = torch.onnx.export(
-            module,
-            tuple(module.inputs.values()),
-            dynamo=True,
-            verbose=False,
-            input_names=list(module.inputs),
-            output_names=module.outputs,
-            dynamic_shapes=module.free_axes(),
-        )
+    program = _trace(module.eval(), module.inputs, module.outputs, module.free_axes())
     program.save(folder / ONNX, external_data=False)
     (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
     apart = _compare(predictor, folder / ONNX)
@@ -316,11 +293,11 @@ class _Scaled(nn.Module):
         shape, scaler = predictor.shape, predictor.scaler
         shift, factor = scaler.of_targets(shape.targets)
         shifts = torch.tensor(scaler.shift[: shape.inputs], dtype=torch.float64)
-        buffers = {"shift": shifts.float(), "factor": torch.tensor(scaler.factor[: shape.inputs])}
-        buffers |= {"rest_of_shift": (shifts - shifts.float()).float()}
-        buffers |= {"answer_shift": torch.tensor(shift), "answer_factor": torch.tensor(factor)}
-        for name, values in buffers.items():
-            self.register_buffer(name, values)
+        self.register_buffer("shift", shifts.float())
+        self.register_buffer("rest_of_shift", (shifts - shifts.float()).float())
+        self.register_buffer("factor", torch.tensor(scaler.factor[: shape.inputs]))
+        self.register_buffer("answer_shift", torch.tensor(shift))
+        self.register_buffer("answer_factor", torch.tensor(factor))
         self.labels = predictor.shape.labels
         self.has_classes, (self.mean, self.spread) = predictor.has_classes, predictor.label_scale
 
@@ -380,15 +357,9 @@ def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
     shapes: dict[str, list[int | str]] = {name: list(each.shape) for name, each in module.inputs.items()}
     for name, axis in module.row_axes.items():
         shapes[name][axis] = "rows"
-    found = {
-        "inputs": shapes,
-        "outputs": module.outputs,
-        "columns": predictor.columns,
-        "targets": predictor.names,
-        "step_s": predictor.step_s,
-    }
+    found = {"inputs": shapes, "outputs": module.outputs, "columns": predictor.columns, "targets": predictor.names}
     state = "zeros begin a recording; give each next_state back as state with the next sample"
-    return found if len(shapes) == 1 else {**found, "state": state}
+    return {**found, "step_s": predictor.step_s, **({} if len(shapes) == 1 else {"state": state})}
 
 
 def _compare(predictor: Any, path: Path) -> float:

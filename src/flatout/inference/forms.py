@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -200,7 +200,7 @@ class FolderTagger(TagPredictor):
     def tags(self, words: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> TaggedRows:
         rows = words.to_pylist()
         offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
-        found = TaggedRows(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, 0)
+        found = TaggedRows.untagged(offsets)
         for start in range(0, len(rows), rows_per_batch):
             batch = rows[start : start + rows_per_batch]
             given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
@@ -256,18 +256,13 @@ def recordings_of_folder(predictor: SequencePredictor, folder: Path) -> dict[str
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers from a folder that a run was exported as, by name."""
-    opening = _OPENED.get(type(predictor))
-    what = f"no exported form of a run on {predictor.answers_to} answers rows"
-    require(opening is not None, str(folder), what)
-    return cast(Opening, opening)(predictor, folder)
-
-
-Opening = Callable[[Any, Path], dict[str, RunPredictor]]
-_OPENED: dict[type, Opening] = {
-    Predictor: texts_of_folder,
-    TagPredictor: tags_of_folder,
-    SequencePredictor: recordings_of_folder,
-}
+    if type(predictor) is Predictor:
+        return texts_of_folder(predictor, folder)
+    if type(predictor) is TagPredictor:
+        return tags_of_folder(predictor, folder)
+    if type(predictor) is SequencePredictor:
+        return recordings_of_folder(predictor, folder)
+    raise UserError(str(folder), f"no exported form of a run on {predictor.answers_to} answers rows")
 
 
 def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:

@@ -81,12 +81,8 @@ BEST: dict[str, Callable[[Measured], float]] = {
 
 def require_measurable(predictor: Any, where: str) -> None:
     """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
-    is_text = type(predictor) is Predictor
-    require(
-        is_text,
-        where,
-        f"--for here chooses among forms of text classifiers, and this run answers {predictor.answers_to}",
-    )
+    what = f"--for here chooses among forms of text classifiers, and this run answers {predictor.answers_to}"
+    require(type(predictor) is Predictor, where, what)
     require(predictor.roles.join != PAIR, where, "--for here does not read pairs of texts", hint="Leave it out.")
     is_cut = predictor.long_texts.kind is Long.cut
     what = f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
@@ -182,10 +178,8 @@ def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]
     """What was chosen, and which forms do not pay here."""
     gain, fp32 = BEST[best], next(each for each in found if each.file == WEIGHTS)
     poor = [each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)]
-    lines = [
-        f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× of {fp32.name} for {best}" for each in poor
-    ]
-    own = gain(chosen) / gain(found[0])
+    own, of_fp32 = gain(chosen) / gain(found[0]), f"of {fp32.name} for {best}"
+    lines = [f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor]
     return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict; static int8 was not tried"]
 
 
@@ -207,15 +201,7 @@ def write_best(
     asked = {"onnx": chosen.file.endswith(".onnx"), "file": chosen.file, "problem": problem.value}
     program = render_text("predict.py", **asked, least=predictor.least_shares().tolist())
     (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
-    card = render_text(
-        "card.md",
-        **about,
-        problem=problem.value,
-        family=model.described.model_type,
-        classes=[] if problem is Problem.regression else predictor.labels.classes,
-        max_length=predictor.max_length,
-        metric=monitored_metric(problem),
-        found=found,
-        chosen=chosen,
-    )
+    about |= {"problem": problem.value, "family": model.described.model_type, "max_length": predictor.max_length}
+    about |= {"classes": [] if problem is Problem.regression else predictor.labels.classes}
+    card = render_text("card.md", **about, metric=monitored_metric(problem), found=found, chosen=chosen)
     (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")

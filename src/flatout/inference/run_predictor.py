@@ -44,6 +44,7 @@ from flatout.models.encoder.transformer import Outputs, Transformer, Transformer
 from flatout.tasks.score_intervals import Interval
 
 _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
+_CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
 TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 """Of a model that reads texts, and of an encoder what transformers needs to build it."""
@@ -92,22 +93,13 @@ class ModelFolder:
         """Names of the outputs."""
         labels = self.read_json(LABELS)
         is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
-        require(
-            is_plain,
-            f"{self.path}: {LABELS}",
-            "is no list of names",
-            hint="The folder was changed, or comes from another version: train again.",
-        )
+        require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
         return labels
 
     def read_json(self, name: str) -> Any:
         text = (self.path / name).read_text(encoding="utf-8")
-        require(
-            len(text) <= _MOST_CHARACTERS,
-            f"{self.path}: {name}",
-            f"{len(text):,} characters",
-            hint="The folder was changed, or comes from another version: train again.",
-        )
+        is_short = len(text) <= _MOST_CHARACTERS
+        require(is_short, f"{self.path}: {name}", f"{len(text):,} characters", hint=_CHANGED)
         return json.loads(text)
 
     @contextmanager
@@ -187,6 +179,11 @@ class FileOptions:
     top_k: int = 0
     rebuild: bool = False
     names: str | None = None
+
+    def roles(self, trained: Roles) -> Roles:
+        """The columns that are read: those that were named, else those of training."""
+        texts = trained.texts if self.text is None else (self.text,)
+        return replace(trained, texts=texts, label=self.label or trained.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +327,7 @@ class RunPredictor(ABC):
             is_ragged = isinstance(tokens, Ragged)
             rows_per_batch = _EXACT_ROWS[Layout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
             order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
-            tokens = _rows_of(tokens, order)
+            tokens = Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order]) if is_ragged else tokens[order]
             self.asked, self.computed = self.asked + count, self.computed + len(order)
         split = StoreSplit("rows", len(order), {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
@@ -374,11 +371,8 @@ class RunPredictor(ABC):
         row, column = np.nonzero((probabilities >= threshold).numpy())
         counts = np.bincount(row, minlength=len(scores))
         offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-        names, shares = classes.take(pa.array(column)), pa.array(scores[row, column])
-        return {
-            "prediction": pa.ListArray.from_arrays(offsets, names),
-            "probability": pa.ListArray.from_arrays(offsets, shares),
-        }
+        found = {"prediction": classes.take(pa.array(column)), "probability": pa.array(scores[row, column])}
+        return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
 
 
 _EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
@@ -394,15 +388,6 @@ def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
     of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     filled = [np.resize(rows, -(-len(rows) // size) * size) for rows in of_length]
     return np.concatenate([*filled, np.empty(0, np.int64)])
-
-
-def _rows_of(tokens: Any, order: NDArray[np.int64]) -> Any:
-    """Some rows of a column, in this order."""
-    return (
-        Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
-        if isinstance(tokens, Ragged)
-        else tokens[order]
-    )
 
 
 def in_order(

@@ -103,32 +103,17 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data = settings["data"]
-        shape, rules = SequenceShape(**data["shape"]), data["rules"]
-        return cls(
-            model=folder.network(shape=shape),
-            shape=shape,
-            rules=RecordingRules(**{**rules, "missing": Missing(rules["missing"])}),
-            scaler=Scaler(**data["scaler"]),
-            names=folder.labels(),
-            step_s=data["step_s"],
-            label=data.get("label"),
-            sizes=data.get("sizes", []),
-            label_scale=tuple(data["label_scale"]),
-            has_classes=data["has_classes"],
-        )
+        data, shape = settings["data"], SequenceShape(**settings["data"]["shape"])
+        rules = RecordingRules(**{**data["rules"], "missing": Missing(data["rules"]["missing"])})
+        own = (folder.network(shape=shape), shape, rules, Scaler(**data["scaler"]), folder.labels(), data["step_s"])
+        scale = tuple(data["label_scale"])
+        return cls(*own, data.get("label"), data.get("sizes", []), scale, has_classes=data["has_classes"])
 
     def save(self, folder: Path, model_config: Any) -> None:
-        data = {
-            "shape": asdict(self.shape),
-            "rules": {**asdict(self.rules), "missing": self.rules.missing.value},
-            "scaler": asdict(self.scaler),
-            "step_s": self.step_s,
-            "label": self.label,
-            "sizes": self.sizes,
-            "label_scale": list(self.label_scale),
-            "has_classes": self.has_classes,
-        }
+        rules = {**asdict(self.rules), "missing": self.rules.missing.value}
+        data: dict[str, Any] = {"shape": asdict(self.shape), "rules": rules, "scaler": asdict(self.scaler)}
+        data |= {"step_s": self.step_s, "label": self.label, "sizes": self.sizes}
+        data |= {"label_scale": list(self.label_scale), "has_classes": self.has_classes}
         settings = {"problem": self.problems[0], "data": data}
         ModelFolder(folder).write(self.model, model_config, self.names, settings)
 

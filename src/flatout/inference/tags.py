@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,6 +59,11 @@ class TaggedRows:
     lost: int
     """Words that the model did not see."""
 
+    @classmethod
+    def untagged(cls, offsets: NDArray[np.int64], lost: int = 0) -> TaggedRows:
+        """Rows whose words are all O, to be filled in."""
+        return cls(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost)
+
 
 @dataclass(slots=True)
 class TagPredictor(RunPredictor):
@@ -86,14 +91,9 @@ class TagPredictor(RunPredictor):
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
         """The predictor of a trained task."""
-        return cls(
-            model=cast(Transformer, task.model.eval()),
-            vocabulary=task.info.vocabulary,
-            names=task.labels.names,
-            max_length=task.info.max_length,
-            roles=task.info.roles,
-            temperature=task.temperature,
-        )
+        info, model = task.info, cast(Transformer, task.model.eval())
+        own = (model, info.vocabulary, task.labels.names, info.max_length, info.roles)
+        return cls(*own, temperature=task.temperature)
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
@@ -103,11 +103,8 @@ class TagPredictor(RunPredictor):
         return cls(model, vocabulary, names, settings["data"]["max_length"], roles, temperature=temperature)
 
     def save(self, folder: Path, model_config: Any) -> None:
-        settings = {
-            "problem": self.problems[0],
-            "temperature": self.temperature,
-            "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
-        }
+        data = {"max_length": self.max_length, "columns": asdict(self.roles)}
+        settings = {"problem": self.problems[0], "temperature": self.temperature, "data": data}
         ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
@@ -138,17 +135,16 @@ class TagPredictor(RunPredictor):
         offsets = np.append(0, np.cumsum(counts))
         place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
         is_seen = place < np.repeat(encoded.words, counts)
-        found = TaggedRows(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, 0)
+        found = TaggedRows.untagged(offsets, lost=int((~is_seen).sum()))
         found.ids[is_seen], found.probabilities[is_seen] = ids[encoded.firsts], shares[encoded.firsts]
-        return TaggedRows(found.ids, found.probabilities, offsets, int((~is_seen).sum()))
+        return found
 
     def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
         """Numbers as tags by name, and their entities."""
         entities = find_entities(found.ids, found.offsets)
         by_row: list[list[Entity]] = [[] for _ in words]
-        for row, start, stop, kind in zip(
-            *(values.tolist() for values in (entities.row, entities.start, entities.stop, entities.kind)), strict=True
-        ):
+        places = (values.tolist() for values in (entities.row, entities.start, entities.stop, entities.kind))
+        for row, start, stop, kind in zip(*places, strict=True):
             first = int(found.offsets[row])
             surety = float(found.probabilities[first + start : first + stop].min())
             text = " ".join(words[row][start:stop])
@@ -191,8 +187,7 @@ class TagPredictor(RunPredictor):
         self, table: Table, options: FileOptions, others: Sequence[TagPredictor], advance: Advance
     ) -> Scored:
         """Over all rows of words and tags, and of each type."""
-        texts = self.roles.texts if options.text is None else (options.text,)
-        roles = replace(self.roles, texts=texts, label=options.label or self.roles.label)
+        roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         types = [name[2:] for name in self.names[1::2]]
         scores, total = EntityScores(types), 0
@@ -215,19 +210,8 @@ class TagPredictor(RunPredictor):
         return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
 
 
-_ENTITIES = pa.list_(
-    pa.struct(
-        [
-            ("type", pa.string()),
-            ("text", pa.string()),
-            ("start", pa.int64()),
-            ("stop", pa.int64()),
-            ("probability", pa.float32()),
-        ]
-    )
-)
-
-
+_PLACES = [("start", pa.int64()), ("stop", pa.int64())]
+_ENTITIES = pa.list_(pa.struct([("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]))
 _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")
 """A mark that opens, a word up to the marks at its end, or one of these marks."""
 

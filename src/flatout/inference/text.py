@@ -7,7 +7,7 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -79,18 +79,9 @@ class Predictor(RunPredictor):
     def of(cls, task: Classifier) -> Predictor:
         """The predictor of a trained task."""
         info = task.info
-        return cls(
-            model=task.model.eval(),
-            vocabulary=info.vocabulary,
-            labels=task.labels,
-            max_length=info.max_length,
-            roles=info.roles,
-            escapes=info.escapes,
-            label_delimiter=info.label_delimiter,
-            long_texts=info.long_texts,
-            temperature=task.temperature,
-            thresholds=task.thresholds,
-        )
+        own = (task.model.eval(), info.vocabulary, task.labels, info.max_length, info.roles)
+        reading = (info.escapes, info.label_delimiter, info.long_texts)
+        return cls(*own, *reading, temperature=task.temperature, thresholds=task.thresholds)
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
@@ -104,33 +95,16 @@ class Predictor(RunPredictor):
             model = encoder
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-        return cls(
-            model=model,
-            vocabulary=vocabulary,
-            labels=labels,
-            max_length=data["max_length"],
-            roles=roles,
-            escapes=Escapes(data["escapes"]),
-            label_delimiter=data["label_delimiter"],
-            long_texts=long_texts,
-            temperature=settings.get("temperature", 1.0),
-            thresholds=settings.get("thresholds", []),
-        )
+        own = (model, vocabulary, labels, data["max_length"], roles)
+        reading = (Escapes(data["escapes"]), data["label_delimiter"], long_texts)
+        return cls(*own, *reading, settings.get("temperature", 1.0), settings.get("thresholds", []))
 
     def save(self, folder: Path, model_config: Any) -> None:
-        settings = {
-            "problem": self.labels.problem.value,
-            "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
-            "temperature": self.temperature,
-            "thresholds": self.thresholds,
-            "data": {
-                "max_length": self.max_length,
-                "columns": asdict(self.roles),
-                "escapes": self.escapes.value,
-                "label_delimiter": self.label_delimiter,
-                "long_texts": asdict(self.long_texts),
-            },
-        }
+        scale = {"mean": self.labels.mean, "spread": self.labels.spread}
+        answering = {"scale": scale, "temperature": self.temperature, "thresholds": self.thresholds}
+        data = {"max_length": self.max_length, "columns": asdict(self.roles), "escapes": self.escapes.value}
+        data |= {"label_delimiter": self.label_delimiter, "long_texts": asdict(self.long_texts)}
+        settings = {"problem": self.labels.problem.value, **answering, "data": data}
         ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings, self.vocabulary)
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
@@ -182,21 +156,18 @@ class Predictor(RunPredictor):
 
     def _texts(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
         """Block by block the texts, beside all columns."""
-        texts = self.roles.texts if options.text is None else (options.text,)
-        require_text_columns(table, texts)
-        roles, findings = replace(self.roles, texts=texts), Findings(table.name)
-        read = (
-            (read_texts(block, roles, np.arange(len(rows)), findings)[0], block) for rows, block in self.blocks(table)
-        )
-        return ((pc.fill_null(texts, ""), block) for texts, block in read)
+        roles, findings = options.roles(self.roles), Findings(table.name)
+        require_text_columns(table, roles.texts)
+        for rows, block in self.blocks(table):
+            texts, _ = read_texts(block, roles, np.arange(len(rows)), findings)
+            yield pc.fill_null(texts, ""), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[str]:
         return (text for texts, _ in self._texts(table, options) for text in texts.to_pylist())
 
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance) -> Scored:
         """Over all rows that have a label, and of each class."""
-        texts = self.roles.texts if options.text is None else (options.text,)
-        roles = replace(self.roles, texts=texts, label=options.label or self.roles.label)
+        roles = options.roles(self.roles)
         require_text_columns(table, roles.texts, label=roles.label)
         problem, findings = self.labels.problem, Findings(table.name)
         metrics, sureness, total = TaskMetrics.build(problem, self.labels.classes), Sureness(), 0
@@ -216,8 +187,8 @@ class Predictor(RunPredictor):
         if problem is Problem.single:
             values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
         remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
-        counts = {"rows": findings.rows_kept}
-        return Scored(counts, values, metrics.per_class(), remarks, intervals=metrics.intervals())
+        counts, intervals = {"rows": findings.rows_kept}, metrics.intervals()
+        return Scored(counts, values, metrics.per_class(), remarks, intervals=intervals)
 
     def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
@@ -264,13 +235,10 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
 def _top(classes: pa.Array, shares: Tensor, top_k: int) -> dict[str, pa.Array]:
     """The likeliest classes of each row, the best first."""
     values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
-    width = ids.shape[1]
-    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * width)
+    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
     names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
-    return {
-        "top_labels": pa.ListArray.from_arrays(offsets, names),
-        "top_probabilities": pa.ListArray.from_arrays(offsets, found),
-    }
+    lists = {"top_labels": names, "top_probabilities": found}
+    return {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
 
 
 def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
@@ -367,11 +335,7 @@ class MaskedWordPredictor(RunPredictor):
         hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
         raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
 
-    def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
-        self.open(table.name, "verify")
+    def rows(self, *_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("every verb opens its file first, which is refused")
 
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
-        self.open(table.name, "predict")
-
-    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
-        self.open(table.name, "evaluate")
+    answer_table = score_table = rows
