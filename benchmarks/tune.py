@@ -26,8 +26,7 @@ from flatout.perf.tune.prober import Child
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.run.kinds import kind_of
-from flatout.run.measured_settings import open_settings, question, with_answers
-from flatout.run.parts import build_parts
+from flatout.run.parts import build_parts, open_settings, question, with_answers
 from flatout.run_log import PrintLog
 
 _LEAST = 0.95

@@ -18,7 +18,7 @@ from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.kinds import kind_of
-from flatout.run.measured_settings import find_confirmed, question
+from flatout.run.parts import find_confirmed, question
 from flatout.run.run_folder import SETTINGS, folder_of_runs
 from flatout.run_log import PrintLog
 from tests.perf.tune.planted import SMALL

@@ -56,7 +56,7 @@ def test_the_next_run_of_these_settings_knows_its_cut(chosen):
 
 
 def test_the_deepest_cut_near_the_best_is_taken():
-    from flatout.run.measured_settings import _choose
+    from flatout.run.parts import _choose
 
     def taken(*accuracies: float) -> int:
         scores = [LayerScore(cut, value, 0.02, 1.0) for cut, value in zip((2, 4, 5), accuracies, strict=True)]

@@ -15,7 +15,7 @@ import yaml
 
 from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, newest_first, set_aside
-from flatout.checkpoints.same_run import have_same_settings, is_free, require_same_run
+from flatout.checkpoints.same_run import have_same_settings, is_free, length_of, require_same_run
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
@@ -78,8 +78,7 @@ def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence
 
 
 def _settings_in(folder: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
-    return settings
+    return yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
@@ -95,13 +94,6 @@ def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
         return have_same_settings(then, settings) and length_of(settings) == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
-
-
-def length_of(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that decide how long a run trains."""
-    trainer = settings["trainer"]
-    lengths = {name: plain(trainer.get(name)) for name in ("max_epochs", "max_steps", "max_time")}
-    return {**lengths, "patience": settings["checkpoint"]["patience"]}
 
 
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:

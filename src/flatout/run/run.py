@@ -25,12 +25,11 @@ from flatout.engine.precision import product_type
 from flatout.perf.verdict.judge import report_early
 from flatout.run.closing import Result, keep_answers, summarise, write_reports, write_verdict
 from flatout.run.kinds import kind_of
-from flatout.run.measured_settings import tune
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import metric_among, report_own_parts
-from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model
+from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
-from flatout.run.resume import length_of, where_to_start
+from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_frozen_layers
 from flatout.run.rival import find_rival
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
@@ -102,12 +101,12 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
 
 def facts_to_compare(settings: Settings, data: Any, module: Any, feeds: Feeds | None, ranks: Ranks) -> dict[str, Any]:
     """What a resumed run is compared with: its data, its network, its plan, its settings."""
-    asked, precision = length_of(settings.values), settings.precision.lightning_name
+    precision = settings.precision.lightning_name
     if feeds is not None:
         plan = plan_facts(feeds.train, settings.batches or 0)
-        return facts_of_run(settings.values, data.info.key, module.model, plan, precision, asked)
+        return facts_of_run(settings.values, data.info.key, module.model, plan, precision)
     plan = {} if isinstance(data, StoreData) else {"devices": ranks.world}
-    return facts_of_run(settings.values, None, module, plan, precision, asked)
+    return facts_of_run(settings.values, None, module, plan, precision)
 
 
 def prepare(

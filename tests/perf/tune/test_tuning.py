@@ -22,7 +22,7 @@ from flatout.perf.tune.speeds import OpenSettings
 from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result
-from flatout.run.measured_settings import answers_in, open_settings, with_answers
+from flatout.run.parts import answers_in, open_settings, with_answers
 from tests.cli.test_train import run_train
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
