@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,10 +59,8 @@ class FolderCheckpointIO(CheckpointIO):
             (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
             with ThreadPoolExecutor(2) as pool:  # the disk writes while checksums are taken
                 synced = [pool.submit(sync_file, beside / name) for name in (TENSORS, STATE)]
-                files = {
-                    TENSORS: _written(beside / TENSORS, _checksum_of_tensors(tensors, beside / TENSORS)),
-                    STATE: _written(beside / STATE, file_checksum(beside / STATE)),
-                }
+                sums = {TENSORS: _checksum_of_tensors(tensors, beside / TENSORS), STATE: file_checksum(beside / STATE)}
+                files = {name: {"bytes": (beside / name).stat().st_size, "xxh3": each} for name, each in sums.items()}
                 write_synced(beside / MANIFEST, sealed({"schema": SCHEMA, ABOUT: about, "files": files}))
                 for each in synced:
                     each.result()
@@ -85,11 +84,11 @@ class FolderCheckpointIO(CheckpointIO):
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-            raise UserError(
-                f"checkpoint {folder}",
+            what, hint = (
                 f"not a checkpoint of ours: {_words(error)}",
-                hint="Name a checkpoint of a run, such as RUN/checkpoints/last.",
-            ) from None
+                "Name a checkpoint of a run, such as RUN/checkpoints/last.",
+            )
+            raise UserError(f"checkpoint {folder}", what, hint=hint) from None
         return {**state, ABOUT: about} if about else state
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -147,10 +146,8 @@ def require_whole(folder: Path) -> dict[str, Any]:
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=REMOVE_IT) from None
-    if broken:
-        raise UserError(
-            f"checkpoint {folder}", f"damaged: {', '.join(broken)} differ from what was written", hint=REMOVE_IT
-        )
+    what = f"damaged: {', '.join(broken)} differ from what was written"
+    require(not broken, f"checkpoint {folder}", what, hint=REMOVE_IT)
     return about
 
 
@@ -162,8 +159,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """The `state_dict` of a checkpoint's module; the running mean of a model's weights where there is one."""
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
     means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
-    state: dict[str, Tensor] = checkpoint["state_dict"]
-    return state | means
+    return checkpoint["state_dict"] | means
 
 
 def as_file(folder: Path) -> io.BytesIO:
@@ -189,21 +185,10 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:  # one error for all; what the system says stands in its words
-        number = _system_error(str(error))
-        if number is None:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
             raise
-        raise OSError(number, os.strerror(number)) from None
-
-
-def _system_error(words: str) -> int | None:
-    """The number in `… (os error 28)`."""
-    _, found, rest = words.partition("(os error ")
-    number = rest.partition(")")[0]
-    return int(number) if found and number.isdecimal() else None
-
-
-def _written(path: Path, checksum: str) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "xxh3": checksum}
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
 
 
 def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
@@ -215,8 +200,7 @@ def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
-    digest.update(length)
-    digest.update(header)
+    digest.update(length + header)
     places = {name: described["data_offsets"] for name, described in json.loads(header).items() if name in tensors}
     for name in sorted(places, key=lambda name: places[name]):
         digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)

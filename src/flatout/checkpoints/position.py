@@ -52,13 +52,6 @@ class Batches:
     loaders: list[Any] = field(default_factory=list)
     """States of the loaders; empty where they have none."""
 
-    @classmethod
-    def of(cls, position: Position, accumulate: int, batches_in_epoch: int) -> Batches:
-        """Those of a plan with `batches_in_epoch` batches of one rank."""
-        done = min(position.step_in_epoch * accumulate, batches_in_epoch)
-        loader = {"epoch": position.epoch, "consumed": done}
-        return cls(done, position.epoch * batches_in_epoch + done, done >= batches_in_epoch, [loader])
-
 
 @runtime_checkable
 class KeepsPosition(Protocol):
@@ -155,10 +148,12 @@ class Boundary:
         has_same_ranks = len(states) == trainer.world_size
         self.at = Position(**checkpoint["position"])
         if data is not None:
-            count = batches_of(trainer, data.feeds.train)
-            batches = self._batches = Batches.of(self.at, trainer.accumulate_grad_batches, count)
+            count, epoch = batches_of(trainer, data.feeds.train), self.at.epoch
+            done = min(self.at.step_in_epoch * trainer.accumulate_grad_batches, count)
+            loader = {"epoch": epoch, "consumed": done}
+            batches = self._batches = Batches(done, epoch * count + done, done >= count, [loader])
             # A module that asks for the number of steps opens the loaders before Lightning does.
-            data.load_state_dict(batches.loaders[0])
+            data.load_state_dict(loader)
         elif "batches" in checkpoint:
             loaders = states[rank].get("loaders", []) if has_same_ranks else []
             batches = self._batches = Batches(**{**checkpoint["batches"], "loaders": loaders})

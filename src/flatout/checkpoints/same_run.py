@@ -65,22 +65,23 @@ def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
     }
 
 
+def length_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide how long a run trains."""
+    lengths = {name: settings["trainer"].get(name) for name in ("max_epochs", "max_steps", "max_time")}
+    return {**lengths, "patience": settings["checkpoint"]["patience"]}
+
+
 def facts_of_run(
-    settings: Mapping[str, Any],
-    data_key: str | None,
-    model: torch.nn.Module,
-    plan: dict[str, Any],
-    precision: str,
-    asked: dict[str, Any],
+    settings: Mapping[str, Any], data_key: str | None, model: torch.nn.Module, plan: dict[str, Any], precision: str
 ) -> dict[str, Any]:
-    """The facts of a run from the command line; `asked`: how long it shall train, which may differ."""
+    """The facts of a run from the command line; how long it shall train (`asked`) may differ."""
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
     return {
         "data": data_key,
         "model": xxhash.xxh3_128_hexdigest(json.dumps(shapes).encode()),
         "plan": plan,
         "precision": precision,
-        "asked": asked,
+        "asked": length_of(settings),
         "settings": deciding_settings(settings),
         "torch": torch.__version__,
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -42,9 +42,14 @@ class SharedOut(ModelParallelStrategy):
         """Leave this rank its slices of the first rank's weights; once, however often training or judging begins."""
         if self._skeleton is not None:
             return
-        self._skeleton = _without_weights(model)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            _take_from_first(tensor, self.root_device)
+        # A copy whose weights take no memory, to be filled when training is over.
+        empty = {id(weight): nn.Parameter(torch.empty_like(weight, device="meta")) for weight in model.parameters()}
+        self._skeleton = copy.deepcopy(model, cast(dict[int, Any], empty))
+        for tensor in [*model.parameters(), *model.buffers()]:  # so the device never holds two whole weights
+            there = tensor.detach().to(self.root_device)
+            dist.broadcast(there, 0)
+            with torch.no_grad():
+                tensor.copy_(there)
         slice_weights(model, self.device_mesh["data_parallel"])
 
     def gathered(self, model: nn.Module) -> nn.Module:
@@ -146,18 +151,3 @@ def _on_first(state: Mapping[str, Any]) -> dict[str, Any]:
         if dist.get_rank() == 0:
             found[name] = full
     return found
-
-
-def _without_weights(model: nn.Module) -> nn.Module:
-    """A copy whose weights take no memory, to be filled when training is over."""
-    empty = {id(weight): nn.Parameter(torch.empty_like(weight, device="meta")) for weight in model.parameters()}
-    memo: dict[int, Any] = dict(empty)
-    return copy.deepcopy(model, memo)
-
-
-def _take_from_first(tensor: Tensor, device: torch.device) -> None:
-    """One at a time, so that the device never holds more than one whole weight."""
-    there = tensor.detach().to(device)
-    dist.broadcast(there, 0)
-    with torch.no_grad():
-        tensor.copy_(there)

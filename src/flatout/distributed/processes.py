@@ -40,14 +40,10 @@ def warm_start() -> None:
 
 def wait_until_warm() -> None:
     """Return when the server has imported everything, so that no run pays for its imports."""
-    process = multiprocessing.get_context("forkserver").Process(target=_nothing)
+    process = multiprocessing.get_context("forkserver").Process()  # it does nothing
     process.start()
     process.join()
     process.close()
-
-
-def _nothing() -> None:
-    return
 
 
 def end_with_parent() -> None:
@@ -59,10 +55,8 @@ def end_with_parent() -> None:
     keep_imported()
     multiprocessing.set_start_method(None, force=True)  # back to the platform's own
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-    threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
+    if parent := multiprocessing.parent_process():
+        threading.Thread(target=_watch, args=(parent.sentinel,), name="parent", daemon=True).start()
 
 
 def use_own_resource_tracker() -> None:

@@ -65,12 +65,9 @@ class Ranks:
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
-        require(
-            ok,
-            "RANK",
-            f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine",
-            hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.",
-        )
+        what = f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine"
+        hint = "Leave these variables to the launcher: torchrun, srun, or trainer.devices=N."
+        require(ok, "RANK", what, hint=hint)
         is_even = self.world % self.local_world == 0
         what = f"{self.local_world} of {self.world} ranks on this machine"
         require(is_even, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
@@ -92,21 +89,18 @@ class Ranks:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            raise UserError(
-                "SLURM",
-                str(error),
-                hint="Submit the batch file of docs/many_devices.md, with your numbers of nodes and tasks.",
-            ) from None
+            hint = "Submit the batch file of docs/many_devices.md, with your numbers of nodes and tasks."
+            raise UserError("SLURM", str(error), hint=hint) from None
         world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
         ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
-        os.environ |= {
-            "RANK": str(ranks.rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": str(ranks.local),
-            "LOCAL_WORLD_SIZE": str(ranks.local_world),
-            "MASTER_ADDR": environment.main_address,
-            "MASTER_PORT": str(environment.main_port),
+        given = {
+            "RANK": ranks.rank,
+            "WORLD_SIZE": world,
+            "LOCAL_RANK": ranks.local,
+            "LOCAL_WORLD_SIZE": ranks.local_world,
         }
+        os.environ |= {name: str(number) for name, number in given.items()}
+        os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
         return ranks
 
     @property
@@ -165,13 +159,9 @@ class Ranks:
     def lightning_settings(self, device: torch.device) -> dict[str, object]:
         """Arguments of Lightning's Trainer, which must not start processes itself."""
         if not self.are_several:
-            return {
-                "accelerator": device.type,
-                "devices": 1 if device.index is None else [device.index],
-                "num_nodes": 1,
-            }
-        alone = self._sees_only_its_device()
-        on_machine = 1 if alone else self.local_world
+            devices = 1 if device.index is None else [device.index]
+            return {"accelerator": device.type, "devices": devices, "num_nodes": 1}
+        on_machine = 1 if self._sees_only_its_device() else self.local_world
         return {"accelerator": device.type, "devices": on_machine, "num_nodes": self.world // on_machine}
 
     def environment(self) -> ClusterEnvironment:

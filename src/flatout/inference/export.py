@@ -222,8 +222,7 @@ class _OnlyLogits(nn.Module):
         self.net, self.names = net, names
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        logits: Tensor = self.net(**dict(zip(self.names, inputs, strict=True))).logits
-        return logits
+        return self.net(**dict(zip(self.names, inputs, strict=True))).logits
 
 
 def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free_axes: Any) -> Any:

@@ -143,8 +143,7 @@ def _in_bf16(plain: Any) -> FolderPredictor:
     kind, folder = type(plain.model), plain.model.name_or_path
     with quiet_library():
         net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
-    found: FolderPredictor = plain.changed(model=net, ask=lambda given: net(**given).logits)
-    return found
+    return plain.changed(model=net, ask=lambda given: net(**given).logits)
 
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:

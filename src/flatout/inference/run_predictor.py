@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -124,7 +124,7 @@ class ModelFolder:
 
     def network(self, **sizes: Any) -> nn.Module:
         """The network with its weights; `sizes`: what its Config builds it for."""
-        network: nn.Module = self.config().build(**sizes)
+        network = self.config().build(**sizes)
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
 
@@ -133,7 +133,7 @@ class ModelFolder:
         vocabulary = self.vocabulary()
         assert isinstance(vocabulary, Subwords)
         separator = vocabulary.frame.separator if roles.join == PAIR else None
-        encoder: Transformer = self.config().rebuild(outputs, self.read_json(ENCODER), separator)
+        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), separator)
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
 
@@ -307,9 +307,7 @@ class RunPredictor(ABC):
 
     def changed(self, **fields: Any) -> Self:
         """The same run, some fields of which are others."""
-        own: Any = self  # each kind of run is a dataclass, which this class does not know
-        found: Self = replace(own, **fields)
-        return found
+        return replace(cast(Any, self), **fields)  # each kind of run is a dataclass, which this class does not know
 
     @property
     def device(self) -> torch.device:
