@@ -49,25 +49,11 @@ class SaveSchedule:
         self.signals, self._of_ranks = signals, SharedMaximum()
         self.stopped_by = 0
         """The signal that has ended training, on whichever rank it arrived; 0: none."""
-        self._is_stop_asked = False
-        self.restart()
-
-    def begin(self) -> None:
-        self.stopped_by, self._is_stop_asked = 0, False
         self.restart()
 
     def restart(self) -> None:
         """Count the minutes from now."""
         self._next_save = time.monotonic() + self._every_s
-
-    def hold_stop(self, trainer: L.Trainer) -> None:
-        """Keep a callback's request to stop until the step is complete: gradients of half a step would be lost."""
-        self._is_stop_asked = self._is_stop_asked or bool(trainer.should_stop)
-        trainer.should_stop = False
-
-    def release_stop(self, trainer: L.Trainer) -> None:
-        if self._is_stop_asked:
-            trainer.should_stop = True
 
     def look(self, device: torch.device, step: int) -> tuple[int, bool]:
         """The signal that some rank was sent, or 0, and whether a checkpoint is due. On every rank."""
@@ -79,11 +65,6 @@ class SaveSchedule:
 
     def look_for_signal(self, device: torch.device) -> int:
         return int((self._of_ranks.look([self.signals.number], device) or [0])[0])
-
-    def stop_if_asked(self, device: torch.device) -> None:
-        """End the process if some rank was sent a signal. On every rank."""
-        if asked := int(largest_of_ranks([self.signals.number], device)[0]):
-            self.stop(asked)
 
     def stop(self, number: int) -> None:
         self.stopped_by = number
@@ -130,7 +111,7 @@ class ExactCheckpoint(Checkpoint):
         """Seconds of the training before it was resumed."""
         self._began = time.monotonic()
         self._saved: Position | None = None
-        self._is_saving = self._is_extended = self._has_warned = False
+        self._is_saving = self._is_extended = self._has_warned = self._is_stop_asked = False
         self._patience: dict[str, int] = {}
 
     @property
@@ -177,15 +158,18 @@ class ExactCheckpoint(Checkpoint):
                 f"ExactCheckpoint: the loader of {name} has no state_dict, so its position inside an epoch cannot be"
                 " kept; a checkpoint after a whole epoch is exact"
             )
-        self.when.begin()
+        self.when.stopped_by, self._is_stop_asked = 0, False
+        self.when.restart()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self.boundary.is_passed(trainer):
-            self.when.hold_stop(trainer)
+            # A callback's request to stop waits until the step is complete: gradients of half a step would be lost.
+            self._is_stop_asked = self._is_stop_asked or bool(trainer.should_stop)
+            trainer.should_stop = False
             return
-        self.when.release_stop(trainer)
+        trainer.should_stop = trainer.should_stop or self._is_stop_asked
         self.boundary.take(trainer)
         asked, is_due = self.when.look(pl_module.device, trainer.global_step)
         if is_due:
@@ -210,7 +194,8 @@ class ExactCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_if_new(trainer)
-        self.when.stop_if_asked(pl_module.device)
+        if asked := int(largest_of_ranks([self.when.signals.number], pl_module.device)[0]):
+            self.when.stop(asked)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save the last boundary if the weights are still the same; ranks that have ended cannot take part."""

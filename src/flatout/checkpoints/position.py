@@ -100,7 +100,13 @@ class Boundary:
 
     def take(self, trainer: L.Trainer) -> None:
         """The batch that has just ended was the last of its step."""
-        self.at, self._taken = self._position(trainer), _batches_ended(trainer)
+        loop: Any = trainer.fit_loop.epoch_loop
+        # `processed` counts a batch before the hooks that save; `completed` after them.
+        steps = -(-loop.batch_progress.current.processed // trainer.accumulate_grad_batches)
+        # `_batches_that_stepped` counts it after them, so the batch that has just ended is added.
+        stepped = loop._batches_that_stepped + 1
+        self.at = Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped)
+        self._taken = _batches_ended(trainer)
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
         # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
         self._random = RandomState(trainer.strategy.root_device, with_others=self._others_draw)
@@ -180,14 +186,6 @@ class Boundary:
 
         # Not now: Lightning itself and the hooks at the start of training draw random numbers after this.
         resume_after_batch(trainer, restore, is_validation_due=self.at.validated != self.at.step)
-
-    def _position(self, trainer: L.Trainer) -> Position:
-        loop: Any = trainer.fit_loop.epoch_loop
-        # `processed` counts a batch before the hooks that save; `completed` after them.
-        steps = -(-loop.batch_progress.current.processed // trainer.accumulate_grad_batches)
-        # `_batches_that_stepped` counts it after them, so the batch that has just ended is added.
-        stepped = loop._batches_that_stepped + 1
-        return Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped)
 
 
 def _parts_with_position(trainer: L.Trainer) -> list[KeepsPosition]:

@@ -89,9 +89,7 @@ def export_onnx(predictor: Any, folder: Path) -> float:
         node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
     weights = sum(weight.nbytes for weight in model.parameters())
     program.save(folder / ONNX, external_data=weights > _MOST_IN_ONE_FILE)
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(folder / ONNX, providers=["CPUExecutionProvider"])
+    session = open_onnx(folder / ONNX)
     apart = 0.0
     for batch in (rows, rows[2:3]):
         inputs = _padded(predictor, batch)
@@ -234,19 +232,25 @@ def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free
 
 
 @contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Without what torch's exporter says of torch's own code and of packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
+def errors_alone(name: str | None = None) -> Iterator[None]:
+    """Without what a logger says below an error; None: any logger."""
+    logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Without what torch's exporter says of torch's own code and of packages that are not needed."""
+    with errors_alone("torch.onnx"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
         # It warns of a list that torch's own recurrent layers keep.
         warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
-        try:
-            yield
-        finally:
-            logger.setLevel(before)
+        yield
 
 
 @contextmanager
@@ -380,11 +384,16 @@ def _compare(predictor: Any, path: Path) -> float:
     return float((np.maximum(0, np.abs(found - expected) - rounding) / factor).max())
 
 
-def stream_onnx(path: Path, values: Any) -> Any:
-    """The answers of an exported file: sample by sample, or of the last window."""
+def open_onnx(path: Path) -> Any:
+    """A session of onnxruntime, on the CPU."""
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(path, providers=["CPUExecutionProvider"])
+    return InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def stream_onnx(path: Path, values: Any) -> Any:
+    """The answers of an exported file: sample by sample, or of the last window."""
+    session = open_onnx(path)
     inputs = {each.name: [size if isinstance(size, int) else 1 for size in each.shape] for each in session.get_inputs()}
     values = np.asarray(values, dtype=np.float32)
     if "window" in inputs:

@@ -29,7 +29,7 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.inference.export import outputs_of, plain_model, quiet_library, stream_onnx
+from flatout.inference.export import open_onnx, outputs_of, plain_model, quiet_library, stream_onnx
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
@@ -307,10 +307,8 @@ def _asks_of(folder: Path) -> dict[str, Ask]:
 
 def ask_onnx(file: Path) -> Ask:
     """What an ONNX file answers to what a tokenizer gives."""
-    from onnxruntime import InferenceSession
-
     with _read_by("onnxruntime", file):
-        session = InferenceSession(file, providers=["CPUExecutionProvider"])
+        session = open_onnx(file)
     names = [each.name for each in session.get_inputs()]
 
     def ask(given: Mapping[str, Tensor]) -> Tensor:

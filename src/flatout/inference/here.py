@@ -6,7 +6,6 @@ The folder that is written needs nothing of ours: weights, tokenizer, `predict.p
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
-from flatout.inference.export import ONNX, quiet_library
+from flatout.inference.export import ONNX, errors_alone, quiet_library
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
@@ -96,13 +95,8 @@ def quantise(folder: Path) -> None:
 
     model = onnx.load(folder / ONNX)
     del model.graph.value_info[:]  # sizes that torch's exporter notes, and that contradict onnx's own
-    log = logging.getLogger()
-    before = log.level
-    log.setLevel(logging.ERROR)  # it asks for a preparation that is for other networks
-    try:
+    with errors_alone():  # it asks for a preparation that is for other networks
         quantize_dynamic(model, folder / INT8, weight_type=QuantType.QInt8, per_channel=True)
-    finally:
-        log.setLevel(before)
 
 
 def measure_forms(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -52,14 +52,6 @@ Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]
 """Is called with each number of rows done."""
-
-
-class Answers(Protocol):
-    """What answers for new rows after training."""
-
-    def predict(self, rows: Sequence[Any]) -> list[Any]: ...
-
-    def save(self, folder: Path, model_config: Any) -> None: ...
 
 
 class ModelFolder:

@@ -20,7 +20,7 @@ from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import Precision
-from flatout.inference.run_predictor import Answers
+from flatout.inference.run_predictor import RunPredictor
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import MOST_S
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from flatout.config import RunConfig
     from flatout.run.resolve import Settings
     from flatout.run.trainer import Training
+
+Answers = RunPredictor | NoAnswers
+"""What answers for new rows after training."""
 
 
 @dataclass(slots=True)

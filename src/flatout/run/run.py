@@ -8,25 +8,35 @@ rows, and the first one reports it.
 
 from __future__ import annotations
 
+import math
+import signal
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
+from flatout.checkpoints.folder import read_weights
+from flatout.checkpoints.kept import Start
 from flatout.checkpoints.same_run import facts_of_run, plan_facts
 from flatout.data.batches.feed import Feeds
 from flatout.data.store_data import StoreData
-from flatout.distributed.ranks import Ranks, end_group
-from flatout.distributed.signals import Signals
+from flatout.distributed.ranks import Ranks, end_group, others_watched
+from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.precision import product_type
+from flatout.errors import UserError, require
 from flatout.perf.verdict.judge import report_early
+from flatout.report.closing import EARLY_END
 from flatout.run.closing import Result, keep_answers, summarise, write_reports, write_verdict
 from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
-from flatout.run.own_parts import metric_among, report_own_parts
+from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
 from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import where_to_start
@@ -34,14 +44,17 @@ from flatout.run.reuse import reuse_frozen_layers
 from flatout.run.rival import find_rival
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
 from flatout.run.trainer import build_training
-from flatout.run.training import evaluate, fit_to_end, load_best
 from flatout.tasks.networks import report_attention
+from flatout.tasks.score_intervals import LEAST_ROWS
 from flatout.tasks.task import Task
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
     from flatout.run.resolve import Settings
     from flatout.run.trainer import Training
+
+_SEVERAL = "Training with multiple optimizers"
+"""How Lightning refuses them in automatic optimisation, as a RuntimeError."""
 
 
 def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
@@ -119,3 +132,130 @@ def prepare(
     report_attention(task.model, feeds.train.device, product_type(settings.precision.precision), folder)
     curves, precision = training.curves, str(training.trainer.precision)
     curves.judge_early = lambda: report_early(curves, feeds.train, precision, settings.batches or 1, folder)
+
+
+def fit_to_end(
+    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, start: Start | None
+) -> None:
+    """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
+    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
+    if feeds is not None:
+        count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
+        rows = plan.rows_per_batch * plan.parts
+        folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
+    with without_loader_advice(), others_watched(), training.checkpoints.when.signals.waiting():
+        if getattr(getattr(module, "model", None), "stored_layers", 0):  # which drop nothing: the run has said so
+            warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
+        except SystemExit:
+            if number := training.checkpoints.when.stopped_by:
+                report_signal(number, training, folder)
+            elif trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            raise
+        except (MisconfigurationException, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not str(error).startswith(_SEVERAL):
+                raise
+            raise UserError("trainer" if feeds else "task", " ".join(str(error).split())) from None
+        finally:
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
+    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    report_early_end(training, folder)
+    if skipped := training.loop.skipped:
+        described = training.loop.losses.describe_rows(skipped[0])
+        folder.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{described}")
+
+
+def report_early_end(training: Training, folder: RunFolder) -> None:
+    """Say after which epoch patience has ended training, which setting decided, and which epoch's weights are kept."""
+    trainer, best = training.trainer, training.checkpoints.best_so_far
+    last = trainer.max_epochs or -1
+    for stopping in trainer.early_stopping_callbacks if trainer.current_epoch != last else []:
+        is_lost = not math.isfinite(float(trainer.callback_metrics.get(stopping.monitor, 0.0)))
+        if not trainer.should_stop or not (is_lost or stopping.wait_count >= stopping.patience):
+            continue
+        after = f"after epoch {trainer.current_epoch}{f' of {last}' if last > 0 else ''}"
+        no_better = "is not finite" if is_lost else f"was no better in {stopping.wait_count} validations"
+        setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
+        found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
+        kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
+        folder.decision(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
+
+
+def report_signal(number: int, training: Training, folder: RunFolder) -> None:
+    """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
+    name, step = signal.Signals(number).name, training.checkpoints.boundary.at.step
+    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    if folder.is_first and (line := requeue_with_slurm(number)):
+        folder.say(line)
+
+
+def load_best(training: Training, task: L.LightningModule) -> None:
+    """The weights that were best on the validation rows."""
+    with others_watched():
+        training.trainer.strategy.barrier()  # the first rank may still be linking it
+    state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
+    if getattr(task, "is_sharded", False):
+        strategy.hand_out(task, state)
+    elif state is not None:
+        task.load_state_dict(state)
+
+
+def _best_weights(training: Training) -> dict[str, Tensor] | None:
+    """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
+    kept = [training.checkpoints.folder / name for name in ("best", "last")]
+    for path in (path for path in kept if path.exists()):
+        try:
+            return read_weights(path)
+        except UserError as error:  # spoilt since it was written
+            warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
+    return None
+
+
+def evaluate(
+    training: Training, module: Any, data: Any, feeds: Feeds | None, device: torch.device, folder: RunFolder
+) -> dict[str, float]:
+    """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before."""
+    metrics: dict[str, float] = {}
+    if feeds is not None:
+        module.to(device)  # Lightning has taken it back to the host
+        folder.put(module.tune_answers(feeds, folder))
+    judges = {"val": training.trainer.validate, "test": training.trainer.test}
+    for split, judge in judges.items():
+        has_rows = split == "val" or not isinstance(data, StoreData) or split in data.store.splits
+        if not (has_own(module, data, split) and has_rows):
+            continue
+        with without_loader_advice(), others_watched():
+            logged = judge(module, datamodule=data, verbose=False)
+        if feeds is None:
+            found = {plain_name(name, split): float(value) for each in logged for name, value in each.items()}
+        else:
+            found = module.results
+        metrics |= {f"{split}/{name}": value for name, value in found.items()}
+        if split == "val" and feeds is not None:
+            module.count_answers()
+    module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
+    if feeds is not None and feeds.test is not None:
+        intervals = module.intervals()
+        folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()})
+        if not intervals:
+            folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
+    folder.summary.set("metrics", metrics)
+    return metrics
+
+
+@contextmanager
+def without_loader_advice() -> Iterator[None]:
+    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared already: no news."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
+        warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
+        yield

@@ -54,16 +54,12 @@ class RunFolder:
 
     def begin(self) -> None:
         """Write down what this run is; a resumed run keeps its files until it proves to be the same."""
-        if not self.is_first or self.has_begun:
+        if not self.is_first or self.summary.path is not None:
             return
         for name, text in self.files.items():
             write_atomically(self.path / name, text)
         self.summary.path = self.path / SUMMARY
         self.summary.write()
-
-    @property
-    def has_begun(self) -> bool:
-        return self.summary.path is not None
 
     def put(self, facts: dict[str, Any]) -> None:
         """Put what a part has found into the summary."""
@@ -137,7 +133,7 @@ def _close_early(place: RunFolder, error: BaseException, *, is_again: bool) -> N
     if isinstance(error, UserError) and not is_again and _took_away(place):
         return
     place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
-    if not place.has_begun:
+    if place.summary.path is None:  # it has not begun
         return
     status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
     with suppress(OSError):
