@@ -212,8 +212,7 @@ class ExactCheckpoint(Checkpoint):
         try:
             self._save_if_new(trainer)
         except UserError as error:  # the exception under way is the one to report
-            step = self.boundary.at.step
-            warnings.warn(f"no checkpoint of step {step}: {error}", UserWarning, stacklevel=2)
+            warnings.warn(f"no checkpoint of step {self.boundary.at.step}: {error}", UserWarning, stacklevel=2)
 
     # State
 

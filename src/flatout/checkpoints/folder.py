@@ -226,8 +226,7 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
         return {"~array": path}
     if isinstance(value, dict):
-        is_plain = all(isinstance(key, str) and not key.startswith("~") for key in value)
-        if is_plain:
+        if all(isinstance(key, str) and not key.startswith("~") for key in value):
             return {key: as_plain(item, f"{path}/{key}", tensors) for key, item in value.items()}
         items = [(key, item, f"{path}/{key}") for key, item in value.items()]
         return {"~pairs": [[as_plain(key, name, {}), as_plain(item, name, tensors)] for key, item, name in items]}

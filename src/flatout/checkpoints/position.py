@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import lightning as L
 import torch
@@ -170,14 +170,13 @@ class Boundary:
         checkpoint["loops"] = loops_at(self.at, batches)
         for part in _parts_with_position(trainer):
             part.load_position_state(states, rank)
-        seed = 0 if data is None else data.seed
 
         def restore() -> None:
             device = trainer.strategy.root_device
             if has_same_ranks:
                 RandomState.from_dict(states[rank]["random"]).restore(device)
             else:  # no rank can continue another's numbers: new ones, the same in each such resume
-                torch.manual_seed(seed + (self.at.step << 20) + rank)
+                torch.manual_seed((0 if data is None else data.seed) + (self.at.step << 20) + rank)
             self._random = RandomState(device)
             trainer.callback_metrics.update(checkpoint.get("metrics", {}))
             for name, weight in trainer.lightning_module.named_parameters():
@@ -189,8 +188,7 @@ class Boundary:
 
 
 def _parts_with_position(trainer: L.Trainer) -> list[KeepsPosition]:
-    parts = [*callbacks_of(trainer), trainer.lightning_module]
-    return [each for each in parts if isinstance(each, KeepsPosition)]
+    return [each for each in (*callbacks_of(trainer), trainer.lightning_module) if isinstance(each, KeepsPosition)]
 
 
 def _position_states(trainer: L.Trainer) -> dict[str, Any]:
@@ -214,8 +212,7 @@ def loader_states(trainer: L.Trainer) -> list[Any]:
 
 
 def _batches_ended(trainer: L.Trainer) -> int:
-    total: Any = trainer.fit_loop.epoch_loop.batch_progress.total
-    return int(total.processed)
+    return int(cast(Any, trainer.fit_loop.epoch_loop.batch_progress.total).processed)
 
 
 def _batches_taken(trainer: L.Trainer) -> Batches:

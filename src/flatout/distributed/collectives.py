@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -79,8 +79,7 @@ def is_share(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor; all ranks must ask at once."""
-    gathered: Any = tensor
-    return gathered.full_tensor() if is_share(tensor) else tensor
+    return cast(Any, tensor).full_tensor() if is_share(tensor) else tensor
 
 
 def share_of(tensor: Tensor, like: Tensor) -> Tensor:
@@ -89,7 +88,7 @@ def share_of(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    cut: Any = like
+    cut = cast(Any, like)
     return distribute_tensor(tensor.to(like.device), cut.device_mesh, cut.placements, src_data_rank=None)
 
 

@@ -98,8 +98,7 @@ class SharedOut(ModelParallelStrategy):
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What an optimizer remembers, as it would without sharing; on the first rank."""
-        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        kept = plain.state_dict()
+        kept = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
         return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -105,8 +105,7 @@ def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
     net = predictor.model.net
     if any("lora_" in name for name, _ in net.named_parameters()):
         merge_lora(net)
-    config = type(net.config).from_dict(net.config.to_dict())
-    plain = auto_class(predictor).from_config(config)
+    plain = auto_class(predictor).from_config(type(net.config).from_dict(net.config.to_dict()))
     plain.load_state_dict(net.state_dict())
     if is_scaled and (scale := _scale(predictor)) != (0.0, 1.0):
         _scale_outputs(plain, *scale)
@@ -280,9 +279,8 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
     apart = _compare(predictor, folder / ONNX)
     hint = "Nothing was written; please report this with the settings of the model."
     require(apart <= _MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=hint)
-    names = ", ".join(predictor.columns)
     return [
-        f"inputs {', '.join(module.inputs)} ({names}); outputs {', '.join(module.outputs)}",
+        f"inputs {', '.join(module.inputs)} ({', '.join(predictor.columns)}); outputs {', '.join(module.outputs)}",
         f"{ONNX}: largest difference from the run's own answers: {apart:.1e} of their range on {_SAMPLES} samples",
     ]
 
@@ -370,8 +368,7 @@ def _compare(predictor: Any, path: Path) -> float:
     after the last sample. Both read samples of 32 bits, and the rounding of an answer to 32 bits is no difference."""
     random = np.random.default_rng(0)
     shape, scaler = predictor.shape, predictor.scaler
-    samples = max(_SAMPLES, shape.lookback or 0)
-    values = random.standard_normal((samples, shape.inputs)).cumsum(0) / 10
+    values = random.standard_normal((max(_SAMPLES, shape.lookback or 0), shape.inputs)).cumsum(0) / 10
     values = values * np.array(scaler.factor[: shape.inputs]) + np.array(scaler.shift[: shape.inputs])
     values = values.astype(np.float32).astype(np.float64)
     expected, found = predictor.answer(values), stream_onnx(path, values)

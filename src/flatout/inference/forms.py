@@ -99,8 +99,7 @@ def forms_of_run(
     if library is not predictor:
         forms = [Form(f"{own}, alone", predictor, alone), *forms, Form("padded, in batches", library, together)]
     for other in beside:
-        full = other.changed(precision=Precision.fp32)
-        forms.append(Form(f"{own}, on {other.device}, fp32", full, together))
+        forms.append(Form(f"{own}, on {other.device}, fp32", other.changed(precision=Precision.fp32), together))
         forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
     return reference, forms + [_of_file(name, each) for name, each in files.items()]
 

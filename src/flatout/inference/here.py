@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -183,8 +183,7 @@ def write_best(
     for file in {WEIGHTS, ONNX, INT8} - {chosen.file}:
         (folder / file).unlink(missing_ok=True)
     if chosen.name.endswith(BF16):
-        net: Any = _in_bf16(FolderPredictor.of_folder(folder)).model
-        net.save_pretrained(folder)
+        cast(Any, _in_bf16(FolderPredictor.of_folder(folder)).model).save_pretrained(folder)
     problem, model = predictor.labels.problem, predictor.model
     assert isinstance(model, Transformer)
     about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}

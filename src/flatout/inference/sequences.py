@@ -114,8 +114,7 @@ class SequencePredictor(RunPredictor):
         data: dict[str, Any] = {"shape": asdict(self.shape), "rules": rules, "scaler": asdict(self.scaler)}
         data |= {"step_s": self.step_s, "label": self.label, "sizes": self.sizes}
         data |= {"label_scale": list(self.label_scale), "has_classes": self.has_classes}
-        settings = {"problem": self.problems[0], "data": data}
-        ModelFolder(folder).write(self.model, model_config, self.names, settings)
+        ModelFolder(folder).write(self.model, model_config, self.names, {"problem": self.problems[0], "data": data})
 
     @property
     def columns(self) -> list[str]:

@@ -34,6 +34,7 @@ from flatout.report.page import read_curves, write_page
 from flatout.report.summary import read_summary
 from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
+from flatout.run.rival import find_rival
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import settings_to_compare
 from flatout.tasks.task import Task
@@ -187,6 +188,17 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     return evidence
 
 
+def report_kind(
+    config: RunConfig, data: Any, task: Task, feeds: Feeds, predictor: Any, seconds: float, folder: RunFolder
+) -> None:
+    """Add what the kind of the data has beside each result: the scores of a simple model, and a study of its own."""
+    kind, values = kind_of(config.data), folder.summary.values
+    if kind.rival is not None and config.monitor.rival:
+        folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
+    if kind.report is not None:
+        kind.report(task, predictor, feeds, values, folder.path, folder)
+
+
 def write_reports(
     config: RunConfig, settings: Settings, module: Any, per_class: list[Any], charts: list[Chart], folder: RunFolder
 ) -> None:
@@ -195,8 +207,7 @@ def write_reports(
     write_page(folder.path, values, read_curves(folder.path), per_class, charts)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
-    written = {name: path for name, path in artifacts.items() if (folder.path / path).exists()}
-    folder.summary.set("artifacts", written)
+    folder.summary.set("artifacts", {name: path for name, path in artifacts.items() if (folder.path / path).exists()})
     print_closing(values, folder.path, per_class)
     if "tensorboard" in config.logger and not config.has_own_parts:
         write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)

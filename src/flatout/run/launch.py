@@ -147,8 +147,7 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     if count and "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
         here = "CUDA gives a process one slice of a MIG card"
     if isinstance(asked, str) and asked != "auto":
-        parts = [part.strip() for part in asked.split(",")]
-        numbers = [int(part) if part.isdecimal() else part for part in parts]
+        numbers = [int(part) if part.isdecimal() else part for part in map(str.strip, asked.split(","))]
         asked = numbers if "," in asked else numbers[0]
     is_list = isinstance(asked, list | tuple) and all(isinstance(each, int) for each in asked)
     is_known = asked is None or asked == "auto" or (isinstance(asked, int) and not isinstance(asked, bool)) or is_list
@@ -163,8 +162,7 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
         return list(range(asked))
     require(bool(asked) and len(set(asked)) == len(asked), "trainer.devices", f"{asked}", allowed="each number once")
     for number in asked:
-        known = f"0 to {there - 1}: {here}"
-        require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=known)
+        require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=f"0 to {there - 1}: {here}")
     return list(asked)
 
 
@@ -258,8 +256,7 @@ def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseEx
     words = failure.error_file_data.get("message")
     details = words.get("extraInfo", {}) if isinstance(words, dict) else {}
     if mistake := details.get("mistake"):
-        where = mistake.pop("where")
-        return UserError(where, mistake.pop("what"), **mistake)
+        return UserError(**mistake)
     kept = folder / CHECKPOINTS / "last"
     rest = f" The last checkpoint is {kept}." if kept.exists() else " There was no checkpoint yet."
     if failure.exitcode < 0:

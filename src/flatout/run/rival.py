@@ -114,8 +114,7 @@ def score_commonest_tags(data: Any, limit_s: float) -> Scores:
     counts = np.zeros((len(known) + 1, 2 * len(types) + 1), np.int64)
     np.add.at(counts, (pc.index_in(words, known).to_numpy(), tags), 1)
     counts[-1] = counts.sum(0)
-    place = pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()
-    answers = counts.argmax(1)[place]
+    answers = counts.argmax(1)[pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()]
     scores = EntityScores(types)
     scores.add(answers, test_tags, offsets, np.zeros(len(offsets) - 1, np.bool_))
     return scores.values()
@@ -152,8 +151,7 @@ def _targets_of(data: Any, split: str) -> NDArray[Any]:
     """The labels of a split as the quick model takes them."""
     store = data.store.splits[split]
     if data.info.problem is not Problem.multi:
-        kind = np.float32 if data.info.problem is Problem.regression else np.int64
-        return store.fixed("targets").astype(kind)
+        return store.fixed("targets").astype(np.float32 if data.info.problem is Problem.regression else np.int64)
     ragged, hot = store.ragged("targets"), np.zeros((store.num_rows, len(data.info.classes)), np.int64)
     hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
     return hot

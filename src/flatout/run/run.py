@@ -33,7 +33,7 @@ from flatout.engine.precision import product_type
 from flatout.errors import UserError, require
 from flatout.perf.verdict.judge import report_early
 from flatout.report.closing import EARLY_END
-from flatout.run.closing import Result, keep_answers, summarise, write_reports, write_verdict
+from flatout.run.closing import Result, keep_answers, report_kind, summarise, write_reports, write_verdict
 from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
@@ -41,7 +41,6 @@ from flatout.run.parts import build_module, open_data, place_feeds, require_memo
 from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_frozen_layers
-from flatout.run.rival import find_rival
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
 from flatout.run.trainer import build_training
 from flatout.tasks.networks import report_attention
@@ -102,12 +101,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(module, feeds, training, seconds, folder)
             if feeds is not None:
-                kind = kind_of(config.data)
-                if kind.rival is not None and config.monitor.rival:
-                    rival = find_rival(*kind.rival, data, folder.summary.values, seconds, folder)
-                    folder.summary.set("rival", rival)
-                if kind.report is not None:
-                    kind.report(module, predictor, feeds, folder.summary.values, folder.path, folder)
+                report_kind(config, data, module, feeds, predictor, seconds, folder)
             write_reports(config, settings, module, per_class, charts, folder)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 
@@ -207,10 +201,10 @@ def load_best(training: Training, task: L.LightningModule) -> None:
 
 def _best_weights(training: Training) -> dict[str, Tensor] | None:
     """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
-    kept = [training.checkpoints.folder / name for name in ("best", "last")]
-    for path in (path for path in kept if path.exists()):
+    for path in (training.checkpoints.folder / name for name in ("best", "last")):
         try:
-            return read_weights(path)
+            if path.exists():
+                return read_weights(path)
         except UserError as error:  # spoilt since it was written
             warnings.warn(f"{error}; passed over", UserWarning, stacklevel=2)
     return None
@@ -224,8 +218,7 @@ def evaluate(
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
         folder.put(module.tune_answers(feeds, folder))
-    judges = {"val": training.trainer.validate, "test": training.trainer.test}
-    for split, judge in judges.items():
+    for split, judge in (("val", training.trainer.validate), ("test", training.trainer.test)):
         has_rows = split == "val" or not isinstance(data, StoreData) or split in data.store.splits
         if not (has_own(module, data, split) and has_rows):
             continue

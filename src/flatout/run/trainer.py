@@ -152,8 +152,7 @@ def _build_loggers(
     """The loggers of the settings, on the first rank; they write from the step `after` on."""
     if not folder.is_first:
         return RunLoggers({})
-    place = RunPlace(folder.path, config.name, after)
-    found = build_loggers(config.logger, place, settings.trainer.get("logger"))
+    found = build_loggers(config.logger, RunPlace(folder.path, config.name, after), settings.trainer.get("logger"))
     folder.summary.set("loggers", list(found))
     if config.has_own_parts:
         return RunLoggers(found, settings=dict(module.hparams))
