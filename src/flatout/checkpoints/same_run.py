@@ -104,7 +104,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
             # A sample in the settings is not the data of a run that names other data.
             is_unused = key.startswith("data.sample") and data_now is not None and data_before == data_now
             if before.get(key) != after.get(key) and not is_unused:
-                yield f"{key} was {_shown(before.get(key))} and is {_shown(after.get(key))}"
+                was, now_is = ("null" if each.get(key) is None else each[key] for each in (before, after))
+                yield f"{key} was {was} and is {now_is}"
     if data_before != data_now:
         yield "the data or its encoding has changed"
 
@@ -135,7 +136,3 @@ def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:
     found = "; ".join(differences(then, now))
     hint = "Set it back, or leave ckpt_path out: training starts from the first step."
     require(not found, "ExactCheckpoint", f"the checkpoint is of another training: {found}", hint=hint)
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,8 @@ class Ranks:
             raise UserError("SLURM", str(error), hint=hint) from None
         world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
         ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
-        given = {
-            "RANK": ranks.rank,
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": ranks.local,
-            "LOCAL_WORLD_SIZE": ranks.local_world,
-        }
-        os.environ |= {name: str(number) for name, number in given.items()}
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        os.environ |= {name: str(number) for name, number in zip(names, astuple(ranks), strict=True)}
         os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
         return ranks
 

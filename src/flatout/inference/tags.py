@@ -183,9 +183,7 @@ class TagPredictor(RunPredictor):
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
         return (row for words, _ in self._words(table, options) for row in words.to_pylist())
 
-    def score_table(
-        self, table: Table, options: FileOptions, others: Sequence[TagPredictor], advance: Advance
-    ) -> Scored:
+    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
         """Over all rows of words and tags, and of each type."""
         roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})

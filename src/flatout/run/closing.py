@@ -36,13 +36,12 @@ from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
 from flatout.run.rival import find_rival
 from flatout.run.run_folder import RunFolder
-from flatout.run.trainer import settings_to_compare
+from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
     from flatout.run.resolve import Settings
-    from flatout.run.trainer import Training
 
 Answers = RunPredictor | NoAnswers
 """What answers for new rows after training."""

@@ -56,7 +56,8 @@ from flatout.tasks.task import Task
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
 _OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
-"""Variables that tell a rank who it is, beside those of some prefixes."""
+_ITS_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
+"""Variables that tell a rank who it is: their names, and how the names of others begin."""
 _BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 """How a rank ends that begins a failure."""
 _LATER_S = 2
@@ -228,9 +229,7 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     """One rank of a run, in its own process."""
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
-    ours = {
-        name for name in os.environ if name in _OF_TORCHRUN or name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))
-    }
+    ours = {name for name in os.environ if name in _OF_TORCHRUN or name.startswith(_ITS_PREFIXES)}
     os.environ |= {name: value for name, value in environment.items() if name not in ours}
     redirect_output()
     try:

@@ -219,9 +219,7 @@ _TUNED = (*_NAMED, "data.workers", "data.accumulate")
 _OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 
 
-def find_confirmed(
-    runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str] = ()
-) -> Confirmed:
+def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str]) -> Confirmed:
     """Open settings that were confirmed to be faster, and the overrides that slow a run."""
     same = [run for run in newest_runs(runs, FILE) if _is_same(run, settings)]
     here = (hardware(device, 1, "")["device"], versions()["flatout"])

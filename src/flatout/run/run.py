@@ -38,19 +38,17 @@ from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
 from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
-from flatout.run.resolve import compile_network, exact_products, resolve, restore_threads, share_processor
+from flatout.run.resolve import Settings, compile_network, exact_products, resolve, restore_threads, share_processor
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_frozen_layers
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
-from flatout.run.trainer import build_training
+from flatout.run.trainer import Training, build_training
 from flatout.tasks.networks import report_attention
 from flatout.tasks.score_intervals import LEAST_ROWS
 from flatout.tasks.task import Task
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
-    from flatout.run.resolve import Settings
-    from flatout.run.trainer import Training
 
 _SEVERAL = "Training with multiple optimizers"
 """How Lightning refuses them in automatic optimisation, as a RuntimeError."""

@@ -243,9 +243,8 @@ def _lock_of(folder: Path) -> Iterator[bool]:
 def save_split_rows(store: Store, path: Path) -> None:
     """Write which row of its table, counted from 1, each row of each split is."""
     schema = pa.schema([("split", pa.dictionary(pa.int8(), pa.string())), ("row", pa.int64())])
-    with pq.ParquetWriter(
-        path, schema, column_encoding={"row": "DELTA_BINARY_PACKED"}, use_dictionary=["split"]
-    ) as file:
+    encoding = {"row": "DELTA_BINARY_PACKED"}
+    with pq.ParquetWriter(path, schema, column_encoding=encoding, use_dictionary=["split"]) as file:
         for name, split in store.splits.items():
             for first in range(0, split.num_rows, _ROWS_AT_ONCE):
                 rows = pa.array(split.fixed("rows")[first : first + _ROWS_AT_ONCE] + 1)
