@@ -45,8 +45,7 @@ class FolderCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
-        if target.parent.is_symlink():
-            raise UserError("checkpoint", f"{target.parent} is a link", hint=OWN_FOLDER)
+        require(not target.parent.is_symlink(), "checkpoint", f"{target.parent} is a link", hint=OWN_FOLDER)
         beside = target.with_name(f".{target.name}-{os.getpid()}")
         tensors: dict[str, Tensor] = {}
         about = checkpoint.get(ABOUT, {})

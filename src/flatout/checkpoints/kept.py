@@ -68,12 +68,8 @@ class Best:
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
-    """Point the links at the last checkpoint and the best; keep both and the newest before the last, remove others.
-
-    `keep` counts the last one and those before it.
-    """
-    if folder.is_symlink():
-        raise UserError("checkpoint", f"{folder} is a link", hint=OWN_FOLDER)
+    """Point links at the last and the best checkpoint; of the newest ones `keep` stay with these, others go."""
+    require(not folder.is_symlink(), "checkpoint", f"{folder} is a link", hint=OWN_FOLDER)
     try:
         link(folder, "last", last)
         link(folder, "best", best)

@@ -20,10 +20,7 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """End the process at once, without a word, when Ctrl-C comes inside.
-
-    A KeyboardInterrupt is no way out of imports: some packages turn it into errors of their own, others print it.
-    """
+    """End the process at once, without a word, when Ctrl-C comes inside: packages hide or print a KeyboardInterrupt."""
     with _handled(_leave):
         yield
 

@@ -60,10 +60,7 @@ def end_with_parent() -> None:
 
 
 def use_own_resource_tracker() -> None:
-    """Let semaphores of this process go with it, even when it is killed.
-
-    Otherwise Python's tracker of the process that started it keeps them until that ends, and then warns of a leak.
-    """
+    """Let semaphores of this process go with it, even when it is killed: its parent's tracker would warn of a leak."""
     vars(vars(multiprocessing.resource_tracker)["_resource_tracker"])["_fd"] = None  # the next semaphore starts one
 
 

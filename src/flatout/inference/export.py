@@ -51,7 +51,7 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         found = export(predictor, folder)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
-        kind = auto_class(predictor).__name__
+        kind = outputs_of(predictor.model).auto_class.__name__
         lines = [f"open it with {kind}.from_pretrained({str(name)!r}), and with AutoTokenizer"]
         if window := predictor.model.window:
             joined = predictor.model.joins.value
@@ -70,7 +70,6 @@ def export(predictor: Any, folder: Path) -> float:
         expected = predictor.model.eval()(flat_batch(rows)) * spread + mean
     plain_model(predictor).save_pretrained(folder)
     _save_tokenizer(predictor, folder)
-    _require_same_tokens(predictor, folder)
     with torch.inference_mode():
         found = _opened(predictor, folder)(**_padded(predictor, rows)).logits
     if predictor.model.answers_tokens:
@@ -105,16 +104,11 @@ def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
     net = predictor.model.net
     if any("lora_" in name for name, _ in net.named_parameters()):
         merge_lora(net)
-    plain = auto_class(predictor).from_config(type(net.config).from_dict(net.config.to_dict()))
+    plain = outputs_of(predictor.model).auto_class.from_config(type(net.config).from_dict(net.config.to_dict()))
     plain.load_state_dict(net.state_dict())
     if is_scaled and (scale := _scale(predictor)) != (0.0, 1.0):
         _scale_outputs(plain, *scale)
     return plain.eval()
-
-
-def auto_class(predictor: Any) -> Any:
-    """The class of transformers that opens the export."""
-    return outputs_of(predictor.model).auto_class
 
 
 def outputs_of(model: Any) -> Outputs:
@@ -178,7 +172,7 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
 
 
 def _save_tokenizer(predictor: Any, folder: Path) -> None:
-    """Save the tokenizer's files, with the row length of training and the names of this model's inputs."""
+    """Save the tokenizer's files, with the row length of training and its inputs' names; it must make the same tokens."""
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -186,9 +180,6 @@ def _save_tokenizer(predictor: Any, folder: Path) -> None:
     settings["model_max_length"] = min(longest, getattr(predictor, "max_length", longest))
     settings["model_input_names"] = _input_names(predictor.model)
     path.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
-
-
-def _require_same_tokens(predictor: Any, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
@@ -208,7 +199,8 @@ _DEFECT = "Nothing was written; please report this with the family of the encode
 
 
 def _opened(predictor: Any, folder: Path) -> Any:
-    return auto_class(predictor).from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    kind = outputs_of(predictor.model).auto_class
+    return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 class _OnlyLogits(nn.Module):

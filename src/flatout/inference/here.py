@@ -22,7 +22,7 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.inference.export import ONNX, errors_alone, quiet_library
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
@@ -162,8 +162,7 @@ def choose(found: Sequence[Measured], best: str, points: float, problem: Problem
         fits = [each for each in others if each.score <= own.score * (1 + points / 100)]
     else:
         fits = [each for each in others if each.score >= own.score - points / 100]
-    if not fits:
-        raise UserError("--allow-points", f"no form loses as little as {points:g} points", hint="Allow more.")
+    require(bool(fits), "--allow-points", f"no form loses as little as {points:g} points", hint="Allow more.")
     return max(fits, key=BEST[best])
 
 

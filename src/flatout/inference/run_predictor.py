@@ -67,8 +67,7 @@ class ModelFolder:
         for folder in (path, path / "model"):
             if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
                 return cls(folder)
-        if not path.exists():
-            raise UserError(str(path), "no such run", hint="Name a folder below outputs/.")
+        require(path.exists(), str(path), "no such run", hint="Name a folder below outputs/.")
         inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
         usual = "A run that ended well has one, unless it trained a module of your own."
         hint = f"Did you mean {inside[-1].parent}?" if inside else usual
@@ -306,11 +305,8 @@ class RunPredictor(ABC):
         return next(self.model.parameters()).device
 
     def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
-        """So many rows in batches as the network reads them; `batch.rows` numbers them.
-
-        `tokens`: a column of a store, or the values of rows one after the other, and how many each row has.
-        """
-        if isinstance(tokens, tuple):
+        """So many rows in batches as the network reads them; `batch.rows` numbers them. `tokens`: a store's column."""
+        if isinstance(tokens, tuple):  # the values of rows one after the other, and how many each row has
             tokens = Ragged.of(*tokens)
         order = np.arange(count)
         if self.exact:

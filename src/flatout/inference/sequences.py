@@ -23,16 +23,7 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of, require_rules_columns
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.recordings import (
-    LongRecording,
-    ReadingNotes,
-    Recording,
-    Scratch,
-    ScratchValues,
-    blocks_of,
-    files_of,
-    read_recordings,
-)
+from flatout.data.sequences.recordings import LongRecording, ReadingNotes, Recording, Scratch, files_of, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
 from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
@@ -152,8 +143,8 @@ class SequencePredictor(RunPredictor):
         return np.concatenate(list(self.stream(values)))
 
     @torch.inference_mode()
-    def stream(self, values: Floats | ScratchValues) -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other; only a block of `values` is scaled at a time."""
+    def stream(self, values: Any) -> Iterator[NDArray[Any]]:
+        """The same in blocks, one after the other; of `values`, which may lie in a file, one block at a time is read."""
         self.model.eval()
         what = f"{values.shape[1]} columns"
         require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
@@ -212,7 +203,7 @@ class SequencePredictor(RunPredictor):
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)
                 yield answers[0].float().cpu()
 
-    def _forecast(self, values: Floats | ScratchValues) -> NDArray[Any]:
+    def _forecast(self, values: Any) -> NDArray[Any]:
         """The samples after the last one."""
         lookback, horizon = self.shape.lookback or 1, self.shape.horizon
         what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
@@ -275,19 +266,14 @@ class SequencePredictor(RunPredictor):
                 columns = {"prediction": [self.names[best]], "probability": [float(answer[best])]}
             yield _block(recording, columns, samples)
             return
-        if self.shape.horizon:
-            times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, self.shape.horizon + 1)
-            answers = next(self.stream(recording.values))
-            yield _block(recording, {time: written(times), **self._columns_of(answers)}, samples)
-            return
-        start = 0
+        start, horizon = 0, self.shape.horizon
         for answers in self.stream(recording.values):
             times = recording.times[start : start + len(answers)]
-            yield _block(recording, {time: written(times), **self._columns_of(answers)}, len(answers))
+            if horizon:  # all of it is one block of answers, after the last sample
+                times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, horizon + 1)
+            columns = {name: answers[:, number] for number, name in enumerate(self.names)}
+            yield _block(recording, {time: written(times), **columns}, samples if horizon else len(answers))
             start += len(answers)
-
-    def _columns_of(self, answers: NDArray[Any]) -> dict[str, Any]:
-        return {name: answers[:, number] for number, name in enumerate(self.names)}
 
     def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
         """Over all answers to recordings that hold the targets too; a forecast is judged on every window."""
@@ -351,8 +337,9 @@ class SequencePredictor(RunPredictor):
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
         return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
 
-    def _add_sizes(self, values: Floats | ScratchValues) -> None:
-        for block in blocks_of(values, _SAMPLES_A_BLOCK):
+    def _add_sizes(self, values: Any) -> None:
+        for start in range(0, len(values), _SAMPLES_A_BLOCK):
+            block = values[start : start + _SAMPLES_A_BLOCK]
             with np.errstate(over="ignore"):
                 self._squares = self._squares + np.square(block).sum(axis=0)
             self._samples += len(block)

@@ -153,24 +153,20 @@ def write_verdict(
     if feeds is None:
         evidence = _judge_own(config, module, training, folder)
     else:
-        was_set = _what_was_set(config, settings, module, training, folder)
+        is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
+        was_set = Judging(
+            batches_in_epoch=settings.batches or 1,
+            effective_batch=config.data.effective_batch,
+            is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_measured,
+            is_compiled=bool(config.compile) or is_compiled(module.model),
+            may_try=config.monitor.verdict and not config.is_sharded,
+            pieces=training.loop.passes.pieces[TRAINING],
+        )
         evidence = judge(module, feeds, training.curves, was_set, folder)
     if evidence is not None and folder.is_first:
         folder.summary.set("evidence", evidence.as_dict())
         found = verdict(evidence)
         folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
-
-
-def _what_was_set(config: RunConfig, settings: Settings, task: Task, training: Training, folder: RunFolder) -> Judging:
-    is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-    return Judging(
-        batches_in_epoch=settings.batches or 1,
-        effective_batch=config.data.effective_batch,
-        is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_measured,
-        is_compiled=bool(config.compile) or is_compiled(task.model),
-        may_try=config.monitor.verdict and not config.is_sharded,
-        pieces=training.loop.passes.pieces[TRAINING],
-    )
 
 
 def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFolder) -> Evidence | None:

@@ -71,10 +71,7 @@ def start(
     overrides: Sequence[str] = (),
     claim: Callable[[Path], Path] = claim_folder,
 ) -> Result:
-    """One run, here or on as many processes as devices are asked for.
-
-    `claim` makes the folder of a new run; a resumed run keeps its old one.
-    """
+    """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a new one."""
     ranks = Ranks.here()
     wanted = devices_wanted(config.trainer)
     if ranks.are_several:
@@ -269,11 +266,9 @@ def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseEx
 
 
 def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
-    """The rank that began it: one that was killed, else one with a mistake to tell, else the earliest.
+    """The rank that began it: one that was killed, else one with a mistake to tell, else the earliest."""
 
-    Those that only noticed that another was gone fail within the same second, so that times alone do not tell.
-    """
-
+    # Those that only noticed that another was gone fail within the same second: times alone do not tell.
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
         rank, failure = item
         was_stopped = failure.exitcode == -signal.SIGTERM
@@ -311,9 +306,8 @@ def fit(
         model = model.model if model.model_config is None else model.model_config
     given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
     unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
-    if unknown:
-        allowed = ", ".join(RunConfig.__dataclass_fields__)
-        raise UserError("fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
+    allowed = ", ".join(RunConfig.__dataclass_fields__)
+    require(not unknown, "fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
     config = RunConfig(**given, **settings)
     if epochs is not None:
         config.trainer = {**config.trainer, "max_epochs": epochs}

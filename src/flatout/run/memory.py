@@ -39,12 +39,9 @@ _SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
 
 
 def require_memory(settings: Any, build: Build, device: torch.device, copies: float = 1.0) -> None:
-    """Refuse a model from scratch that a device cannot hold for training.
-
-    `copies`: models this memory must hold, below 1 where devices share one. Other models have their weights already.
-    """
+    """Refuse a model from scratch that a device cannot hold; `copies`: those it must hold, below 1 if devices share."""
     if not dataclasses.is_dataclass(settings) or getattr(settings, "pretrained", None) is not None:
-        return
+        return  # a pretrained model has its weights already
     try:
         needed = int(training_bytes(settings, build) * copies)
     except UserError:
@@ -84,10 +81,7 @@ def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
 
 
 class _DrawNothing(TorchFunctionMode):
-    """Leaves out random numbers, and keeps lists as they are on the host.
-
-    To compute with either on the meta device, torch imports its compiler, which takes seconds.
-    """
+    """Random numbers and lists stay off the meta device: torch would import its compiler for them, in seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -25,7 +25,7 @@ from flatout.engine.compile import choose_compile, compile_in_place, compiles_la
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Choice, Precision, PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.models.contract import Recommended
 from flatout.report.summary import plain
 from flatout.run.own_parts import mode_of, plain_name
@@ -63,11 +63,8 @@ class Settings:
 def resolve(
     config: RunConfig, task: Task, feeds: Feeds | None, device: torch.device, ranks: Ranks, folder: RunFolder
 ) -> Settings:
-    """Decide, and give the task its length and its learning rate.
-
-    Without feeds the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's.
-    """
-    if feeds is None:
+    """Decide, and give the task its length and its learning rate."""
+    if feeds is None:  # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
         return _resolve_own(config, resolve_precision(config.precision, device, ranks, folder), ranks.world)
     trainer, total_steps = resolve_length(config.trainer, feeds.train, folder)
     optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
@@ -134,19 +131,15 @@ def resolve_length(trainer: dict[str, Any], feed: Feed, folder: RunFolder) -> tu
 
 
 def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder) -> OptimConfig:
-    """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is asked.
-
-    `model_config`: the Config of the network; None for a network of the user's own.
-    """
+    """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is set."""
     optim = config.optim
     if optim.lr is None and (rate := Recommended.by(model_config).lr) is not None:
         folder.decision("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
         optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
-    if plan.tokens_per_batch is not None:
-        what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
-        raise UserError("optim.scale_lr", what, hint="Leave one of them out.")
+    what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
+    require(plan.tokens_per_batch is None, "optim.scale_lr", what, hint="Leave one of them out.")
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
     product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)

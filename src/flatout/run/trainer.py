@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
-from flatout.callbacks.profile_steps import ProfileConfig, ProfileSteps
+from flatout.callbacks.profile_steps import ProfileSteps
 from flatout.callbacks.progress_line import ProgressLine
 from flatout.callbacks.run_curves import Listener, MetricsFile, RunCurves
 from flatout.callbacks.step_timer import StepTimer
@@ -107,7 +107,10 @@ def build_training(
     }
     results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
     stopping = _early_stopping(config.checkpoint, settings)
-    profile = _build_profile(config.monitor.profile, folder)
+    profiled, profile = config.monitor.profile, list[L.Callback]()
+    if profiled.enabled and folder.is_first:
+        window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
+        profile = [ProfileSteps(**window, folder=folder.path, say=folder.say)]
     callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
     trainer = _quiet_trainer(arguments, callbacks)
     disable_signal_handling(trainer)
@@ -197,13 +200,6 @@ def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.T
         return L.Trainer(**settings, callbacks=callbacks)
     except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError("trainer", str(error), hint="These settings go to Lightning's Trainer.") from None
-
-
-def _build_profile(asked: ProfileConfig, folder: RunFolder) -> list[ProfileSteps]:
-    """A profile of some steps of the first rank, where it is asked for."""
-    window = {"wait": asked.wait, "warmup": asked.warmup, "active": asked.active}
-    is_asked = asked.enabled and folder.is_first
-    return [ProfileSteps(**window, folder=folder.path, say=folder.say)] if is_asked else []
 
 
 def choose_strategy(
