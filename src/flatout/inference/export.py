@@ -172,7 +172,7 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
 
 
 def _save_tokenizer(predictor: Any, folder: Path) -> None:
-    """Save the tokenizer's files, with the row length of training and its inputs' names; it must make the same tokens."""
+    """Save the tokenizer's files with the row length of training and the model's inputs, and compare its tokens."""
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))

@@ -144,7 +144,7 @@ class SequencePredictor(RunPredictor):
 
     @torch.inference_mode()
     def stream(self, values: Any) -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other; of `values`, which may lie in a file, one block at a time is read."""
+        """The same in blocks, one after the other; of `values`, which may lie in a file, a block at a time is read."""
         self.model.eval()
         what = f"{values.shape[1]} columns"
         require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
