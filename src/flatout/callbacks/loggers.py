@@ -229,11 +229,14 @@ class RunLoggers:
         self._write = {}
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Log curves, or the metrics of a validation."""
+        """Log curves."""
         for write in list(self._write.values()):
             write(values, step)
 
-    on_validation = on_flush
+    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        """Log the metrics of a validation; Lightning logs those that the run does not log itself."""
+        if self._metrics:
+            self.on_flush(step, epoch, values)
 
     def log_final(self, metrics: Mapping[str, float], step: int) -> None:
         """Log the metrics of the best checkpoint; TensorBoard has them on its page of settings."""

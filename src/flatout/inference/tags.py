@@ -176,8 +176,9 @@ class TagPredictor(RunPredictor):
         require_columns(table, {"--text": column})
         for _, block in self.blocks(table):
             given = block.column(column)
-            if column not in self.roles.texts:  # sentences as people write them, not as the run's own column has them
-                given = _parted(given)
+            # Sentences as people write them are parted, unlike those of the run's own column.
+            if column not in self.roles.texts and is_text(given.type):
+                given = pa.array([words_of(text or "") for text in given.to_pylist()], pa.list_(pa.large_string()))
             yield word_lists(given, name=column, table=table.name, key="--text"), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
@@ -217,13 +218,6 @@ _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|
 def words_of(text: str) -> list[str]:
     """The words of a text, and each mark before or after one as a word of its own, as tagged texts have them."""
     return _WORD.findall(text)
-
-
-def _parted(column: pa.Array) -> pa.Array:
-    """Plain texts as lists of words; lists as they are."""
-    if not is_text(column.type):
-        return column
-    return pa.array([words_of(text or "") for text in column.to_pylist()], pa.list_(pa.large_string()))
 
 
 def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.loggers import RunLoggers
 from flatout.distributed.ranks import Ranks
 from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
@@ -71,22 +70,6 @@ class KeepResults(L.Callback):
         plain = {name: plain_name(name, "val") for name in known}
         of_validation = {name: each for name, each in plain.items() if each != name or name == self.metric}
         vars(pl_module)["results"] = {each: float(known[name]) for name, each in of_validation.items()}
-
-
-class WithoutValidations:
-    """The loggers without the metrics of validations, which Lightning logs as the module names them."""
-
-    def __init__(self, loggers: RunLoggers) -> None:
-        self.loggers = loggers
-
-    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        self.loggers.on_flush(step, epoch, values)
-
-    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 class NoAnswers:

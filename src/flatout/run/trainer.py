@@ -40,7 +40,7 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
-from flatout.run.own_parts import KeepResults, WithoutValidations
+from flatout.run.own_parts import KeepResults
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
 
@@ -144,9 +144,8 @@ def _listeners(
     metric = settings.metric or "loss"
     names = sorted({"loss", metric}) if config.has_own_parts else ["loss", *module.metric_names]
     file = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
-    shown = WithoutValidations(loggers) if config.has_own_parts else loggers
     live, steps = config.monitor.progress, settings.total_steps
-    return [file, shown, ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live)]
+    return [file, loggers, ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live)]
 
 
 def _build_loggers(
