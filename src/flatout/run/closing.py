@@ -146,20 +146,18 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 3)
 
 
-def write_verdict(
-    config: RunConfig, settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder
-) -> None:
+def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     if feeds is None:
-        evidence = _judge_own(config, module, training, folder)
+        evidence = _judge_own(settings.asked, module, training, folder)
     else:
         is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
         was_set = Judging(
             batches_in_epoch=settings.batches or 1,
-            effective_batch=config.data.effective_batch,
-            is_precision_asked=config.precision in (Precision.fp32, Precision.bf16) and not is_measured,
-            is_compiled=bool(config.compile) or is_compiled(module.model),
-            may_try=config.monitor.verdict and not config.is_sharded,
+            effective_batch=settings.asked.data.effective_batch,
+            is_precision_asked=settings.asked.precision in (Precision.fp32, Precision.bf16) and not is_measured,
+            is_compiled=bool(settings.asked.compile) or is_compiled(module.model),
+            may_try=settings.asked.monitor.verdict and not settings.asked.is_sharded,
             pieces=training.loop.passes.pieces[TRAINING],
         )
         evidence = judge(module, feeds, training.curves, was_set, folder)
@@ -194,15 +192,13 @@ def report_kind(
         kind.report(task, predictor, feeds, values, folder.path, folder)
 
 
-def write_reports(
-    config: RunConfig, settings: Settings, module: Any, per_class: list[Any], charts: list[Chart], folder: RunFolder
-) -> None:
+def write_reports(settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
     values = {**folder.summary.values, "status": "finished"}
-    write_page(folder.path, values, read_curves(folder.path), per_class, charts)
+    write_page(folder.path, values, read_curves(folder.path), scores, charts)
     artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
     artifacts |= {"trace": TRACE, "operators": TABLE}
     folder.summary.set("artifacts", {name: path for name, path in artifacts.items() if (folder.path / path).exists()})
-    print_closing(values, folder.path, per_class)
-    if "tensorboard" in config.logger and not config.has_own_parts:
+    print_closing(values, folder.path, scores)
+    if "tensorboard" in settings.asked.logger and not settings.asked.has_own_parts:
         write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 class Settings:
     """What a run has decided; the rest of its settings is as they were asked for."""
 
+    asked: RunConfig
     values: dict[str, Any]
     """All settings as plain values, as checkpoints and dashboards compare them."""
     trainer: dict[str, Any]
@@ -75,6 +76,7 @@ def resolve(
         require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
     metric = metric or task.usual_metric
     return Settings(
+        asked=config,
         values=plain(replace(config, trainer=trainer)),
         trainer=trainer,
         precision=precision,
@@ -91,6 +93,7 @@ def resolve(
 def _resolve_own(config: RunConfig, precision: PrecisionChoice, world: int) -> Settings:
     monitor = config.checkpoint.metric
     return Settings(
+        asked=config,
         values=plain(config),
         trainer=trainer_of_own(config, world),
         precision=precision,
@@ -210,13 +213,11 @@ def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder)
         yield
 
 
-def compile_network(
-    config: RunConfig, settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
-) -> None:
+def compile_network(settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder) -> None:
     """Compile as asked; by default the layers of a flat encoder where that pays. A resumed run keeps its choice."""
     if feeds is None:
         return
-    asked, device, plan = config.compile, feeds.train.device, feeds.train.plan
+    asked, device, plan = settings.asked.compile, feeds.train.device, feeds.train.plan
     if asked:
         compile_in_place(task.model, device)
         folder.decision("compile", True, "asked for", "the first step waits for it")

@@ -37,17 +37,17 @@ _MOST_OF_DISK = 0.9
 
 
 def reuse_frozen_layers(
-    config: RunConfig, settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
+    settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
 ) -> None:
     """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run keeps its choice."""
-    model, network = config.model, None if feeds is None else task.model
+    model, network = settings.asked.model, None if feeds is None else task.model
     if feeds is None or not isinstance(model, TransformerConfig) or not isinstance(network, Transformer):
         return
-    asked = model.reuse if config.resume is None else folder.before.get(REUSE, {}).get("value", False)
+    asked = model.reuse if settings.asked.resume is None else folder.before.get(REUSE, {}).get("value", False)
     is_asked, layers = asked is True, network.frozen_layers()
     if asked is False or not (is_asked or layers):
         return
-    why, hint = _why_not(config, network, layers)
+    why, hint = _why_not(settings.asked, network, layers)
     epochs = (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
     epochs = min(epochs, network.epochs_frozen())
     if not why and not is_asked and epochs < _LEAST_EPOCHS:
@@ -58,7 +58,7 @@ def reuse_frozen_layers(
         return
     kind = torch.bfloat16 if model.reuse_format is ReuseFormat.bf16 else None
     part = FrozenPart(network, layers, feeds.train.device, settings.precision.precision, kind)
-    cache, splits = Cache(config.data.cache), [feeds.train.split, feeds.validation.split]
+    cache, splits = Cache(settings.asked.data.cache), [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
     is_known = cache.opened(recipe_key(recipe)) is not None
     if not ranks.agreed(REUSE, lambda: _decide(part, cache.folder, splits, folder, is_asked, is_known)):

@@ -75,17 +75,17 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         about = facts_to_compare(settings, data, module, feeds, ranks)
         start = where_to_start(config, settings.trainer, about, ranks, folder)
         with exact_products(settings.precision.precision, feeds, folder):
-            reuse_frozen_layers(config, settings, data, module, feeds, ranks, folder)
-        training = build_training(config, settings, module, feeds, device, ranks, folder, about, signals, start)
+            reuse_frozen_layers(settings, data, module, feeds, ranks, folder)
+        training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
         if feeds is None:
             report_own_parts(module, data, settings.monitor, ranks, folder)
         else:
             if not config.is_sharded:  # ranks that wait for each other in every layer cannot cut batches alone
                 mind_memory(module, training.loop, feeds, about, ranks, config.data.cache, folder)
-            prepare(config, settings, data, module, feeds, training, folder)
+            prepare(settings, data, module, feeds, training, folder)
         ranks.join(device)
         with training.loggers, exact_products(settings.precision.precision, feeds, folder):
-            compile_network(config, settings, module, feeds, ranks, folder)
+            compile_network(settings, module, feeds, ranks, folder)
             fit_to_end(training, module, data, feeds, folder, start)
             load_best(training, module)
             metrics = evaluate(training, module, data, feeds, device, folder)
@@ -93,14 +93,14 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", metric)
             predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
             training.loggers.log_final(metrics, training.curves.steps)
-            write_verdict(config, settings, module, feeds, training, folder)
+            write_verdict(settings, module, feeds, training, folder)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(module, feeds, training, seconds, folder)
             if feeds is not None:
                 report_kind(config, data, module, feeds, predictor, seconds, folder)
-            write_reports(config, settings, module, per_class, charts, folder)
+            write_reports(settings, module, per_class, charts, folder)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 
 
@@ -114,13 +114,11 @@ def facts_to_compare(settings: Settings, data: Any, module: Any, feeds: Feeds | 
     return facts_of_run(settings.values, None, module, plan, precision)
 
 
-def prepare(
-    config: RunConfig, settings: Settings, data: Any, task: Task, feeds: Feeds, training: Training, folder: RunFolder
-) -> None:
+def prepare(settings: Settings, data: Any, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
     """Make a task ready for its first step, and say what is about to train."""
-    if folder.is_first and kind_of(config.data).keeps_rows:
+    if folder.is_first and kind_of(settings.asked.data).keeps_rows:
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
-    folder.put(task.prepare(feeds, folder, config.seed))
+    folder.put(task.prepare(feeds, folder, settings.asked.seed))
     report_attention(task.model, feeds.train.device, product_type(settings.precision.precision), folder)
     curves, precision = training.curves, str(training.trainer.precision)
     curves.judge_early = lambda: report_early(curves, feeds.train, precision, settings.batches or 1, folder)

@@ -45,7 +45,6 @@ from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
 
 if TYPE_CHECKING:
-    from flatout.config import RunConfig
     from flatout.run.resolve import Settings
 
 _MOST_ROWS = 12
@@ -68,7 +67,6 @@ class Training:
 
 
 def build_training(
-    config: RunConfig,
     settings: Settings,
     module: L.LightningModule,
     feeds: Feeds | None,
@@ -80,15 +78,16 @@ def build_training(
     start: Start | None,
 ) -> Training:
     """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the user's own module."""
+    config, after = settings.asked, None if start is None else start.step
+    if after is None and config.resume is not None:
+        after = 0  # a resumed run may have ended before its first checkpoint
     strategy = choose_strategy(settings.trainer.get("strategy"), module, device, settings.precision, ranks, folder)
-    first = 0 if config.resume is not None else None  # a resumed run may have ended before its first checkpoint
-    after = first if start is None else start.step
     monitor = HardwareMonitor(sources=hardware_of(device) if folder.is_first else [], say=folder.say)
     has_card = any(each.name == "gpu" for each in monitor.watch.sources)
-    loggers = _build_loggers(config, settings, module, folder, after, has_card=has_card)
-    every, listeners = config.monitor.flush_every, _listeners(config, settings, module, folder, loggers, not after)
+    loggers = _build_loggers(settings, module, folder, after, has_card)
+    every, listeners = config.monitor.flush_every, _listeners(settings, module, folder, loggers, not after)
     curves = RunCurves(listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor)
-    checkpoints = _build_checkpoints(config, settings, about, signals, folder)
+    checkpoints = _build_checkpoints(settings, about, signals, folder)
     loop = FastLoop(not_finite=config.optim.not_finite)
     planned: dict[str, Any] = {}
     if feeds is not None:
@@ -119,44 +118,41 @@ def build_training(
 
 
 def _build_checkpoints(
-    config: RunConfig, settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
+    settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
 ) -> ExactCheckpoint:
     return ExactCheckpoint(
         folder.path / CHECKPOINTS,
-        every_steps=config.checkpoint.every_steps,
-        every_minutes=config.checkpoint.every_minutes,
+        every_steps=settings.asked.checkpoint.every_steps,
+        every_minutes=settings.asked.checkpoint.every_minutes,
         monitor=settings.monitor,
         mode=settings.mode,
-        min_delta=config.checkpoint.min_delta,
+        min_delta=settings.asked.checkpoint.min_delta,
         about=about,
         signals=signals,
-        others_draw=config.has_own_parts or bool(config.callbacks),
+        others_draw=settings.asked.has_own_parts or bool(settings.asked.callbacks),
         log=folder,
     )
 
 
-def _listeners(
-    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool
-) -> list[Listener]:
+def _listeners(settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool) -> list[Listener]:
     """What receives the curves; nothing on ranks after the first."""
     if not folder.is_first:
         return []
     metric = settings.metric or "loss"
-    names = sorted({"loss", metric}) if config.has_own_parts else ["loss", *module.metric_names]
+    names = sorted({"loss", metric}) if settings.asked.has_own_parts else ["loss", *module.metric_names]
     file = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
-    live, steps = config.monitor.progress, settings.total_steps
+    live, steps = settings.asked.monitor.progress, settings.total_steps
     return [file, loggers, ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live)]
 
 
-def _build_loggers(
-    config: RunConfig, settings: Settings, module: Any, folder: RunFolder, after: int | None, *, has_card: bool
-) -> RunLoggers:
+def _build_loggers(settings: Settings, module: Any, folder: RunFolder, after: int | None, has_card: bool) -> RunLoggers:
     """The loggers of the settings, on the first rank; they write from the step `after` on."""
     if not folder.is_first:
         return RunLoggers({})
-    found = build_loggers(config.logger, RunPlace(folder.path, config.name, after), settings.trainer.get("logger"))
+    place = RunPlace(folder.path, settings.asked.name, after)
+    found = build_loggers(settings.asked.logger, place, settings.trainer.get("logger"))
     folder.summary.set("loggers", list(found))
-    if config.has_own_parts:
+    if settings.asked.has_own_parts:
         return RunLoggers(found, settings=dict(module.hparams))
     names = [f"val/{name}" for name in ("loss", *module.metric_names)]
     charts = layout(module.metric_names, has_card=has_card)
