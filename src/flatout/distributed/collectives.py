@@ -20,7 +20,6 @@ _WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
 
 
 def are_several() -> bool:
-    """Whether there is more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

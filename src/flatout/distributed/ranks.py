@@ -57,11 +57,9 @@ class Ranks:
     rank: int = 0
     """From 0, among all ranks."""
     world: int = 1
-    """Number of ranks."""
     local: int = 0
     """From 0, among the ranks of this machine."""
     local_world: int = 1
-    """Number of ranks on this machine."""
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
@@ -132,7 +130,6 @@ class Ranks:
         return [self._read(store, f"{key}/{rank}", rank) for rank in range(self.world)]
 
     def _read(self, store: dist.Store, key: str, rank: int) -> str:
-        """A value that another rank publishes."""
         try:
             store.wait([key], _PATIENCE)
             value = store.get(key).decode()

@@ -204,7 +204,6 @@ class SequencePredictor(RunPredictor):
                 yield answers[0].float().cpu()
 
     def _forecast(self, values: Any) -> NDArray[Any]:
-        """The samples after the last one."""
         lookback, horizon = self.shape.lookback or 1, self.shape.horizon
         what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
         require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")

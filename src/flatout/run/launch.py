@@ -53,6 +53,8 @@ from flatout.run.run_folder import OVERRIDES, claim_folder, folder_of_runs, name
 from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
+Claim = Callable[[Path], Path]
+"""Makes the folder of a new run: the one that was asked for, or one beside it."""
 _SHUTDOWN_S = 20
 """How long a rank may take to end when another has died, before it is killed."""
 _OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
@@ -65,11 +67,7 @@ _LATER_S = 2
 
 
 def start(
-    config: RunConfig,
-    *,
-    folder: Path | None = None,
-    overrides: Sequence[str] = (),
-    claim: Callable[[Path], Path] = claim_folder,
+    config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = (), claim: Claim = claim_folder
 ) -> Result:
     """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a new one."""
     ranks = Ranks.here()
@@ -115,9 +113,7 @@ def require_picklable(config: RunConfig) -> None:
             raise UserError(where, what, hint=hint) from None
 
 
-def _choose_folder(
-    config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Callable[[Path], Path]
-) -> dict[str, Any]:
+def _choose_folder(config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Claim) -> dict[str, Any]:
     """The run's folder, and whether it holds a run to resume."""
     found = find_run(config, overrides)
     for line in found.lines:
@@ -223,7 +219,6 @@ def _environment(accelerator: str, devices: list[int]) -> dict[str, str]:
 
 @record
 def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
-    """One rank of a run, in its own process."""
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
     ours = {name for name in os.environ if name in _OF_TORCHRUN or name.startswith(_ITS_PREFIXES)}

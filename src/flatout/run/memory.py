@@ -67,7 +67,6 @@ def training_bytes(settings: Any, build: Build) -> int:
 
 
 def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
-    """Bytes of a model with few layers."""
     changes: dict[str, Any] = {**dict.fromkeys(_COUNTS, layers), "freeze_layers": frozen, "unfreeze_epochs": 0.0}
     changes |= {"vectors": None, "freeze_vectors": False, "reuse": False}
     if hasattr(settings, "lora"):  # beside all layers: those that are named may not be among the few

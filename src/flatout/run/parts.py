@@ -317,7 +317,6 @@ def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torc
 
 
 def _build(config: RunConfig, cut: int, device: torch.device) -> Parts:
-    """What a run with this cut would train."""
     parts = build_parts(replace(config, model=replace(config.model, freeze_layers=cut)), Ranks(), device)
     network = parts.task.model
     is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words and not network.window

@@ -67,7 +67,6 @@ class RunFolder:
             self.summary.set(name, value)
 
     def say(self, text: str) -> None:
-        """Report one line."""
         self.log.say(text)
 
     def decision(

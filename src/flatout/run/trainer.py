@@ -248,7 +248,6 @@ def _has_means(module: nn.Module) -> bool:
 
 
 def _early_stopping(asked: CheckpointConfig, settings: Settings) -> list[EarlyStopping]:
-    """Ends training when the metric gets no better, where the settings ask for it."""
     if asked.patience is None or settings.monitor is None:
         return []
     least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
