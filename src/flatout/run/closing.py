@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks, others_watched
 from flatout.engine.compile import is_compiled
@@ -34,14 +35,11 @@ from flatout.report.page import read_curves, write_page
 from flatout.report.summary import read_summary
 from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
+from flatout.run.resolve import Settings
 from flatout.run.rival import find_rival
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
-    from flatout.run.resolve import Settings
 
 Answers = RunPredictor | NoAnswers
 """What answers for new rows after training."""

@@ -159,20 +159,17 @@ def mind_memory(
         place.decision(_NAMES[name], value, f"out of memory {at}", why, replaces=True)
         if name == TRAINING and running_statistics(task):
             place.say("batch normalisation sees each smaller piece alone: results differ a little from now on")
+        longest, precision = int(feeds.train.split.lengths(TOKENS).max()), by_lightning_name(str(about["precision"]))
+        # By this key `tune=auto` finds the note, to try no more rows than have fitted.
+        key = micro_batch_key(task.model, longest=longest, device=feeds.train.device, precision=precision)
         try:
-            notes.note(f"{name} {unit}", Limit(most, has_ended), _row_key(task, feeds, str(about["precision"])))
+            notes.note(f"{name} {unit}", Limit(most, has_ended), key)
         except OSError as error:
             place.say(f"{notes.path} cannot be written ({error.strerror}): the next run begins with whole batches")
         else:
             place.say(f"the next run like this one begins so; delete {notes.path} to try whole batches again")
 
     loop.passes.report = tell
-
-
-def _row_key(task: Task, feeds: Feeds, arithmetic: str) -> str:
-    """The key by which `tune=auto` finds the note, to try no more rows than have fitted."""
-    longest, device = int(feeds.train.split.lengths(TOKENS).max()), feeds.train.device
-    return micro_batch_key(task.model, longest=longest, device=device, precision=by_lightning_name(arithmetic))
 
 
 def about_memory(feeds: Feeds, about: dict[str, Any]) -> dict[str, Any]:

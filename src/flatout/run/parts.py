@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -27,6 +27,7 @@ from torch import nn
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.checkpoints.same_run import have_same_settings
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Layout, PlanSettings
@@ -56,9 +57,6 @@ from flatout.run_log import RunLog
 from flatout.tasks.layer_scores import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
 
 CUT = "model.freeze_layers"
 _MOST_ROWS = (4_000, 2_000)

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
 
 from flatout.checkpoints.settings import best_mode
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
@@ -32,9 +33,6 @@ from flatout.run.own_parts import mode_of, plain_name
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.metrics import require_metric
 from flatout.tasks.task import Task
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,22 +9,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, newest_first, set_aside
 from flatout.checkpoints.same_run import have_same_settings, is_free, length_of, require_same_run
+from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
 from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, folder_of_runs, newest_runs
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
 
 AUTO = "auto"
 

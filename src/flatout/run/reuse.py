@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.store.cache import Cache, Recipe, recipe_key
@@ -22,12 +23,9 @@ from flatout.distributed.limits import give_back_freed_memory
 from flatout.distributed.ranks import Ranks
 from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer, TransformerConfig
+from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.stored_states import FrozenPart, StoredStates, rows_between
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
-    from flatout.run.resolve import Settings
 
 REUSE = "reuse"
 """The name of the choice."""

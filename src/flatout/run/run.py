@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from flatout.checkpoints.folder import read_weights
 from flatout.checkpoints.kept import Start
 from flatout.checkpoints.same_run import facts_of_run, plan_facts
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group, others_watched
@@ -46,9 +47,6 @@ from flatout.run.trainer import Training, build_training
 from flatout.tasks.networks import report_attention
 from flatout.tasks.score_intervals import LEAST_ROWS
 from flatout.tasks.task import Task
-
-if TYPE_CHECKING:
-    from flatout.config import RunConfig
 
 _SEVERAL = "Training with multiple optimizers"
 """How Lightning refuses them in automatic optimisation, as a RuntimeError."""
