@@ -28,7 +28,7 @@ from flatout.callbacks.clock import Clock
 from flatout.checkpoints.folder import ABOUT, as_plain, leave_out_foreign_settings, require_whole, route_folders
 from flatout.checkpoints.kept import Best, find_checkpoint, link, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
-from flatout.checkpoints.same_run import facts_of_trainer, plan_facts, require_same_training
+from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
@@ -275,10 +275,11 @@ class ExactCheckpoint(Checkpoint):
         """What the manifest says the training is of."""
         if self.about is not None:
             return self.about
+        asked = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
         if (data := store_data(trainer)) is None:  # its position counts the batches of one rank
-            return facts_of_trainer(trainer, None, {"devices": trainer.world_size})
-        feed = data.feeds.train
-        return facts_of_trainer(trainer, data.info.key, plan_facts(feed, batches_of(trainer, feed)))
+            return {"data": None, "plan": {"devices": trainer.world_size}, "asked": asked}
+        plan = plan_facts(data.feeds.train, batches_of(trainer, data.feeds.train))
+        return {"data": data.info.key, "plan": plan, "asked": asked}
 
     def _save_if_new(self, trainer: L.Trainer) -> None:
         if self.boundary.at.step and self._saved != self.boundary.at:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError, require
-
-if TYPE_CHECKING:
-    import lightning as L
 
 _FREE = (
     # Settings that may differ: they decide how long, where and how fast to train, not what.
@@ -85,11 +82,6 @@ def facts_of_run(
         "settings": deciding_settings(settings),
         "torch": torch.__version__,
     }
-
-
-def facts_of_trainer(trainer: L.Trainer, data_key: str | None, plan: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a training in a plain Trainer, which knows no settings."""
-    return {"data": data_key, "plan": plan, "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
