@@ -161,9 +161,7 @@ class ExactCheckpoint(Checkpoint):
         self.when.stopped_by, self._is_stop_asked = 0, False
         self.when.restart()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if not self.boundary.is_passed(trainer):
             # A callback's request to stop waits until the step is complete: gradients of half a step would be lost.
             self._is_stop_asked = self._is_stop_asked or bool(trainer.should_stop)

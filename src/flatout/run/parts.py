@@ -308,8 +308,8 @@ def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torc
             read = partial(read_layers, cast(Transformer, first.task.model), layers=cuts, precision=precision)
             kept = read(feed, _MOST_ROWS[0])
             judged = read(Feed(splits["validation"], plan, device=device), _MOST_ROWS[1])
-            built = ((place, cut, _build(config, cut, device)) for place, cut in enumerate(cuts))
-            return [_score(parts, feed, kept, judged, place, cut, precision) for place, cut, parts in built]
+            built = ((nth, cut, _build(config, cut, device)) for nth, cut in enumerate(cuts))
+            return [_score(parts, feed, kept, judged, nth, cut, precision) for nth, cut, parts in built]
     finally:
         before.restore(device)
 
@@ -323,15 +323,13 @@ def _build(config: RunConfig, cut: int, device: torch.device) -> Parts:
     return parts
 
 
-def _score(
-    parts: Parts, feed: Feed, kept: Read, judged: Read, place: int, cut: int, precision: Precision
-) -> LayerScore:
+def _score(parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: int, precision: Precision) -> LayerScore:
     """Train what lies above a cut for one epoch, and judge it."""
     task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
     cast(Transformer, task.model).keep_layers_still(cut)
     optimizer, began = task.optim.build(task.model), time.perf_counter()
     way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
-    steps = Steps(task, way, _with_states(kept, place, parts.device), optimizer, clip=parts.clip)
+    steps = Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
     for step in range(total):
         for group in optimizer.param_groups:
             group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
@@ -340,7 +338,7 @@ def _score(
     seconds = time.perf_counter() - began
     task.eval()
     with torch.no_grad(), arithmetic(precision, parts.device):
-        right = [task.model(batch).argmax(1) == batch.targets for batch in _with_states(judged, place, parts.device)]
+        right = [task.model(batch).argmax(1) == batch.targets for batch in _with_states(judged, nth, parts.device)]
     return LayerScore.of(cut, torch.cat(right), seconds)
 
 
