@@ -22,7 +22,7 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.sequences.survey import SequencePreparation, Survey
+from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
@@ -261,10 +261,8 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
 
 def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNotes) -> None:
     preparation = SequencePreparation(config)
-    survey = Survey(config, preparation.columns, preparation.splitter())
     with Progress() as progress:
-        for split, recording in preparation.read(notes, progress):
-            survey.add(split, recording)
+        survey = preparation.survey(notes, progress)
     survey.finish()
     found.remarks += map(_remark, survey.lines())
     found.columns = survey.describe_columns()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.problem import Problem
-from flatout.data.sequences.columns import RecordingRules, dates_of, require_rules_columns
+from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.recordings import LongRecording, ReadingNotes, Recording, Scratch, files_of, read_recordings
 from flatout.data.sequences.settings import Missing
@@ -128,7 +128,6 @@ class SequencePredictor(RunPredictor):
         with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
             for file in files_of(table):
-                require_rules_columns(file, self.rules)
                 long = None if self.shape.labels else scratch.read(file, self.found)
                 if long is None:
                     yield from self.read(file)

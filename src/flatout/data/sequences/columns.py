@@ -5,7 +5,7 @@ A value that does not fit is named by file, row and text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -68,24 +68,35 @@ class RecordingRules:
         return not (self.group or self.label or self.step or self.max_gap or self.cumulate)
 
 
-def require_rules_columns(table: Table, rules: RecordingRules) -> None:
+def read_blocks(table: Table, rules: RecordingRules) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
+    """Each block, its values, its times, and whether these are dates; rows are counted where there is no time.
+
+    So texts of a large file are never in memory together.
+    """
+    _require_columns(table, rules)
+    names = dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))])
+    for rows, block in table.numbered(list(names)):
+        first = int(rows[0]) if len(rows) else 0
+        values = np.stack([_read_numbers(block.column(name), name, table, first) for name in rules.columns], axis=1)
+        if rules.time is None:
+            yield block, values, rows.astype(np.float64), False
+        else:
+            yield block, values, *_read_seconds(block.column(rules.time), rules.time, table, first)
+
+
+def _require_columns(table: Table, rules: RecordingRules) -> None:
     """Check that a table has the columns of the settings."""
     wanted: dict[str, str] = {}
-    for kind, names in (
-        ("features", [name for name in rules.columns if name not in rules.targets]),
-        ("target", [name for name in rules.columns if name in rules.targets]),
-    ):
-        wanted |= {
-            f"data.{kind}" + (f"[{number}]" if len(names) > 1 else ""): name for number, name in enumerate(names)
-        }
-    wanted |= {} if rules.time is None else {"data.time": rules.time}
-    wanted |= {} if rules.label is None else {"data.target": rules.label}
+    for key, is_target in (("data.features", False), ("data.target", True)):
+        names = [name for name in rules.columns if (name in rules.targets) is is_target]
+        wanted |= {f"{key}[{place}]" if len(names) > 1 else key: name for place, name in enumerate(names)}
+    wanted |= {key: name for key, name in (("data.time", rules.time), ("data.target", rules.label)) if name is not None}
     require_columns(table, wanted)
     for name in rules.group:  # a group may be a feature too
         require_columns(table, {"data.group": name})
 
 
-def read_numbers(column: pa.Array, name: str, table: Table, first: int = 0) -> Floats:
+def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floats:
     """A column of a block as float64; a missing value is NaN, infinity and texts are refused.
 
     `first` is the number of the block's first row in its table, from 0.
@@ -102,30 +113,22 @@ def read_numbers(column: pa.Array, name: str, table: Table, first: int = 0) -> F
     return numbers
 
 
-def read_seconds(column: pa.Array, name: str, table: Table, first: int = 0) -> Floats:
-    """A column of times as seconds: numbers as they are written, dates since 1970."""
+def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tuple[Floats, bool]:
+    """A column of times as seconds: numbers as they are written, dates since 1970; and whether it holds dates."""
     column = _with_dates(decoded(column))
-    if _is_date(column.type):
+    are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+    if are_dates:
         column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS)
-    seconds = read_numbers(column, name, table, first)
+    seconds = _read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
         raise UserError("data.time", f"{table.name}: {what}", hint="Write a time in each row.")
-    return seconds
-
-
-def are_dates(column: pa.Array) -> bool:
-    """Whether a column of times holds dates, which `read_seconds` counts from 1970."""
-    return _is_date(_with_dates(decoded(column)).type)
+    return seconds, are_dates
 
 
 def dates_of(seconds: Floats) -> pa.Array:
     """Seconds since 1970 as dates, in UTC where dates were read with a zone."""
     return pa.array(np.rint(seconds * _MICROSECONDS).astype(np.int64)).cast(pa.timestamp("us"))
-
-
-def _is_date(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
 def _with_dates(column: pa.Array) -> pa.Array:
@@ -152,11 +155,10 @@ class GroupNumbers:
 
     def number(self, columns: Sequence[pa.Array]) -> NDArray[np.int64]:
         """The group of each row of a block."""
-        codes, found = _join(columns, self.names)
-        parts = _join(columns[:1], self.names[:1])
+        (codes, found), (part_codes, parts) = _join(columns, self.names), _join(columns[:1], self.names[:1])
         _, first = np.unique(codes, return_index=True)
-        for name, row in zip(found, first.tolist(), strict=True):
-            self.part_of.setdefault(name, parts[1][parts[0][row]])
+        for name, part in zip(found, part_codes[first].tolist(), strict=True):
+            self.part_of.setdefault(name, parts[part])
         numbers = [self._number.setdefault(name, len(self._number)) for name in found]
         return np.array(numbers, np.int64)[codes]
 
@@ -174,7 +176,7 @@ def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np
 def name_rows(places: NDArray[np.integer], table: Table) -> str:
     """The first of some rows, counted from 1, in words."""
     shown = ", ".join(table.locate(int(place) + 1) for place in places[:_ROWS_NAMED])
-    return f"{shown}{', …' if len(places) > _ROWS_NAMED else ''}"
+    return shown + (", …" if len(places) > _ROWS_NAMED else "")
 
 
 def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Array:

@@ -6,9 +6,10 @@ A large file that is one recording as it stands is read block by block, by way o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.columns import (
-    Floats,
-    GroupNumbers,
-    RecordingRules,
-    are_dates,
-    name_rows,
-    read_numbers,
-    read_seconds,
-    require_rules_columns,
-)
+from flatout.data.sequences.columns import Floats, GroupNumbers, RecordingRules, name_rows, read_blocks
 from flatout.data.sequences.settings import Missing
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
@@ -51,9 +43,9 @@ class Recording:
     is_dated: bool = False
     """Whether `times` were dates, and count from 1970."""
 
-    def slice(self, start: int, stop: int) -> Recording:
-        cut = slice(start, stop)
-        return replace(self, values=self.values[cut], times=self.times[cut], rows=self.rows[cut])
+    def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
+        """Some of its samples."""
+        return replace(self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen])
 
 
 @dataclass(slots=True)
@@ -87,87 +79,42 @@ def read_recordings(
 ) -> Iterator[Recording]:
     """The recordings of a table, file by file; one file is in memory at a time."""
     for file in files_of(table):
-        require_rules_columns(file, rules)
         for recording in _parted(file, rules):
             yield from _made_even(file, recording, rules, notes)
             advance(len(recording.rows))
 
 
-@dataclass(slots=True)
-class _FileRows:
-    """The rows of a file as numbers."""
-
-    values: Floats
-    times: Floats | None
-    labels: pa.Array | None
-    codes: NDArray[np.int64] | None
-    """The group of each row; None where the file is one recording."""
-    groups: dict[str, str]
-    """The groups in the order of their codes, and the part of each."""
-    is_dated: bool
-
-
-def _read_rows(file: Table, rules: RecordingRules) -> _FileRows:
-    """Read block by block, so that texts of a large file are never in memory together."""
-    names = list(dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))]))
-    values, times, labels, codes, groups, first = [], [], [], [], GroupNumbers(rules.group), 0
-    is_dated = False
-    for block in file.blocks(names):
-        column = {name: block.column(name) for name in names}
-        values.append(np.stack([read_numbers(column[name], name, file, first) for name in rules.columns], axis=1))
-        if rules.time is not None:
-            is_dated = is_dated or are_dates(column[rules.time].slice(0, 1))
-            times.append(read_seconds(column[rules.time], rules.time, file, first))
-        if rules.label is not None:
-            labels.append(as_texts(decoded(column[rules.label])))
-        if rules.group:
-            codes.append(groups.number([column[name] for name in rules.group]))
-        first += block.num_rows
-    require(first > 0, file.name, "no rows", hint="Name a file that holds some.")
-    return _FileRows(
-        values=np.concatenate(values),
-        times=np.concatenate(times) if times else None,
-        labels=pa.chunked_array(labels).combine_chunks() if labels else None,
-        codes=np.concatenate(codes) if codes else None,
-        groups=groups.part_of,
-        is_dated=is_dated,
-    )
-
-
 def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     """The recordings of a file as they are written, in the order in which they begin."""
-    rows = _read_rows(file, rules)
-    numbers = np.arange(len(rows.values))
-    if rows.codes is None:
-        yield _recording(file, "", file.name, rows, slice(None), numbers)
-        return
-    order = np.argsort(rows.codes, kind="stable")
-    bounds = np.searchsorted(rows.codes[order], np.arange(len(rows.groups) + 1))
-    for number, (name, part) in enumerate(rows.groups.items()):
-        chosen = order[bounds[number] : bounds[number + 1]]
-        yield _recording(file, name, part, rows, chosen, numbers[: len(chosen)])
+    groups, values, times, labels, codes, is_dated = GroupNumbers(rules.group), [], [], [], [], False
+    for block, own_values, own_times, are_dates in read_blocks(file, rules):
+        values.append(own_values)
+        times.append(own_times)
+        is_dated = is_dated or are_dates
+        if rules.label is not None:
+            labels.append(as_texts(decoded(block.column(rules.label))))
+        if rules.group:
+            codes.append(groups.number([block.column(name) for name in rules.group]))
+    places = np.arange(sum(map(len, times)))
+    require(len(places) > 0, file.name, "no rows", hint="Name a file that holds some.")
+    column = pa.chunked_array(labels).combine_chunks() if labels else None
+    numbers: dict[str, Any] = {"values": np.concatenate(values), "times": np.concatenate(times), "rows": places}
+    whole = Recording(name=file.name, part=file.name, **numbers, is_dated=is_dated)
+    chosen: list[Any] = [slice(None)]
+    if rules.group:
+        code = np.concatenate(codes)
+        order = np.argsort(code, kind="stable")
+        chosen = np.split(order, np.searchsorted(code[order], np.arange(1, len(groups.part_of))))
+    for (name, part), rows in zip((groups.part_of or {"": file.name}).items(), chosen, strict=True):
+        one = replace(whole.take(rows), name=f"{file.name}: {name}" if name else file.name, part=part)
+        seconds = one.times if rules.time is not None else np.arange(len(one.rows), dtype=np.float64)
+        label = None if column is None else _label_of(column.take(pa.array(one.rows)), one.name)
+        yield replace(one, times=seconds, label=label)
 
 
-def _recording(
-    file: Table, group: str, part: str, rows: _FileRows, chosen: NDArray[np.int64] | slice, numbers: NDArray[np.int64]
-) -> Recording:
-    """The chosen rows of a file as one recording."""
-    places = numbers if isinstance(chosen, slice) else chosen
-    return Recording(
-        name=f"{file.name}: {group}" if group else file.name,
-        part=part,
-        values=rows.values[chosen],
-        times=numbers.astype(np.float64) if rows.times is None else rows.times[chosen],
-        rows=places,
-        label=None if rows.labels is None else _label_of(rows.labels.take(pa.array(places)), group, file),
-        is_dated=rows.is_dated,
-    )
-
-
-def _label_of(column: pa.Array, name: str, file: Table) -> str:
+def _label_of(column: pa.Array, whose: str) -> str:
     """The one label of a recording."""
     found = pc.unique(pc.drop_null(column)).to_pylist()
-    whose = f"{file.name}: {name}" if name else file.name
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))
     require(len(found) == 1, "data.target", f"{whose} has {len(found)} labels ({listed})", allowed="one", hint=hint)
@@ -229,9 +176,9 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
         raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
     if rules.missing is Missing.drop:
         notes.dropped[recording.name] = what
-        kept = np.flatnonzero(~lacking)
-        require(kept.size > 0, "data.missing", f"{recording.name}: no row is whole", hint="Leave out the column.")
-        return replace(recording, values=recording.values[kept], times=recording.times[kept], rows=recording.rows[kept])
+        is_bare = bool(lacking.all())
+        require(not is_bare, "data.missing", f"{recording.name}: no row is whole", hint="Leave out the column.")
+        return recording.take(np.flatnonzero(~lacking))
     notes.filled[recording.name] = what
     values = recording.values.copy()
     for number, name in enumerate(rules.columns):
@@ -243,10 +190,9 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
 
 def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     cuts = np.flatnonzero(np.diff(recording.times) > max_gap) + 1
-    bounds: Sequence[int] = [0, *cuts.tolist(), len(recording.times)]
-    pieces = [recording.slice(start, stop) for start, stop in itertools.pairwise(bounds)]
-    if len(pieces) == 1:
-        return pieces
+    if not len(cuts):
+        return [recording]
+    pieces = [recording.take(slice(*ends)) for ends in itertools.pairwise([0, *cuts.tolist(), len(recording.times)])]
     return [replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)]
 
 
@@ -307,6 +253,9 @@ class LongRecording:
     label: None = None
 
 
+AnyRecording = Recording | LongRecording
+
+
 class Scratch:
     """The scratch files of the large files of one preparation, so that memory does not grow with a file.
 
@@ -325,23 +274,18 @@ class Scratch:
             return None
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
-        found = self._found[file.name]
-        if found is not None and found.step is not None:
-            notes.steps.append(found.step)
-        elif found is not None:
-            notes.steps.append(1.0)
+        if (found := self._found[file.name]) is not None:
+            notes.steps.append(1.0 if found.step is None else found.step)
         return found
 
     def _copy(self, file: FileTable, path: Path) -> LongRecording | None:
         """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
         rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
-        names = list(dict.fromkeys([*rules.columns, *filter(None, [rules.time])]))
         with written():
             output = path.open("wb")
         with output:
-            for block in file.blocks(names):
-                values, times = self._numbers(file, block, samples)
-                is_dated = is_dated or (rules.time is not None and are_dates(block.column(rules.time).slice(0, 1)))
+            for _, values, times, are_dates in read_blocks(file, rules):
+                is_dated = is_dated or are_dates
                 apart = np.diff(times if last is None else np.append(last, times))
                 if np.isnan(values).any() or (apart <= 0).any():
                     path.unlink()
@@ -357,14 +301,6 @@ class Scratch:
         width = len(rules.columns) + self.keeps_times
         on_disk = [ScratchValues(path, samples, width, chosen) for chosen in (slice(len(rules.columns)), -1)]
         return LongRecording(file.name, file.name, on_disk[0], step, on_disk[1], is_dated)
-
-    def _numbers(self, file: FileTable, block: pa.RecordBatch, first: int) -> tuple[Floats, Floats]:
-        """The values and the times of a block."""
-        name, columns = self.rules.time, self.rules.columns
-        values = np.stack([read_numbers(block.column(each), each, file, first) for each in columns], axis=1)
-        if name is None:
-            return values, np.arange(first, first + len(values), dtype=np.float64)
-        return values, read_seconds(block.column(name), name, file, first)
 
 
 def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:

@@ -16,7 +16,7 @@ from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import Floats
 from flatout.data.sequences.settings import PartBy, SequenceDataConfig
 from flatout.data.tables.splits import SPLITS, hash_texts, split_groups
-from flatout.errors import UserError, require
+from flatout.errors import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Splitter:
 
     def __init__(self, config: SequenceDataConfig, shares: tuple[float, float], num_files: int) -> None:
         self.config, self.shares, self.num_files = config, shares, num_files
+        self.needed = 1 + sum(share > 0 for share in shares)
         self.how = ""
         """In words, for the line that is printed."""
 
@@ -72,8 +73,7 @@ class Splitter:
 
     def _choose(self, own: list[RecordingEntry]) -> PartBy | None:
         """What stays whole; None: each recording by itself."""
-        wanted = self.config.split_by
-        needed = 1 + sum(share > 0 for share in self.shares)
+        wanted, needed = self.config.split_by, self.needed
         if wanted is not PartBy.auto:
             is_file = wanted is not PartBy.file or self.num_files >= needed
             what = f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits"
@@ -91,15 +91,13 @@ class Splitter:
         samples: dict[str, int] = {}
         for name, count in own:
             samples[name] = samples.get(name, 0) + count
-        kind = {PartBy.file: "files", PartBy.group: f"groups of {(self.config.group or [''])[0]}"}
-        self.how = f"whole {kind.get(by, 'recordings') if by else 'recordings'} taken by a hash of the name"
-        validation, test = self.shares
-        needed = 1 + sum(share > 0 for share in self.shares)
-        if len(samples) < needed:
-            what = f"{len(samples)} {kind.get(by, 'recordings') if by else 'recordings'} for {needed} splits"
-            raise UserError("data.split_by", what, hint="Set data.split_by=time, or give a file for each split.")
+        group = f"groups of {(self.config.group or [''])[0]}"
+        kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
+        self.how = f"whole {kind} taken by a hash of the name"
+        what, hint = f"{len(samples)} {kind} for {self.needed} splits", "or give a file for each split."
+        require(len(samples) >= self.needed, "data.split_by", what, hint=f"Set data.split_by=time, {hint}")
         hashes, rows = hash_texts(pa.array(list(samples))), np.array(list(samples.values()))
-        shares = {"validation_share": validation, "test_share": test}
+        shares = dict(zip(("validation_share", "test_share"), self.shares, strict=True))
         splits = split_groups(hashes, rows, **shares, seed=self.config.split_seed)
         return {name: SPLITS[split] for name, split in zip(samples, splits.tolist(), strict=True)}
 
@@ -111,13 +109,11 @@ class Splitter:
             validation, test = self.shares
             borders = [1 - validation - test, 1 - test, 1.0] if test else [1 - validation, 1.0]
             cuts = [round(border * each.samples) for border in borders]
-        if cuts[-1] > each.samples:
-            what = f"{cuts}, but {each.name} has {each.samples} samples"
-            raise UserError("data.split_at", what, hint="Lower the numbers.")
+        what = f"{cuts}, but {each.name} has {each.samples} samples"
+        require(cuts[-1] <= each.samples, "data.split_at", what, hint="Lower the numbers.")
         if len(cuts) == 2 and self.shares[1] and self.config.split_at is not None:
             cuts = [*cuts, each.samples]
-        starts = [0, *cuts]
-        parts = zip(SPLITS, starts, cuts, strict=False)
+        parts = zip(SPLITS, [0, *cuts], cuts, strict=False)
         return [Segment(split, number, first, stop) for split, first, stop in parts if first < stop]
 
 
@@ -178,20 +174,16 @@ class Copies:
         with np.errstate(all="ignore"):  # a column without spread has no line; NaN is no copy
             means = self._sums / self._count
             spreads = self._products / self._count - np.outer(means, means)
-            for place, feature in enumerate(self._features):
-                for number, target in enumerate(self._targets):
-                    both, own, other = (
-                        float(spreads[pair])
-                        for pair in ((place, features + number), (place, place), (features + number,) * 2)
-                    )
-                    is_equal = bool(self._is_equal[place, number])
-                    unexplained = 1 - both * both / (own * other) if own > 0 and other > 0 else 1.0
-                    if is_equal or unexplained < _LEAST_UNEXPLAINED:
-                        factor = both / own if own > 0 else 1.0
-                        ends = [float(means[at] + self._origin[at]) for at in (place, features + number)]
-                        shift = ends[1] - factor * ends[0]
-                        is_zero = abs(shift) < _ROUNDING * abs(ends[1])
-                        found.append(Copy(feature, target, is_equal, factor, 0.0 if is_zero else shift))
+            own, other = spreads.diagonal()[:features, None], spreads.diagonal()[features:]
+            both = spreads[:features, features:]
+            is_line = (own > 0) & (other > 0) & (1 - both * both / (own * other) < _LEAST_UNEXPLAINED)
+            factors, middles = np.where(own > 0, both / own, 1.0), (means + self._origin).tolist()
+        for place, number in np.argwhere(self._is_equal | is_line).tolist():
+            factor, middle = float(factors[place, number]), middles[features + number]
+            shift = middle - factor * middles[place]
+            shift = 0.0 if abs(shift) < _ROUNDING * abs(middle) else shift
+            names = self._features[place], self._targets[number]
+            found.append(Copy(*names, bool(self._is_equal[place, number]), factor, shift))
         return sorted(found, key=lambda copy: not copy.is_equal)
 
 

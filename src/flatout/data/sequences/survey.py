@@ -21,17 +21,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.samples.cells import CellsTable
-from flatout.data.sequences.columns import RecordingRules, require_rules_columns
-from flatout.data.sequences.recordings import (
-    LongRecording,
-    ReadingNotes,
-    Recording,
-    Scratch,
-    ScratchValues,
-    blocks_of,
-    files_of,
-    read_recordings,
-)
+from flatout.data.sequences.columns import Floats, RecordingRules
+from flatout.data.sequences.recordings import AnyRecording, ReadingNotes, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, describe_units
 from flatout.data.sequences.splitting import Copies, Overlaps, RecordingEntry, Segment, Splitter
@@ -45,7 +36,6 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import UserError, require
 
-Floats = NDArray[np.float64]
 _VERSION = 2
 _ROWS_A_BLOCK = 1 << 16
 
@@ -61,35 +51,26 @@ class SequencePreparation:
             self.tables = open_splits(config.source, config.given, config.read)
         hint = "Set data.source or data.train."
         require("train" in self.tables, "data.train", "no training recordings", hint=hint)
-        self.rules = RecordingRules.of(config)
-        self.columns = self.rules.names
+        self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
         """The store, built where it is missing."""
         recipe = self._recipe()
-        build = partial(self._build, recipe["source"])
-        return Cache(self.config.cache).open_or_build(self.source, recipe, build)
-
-    @property
-    def source(self) -> str:
-        """The name of the training table."""
-        return self.tables["train"].name
+        return Cache(self.config.cache).open_or_build(self.source, recipe, partial(self._build, recipe["source"]))
 
     def _recipe(self) -> Recipe:
         config = self.config
         shares = config.taken_shares(self.tables)
-        split = {"shares": shares, "by": config.split_by.value, "at": config.split_at, "seed": config.split_seed}
-        rules = {name: value for name, value in asdict(self.rules).items() if name != "targets"}
         kind = "label" if config.problem is SequenceProblem.label else "values"
         return {
             "kind": f"sequences {kind} {_VERSION}",
             "source": fingerprints_of(self.tables, Cache(config.cache).folder),
             "read": asdict(config.read),
-            "rules": {**rules, "missing": config.missing.value},
+            "rules": {name: value for name, value in asdict(self.rules).items() if name != "targets"},
             "targets": config.targets,
-            "problem": config.problem.value,
-            "scale": config.scale.value,
-            "split": split,
+            "problem": config.problem,
+            "scale": config.scale,
+            "split": {"shares": shares, "by": config.split_by, "at": config.split_at, "seed": config.split_seed},
             "schema": SCHEMA,
         }
 
@@ -97,9 +78,7 @@ class SequencePreparation:
         notes = ReadingNotes()
         with Progress() as progress, TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder:
             scratch = Scratch(Path(folder), self.rules)
-            survey = Survey(self.config, self.columns, self.splitter())
-            for split, recording in self.read(notes, progress, scratch):
-                survey.add(split, recording)
+            survey = self.survey(notes, progress, scratch)
             survey.finish()
             self._write(writer, survey, progress, scratch)
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
@@ -107,19 +86,21 @@ class SequencePreparation:
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
         writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)
 
-    def splitter(self) -> Splitter:
-        """What gives each recording its split."""
-        files = len(files_of(self.tables["train"]))
-        return Splitter(self.config, self.config.taken_shares(self.tables), files)
+    def survey(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None) -> Survey:
+        """All recordings, looked at once."""
+        splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(files_of(self.tables["train"])))
+        found = Survey(self.config, self.rules.names, splitter)
+        for split, recording in self._read(notes, progress, scratch):
+            found.add(split, recording)
+        return found
 
-    def read(
-        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None
-    ) -> Iterator[tuple[str, Recording | LongRecording]]:
+    def _read(
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
+    ) -> Iterator[tuple[str, AnyRecording]]:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
             for file in files_of(table):
-                require_rules_columns(file, self.rules)
                 long = None if scratch is None else scratch.read(file, notes)
                 if long is not None:
                     yield split, long
@@ -132,20 +113,16 @@ class SequencePreparation:
         columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
         recordings = writer.split(RECORDINGS, columns)
         scaler, labels = survey.scaler, iter(survey.label_numbers())
-        for _, recording in self.read(ReadingNotes(), progress, scratch):
+        for _, recording in self._read(ReadingNotes(), progress, scratch):
             for block in blocks_of(recording.values, _ROWS_A_BLOCK):
                 recordings.extend("values", scaler.scale(block).reshape(-1))
             length = np.array([np.prod(recording.values.shape)], np.int32)
             label = np.array([next(labels)], np.float32)
             recordings.append(values=(np.empty(0, np.float32), length), label=label)
-        segments = writer.split(SEGMENTS, {name: Column("int64") for name in ("split", "recording", "first", "stop")})
-        found = survey.segments
-        segments.append(
-            split=np.array([SPLITS.index(each.split) for each in found]),
-            recording=np.array([each.recording for each in found]),
-            first=np.array([each.first for each in found]),
-            stop=np.array([each.stop for each in found]),
-        )
+        names = ("split", "recording", "first", "stop")
+        places = [(SPLITS.index(each.split), each.recording, each.first, each.stop) for each in survey.segments]
+        segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
+        segments.append(**dict(zip(names, np.array(places).T, strict=True)))
 
 
 class Survey:
@@ -157,8 +134,8 @@ class Survey:
         self.labels: list[str] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
-        self.sizes: list[float] = []
-        """Root mean square of each column over the training samples."""
+        self.train: dict[str, Floats] = {}
+        """Moments of each column over the training samples."""
         self.classes: list[str] = []
         self._moments: list[dict[tuple[int, int], Floats]] = []
         self._hashes: list[str] = []
@@ -166,7 +143,7 @@ class Survey:
         targets = config.targets if config.problem is SequenceProblem.estimate else []
         self._copies, self._overlaps = Copies(columns, targets), Overlaps()
 
-    def add(self, split: str, recording: Recording | LongRecording) -> None:
+    def add(self, split: str, recording: AnyRecording) -> None:
         """Take in one recording."""
         values = recording.values
         self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
@@ -190,59 +167,57 @@ class Survey:
         require(bool(self.found), "data", "no recording has two samples or more", hint=hint)
         self.segments = self.splitter.split(self.found)
         self._require_no_leak()
-        moments = {split: self._merged(split) for split in SPLITS}
-        for split in ("train", "validation"):
+        moments: dict[str, dict[str, Floats]] = {}
+        for split in SPLITS:
+            own = [each for each in self.segments if each.split == split]
             what = f"no recordings are left for the {split} split"
-            require(moments[split] is not None, "data.split_by", what, hint="Name more recordings.")
-        train = moments["train"]
-        assert train is not None
-        self._require_usable(train)
-        self.scaler = Scaler.fit(self.config.scale.value, train)
-        self.sizes = _rms(train).tolist()
-        self._warn_of_units(moments)
+            require(bool(own) or split == "test", "data.split_by", what, hint="Name more recordings.")
+            if own:
+                parts = [self._moments[each.recording][each.first, each.stop] for each in own]
+                moments[split] = _merge(np.stack(parts))
+        self.train = moments.pop("train")
+        self._require_usable()
+        self.scaler = Scaler.fit(self.config.scale.value, self.train)
+        for split, other in moments.items():
+            ratio = _rms(other) / np.maximum(_rms(self.train), 1e-30)
+            units = describe_units(self.columns, ratio, other["count"].max())
+            self._warnings += [f"warning {split}: {line}" for line in units]
         self._number_classes()
 
     def facts(self) -> dict[str, Any]:
         """What the store keeps beside the values."""
-        counts: dict[str, dict[str, int]] = {}
-        for segment in self.segments:
-            each = counts.setdefault(segment.split, {"recordings": 0, "samples": 0})
-            each["recordings"] += 1
-            each["samples"] += segment.stop - segment.first
-        train = {segment.recording for segment in self.segments if segment.split == "train"}
-        numbers = self.label_numbers()[sorted(train)].astype(np.float64)
+        own = {split: [each for each in self.segments if each.split == split] for split in SPLITS}
+        samples = {split: sum(each.stop - each.first for each in parts) for split, parts in own.items()}
+        train = sorted({each.recording for each in own["train"]})
+        numbers = self.label_numbers()[train]
+        counts = (
+            np.bincount(numbers.astype(int), minlength=len(self.classes)).tolist() if self.classes else [len(train)]
+        )
         is_number = bool(self.labels) and not self.classes
         return {
             "columns": self.columns,
-            "scaler": {"shift": self.scaler.shift, "factor": self.scaler.factor},
-            "sizes": self.sizes,
+            "scaler": asdict(self.scaler),
+            "sizes": _rms(self.train).tolist(),
             "recordings": [each.name for each in self.found],
-            "splits": {split: counts[split] for split in SPLITS if split in counts},
+            "splits": {name: {"recordings": len(own[name]), "samples": samples[name]} for name in SPLITS if own[name]},
             "classes": self.classes,
-            "class_counts": np.bincount(numbers.astype(int), minlength=len(self.classes)).tolist()
-            if self.classes
-            else [len(train)],
+            "class_counts": counts,
             "label_mean": float(numbers.mean()) if is_number else 0.0,
             "label_spread": (float(numbers.std()) or 1.0) if is_number else 1.0,
         }
 
     def describe_columns(self) -> dict[str, dict[str, float]]:
         """Mean, spread, least and most of each column over the training samples."""
-        train = self._merged("train")
-        assert train is not None
-        spread = np.sqrt(train["squares"] / train["count"])
-        found = {"mean": train["mean"], "spread": spread, "least": train["least"], "most": train["most"]}
+        found = self.train | {"spread": np.sqrt(self.train["squares"] / self.train["count"])}
         return {
-            column: {name: float(values[number]) for name, values in found.items()}
-            for number, column in enumerate(self.columns)
+            column: {name: float(found[name][place]) for name in ("mean", "spread", "least", "most")}
+            for place, column in enumerate(self.columns)
         }
 
     def lines(self) -> list[str]:
         """What is printed of the recordings."""
-        splits = self.facts()["splits"]
-        counts = ", ".join(
-            f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits.items()
-        )
+        splits = self.facts()["splits"].items()
+        counts = ", ".join(f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits)
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
 
     def label_numbers(self) -> Floats:
@@ -263,19 +238,10 @@ class Survey:
             require(not unknown, "data.target", what, hint="Give the training recordings of each class.")
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
 
-    def _merged(self, split: str) -> dict[str, Floats] | None:
-        parts = [
-            self._moments[each.recording][(each.first, each.stop)]
-            for each in self.segments
-            if each.split == split and each.stop > each.first
-        ]
-        return _merge(np.stack(parts)) if parts else None
-
-    def _require_usable(self, train: dict[str, Floats]) -> None:
+    def _require_usable(self) -> None:
         """Refuse columns that are constant, too large for a scale, or copies of a target."""
-        for name, least, most, squares in zip(
-            self.columns, train["least"].tolist(), train["most"].tolist(), train["squares"].tolist(), strict=True
-        ):
+        moments = (self.train[name].tolist() for name in ("least", "most", "squares"))
+        for name, least, most, squares in zip(self.columns, *moments, strict=True):
             key = "data.target" if name in self.config.targets else "data.features"
             what = f"{name!r} is constant in the training recordings ({least:g})"
             require(least != most, key, what, hint="Leave it out.")
@@ -313,23 +279,9 @@ class Survey:
             where = SPLITS[splits[overlap.recording]]
             self._warnings.append(f"warning {where}: {what} {SPLITS[splits[overlap.other]]} split; leave one out")
 
-    def _warn_of_units(self, moments: dict[str, dict[str, Floats] | None]) -> None:
-        train = moments["train"]
-        assert train is not None
-        for split in SPLITS[1:]:
-            other = moments[split]
-            if other is None:
-                continue
-            ratio = _rms(other) / np.maximum(_rms(train), 1e-30)
-            self._warnings += [
-                f"warning {split}: {line}" for line in describe_units(self.columns, ratio, other["count"].max())
-            ]
 
-
-def _moments_of(values: Floats | ScratchValues, first: int, stop: int) -> Floats:
+def _moments_of(values: Any, first: int, stop: int) -> Floats:
     """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
-    if stop <= first:
-        return np.zeros((5, values.shape[1]))
     blocks = [_moments_of_block(block) for block in blocks_of(values, _ROWS_A_BLOCK, first, stop)]
     return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,14 +73,16 @@ class Cut:
             return forecast_windows(segments, self.lookback, self.horizon, self.stride)
         if self.lookback is not None:
             return estimate_windows(segments, self.lookback, self.stride)
-        if self.chunk is not None:
-            return chunks(segments, self.chunk)
+        if self.chunk is not None:  # the last of a recording is shorter
+            start, counts, recording = _every(segments, segments.first, segments.stop, self.chunk)
+            length = np.minimum(self.chunk, np.repeat(segments.stop, counts) - start).astype(np.int32)
+            return RowPlaces(start, length, recording)
         return RowPlaces(segments.first, (segments.stop - segments.first).astype(np.int32), segments.recording)
 
 
 def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> RowPlaces:
     """Windows that end at every `stride`-th sample; the first ones of a recording are shorter."""
-    start, counts = _every(segments.first - lookback + 1, segments.stop - lookback + 1, stride)
+    start, counts, recording = _every(segments, segments.first - lookback + 1, segments.stop - lookback + 1, stride)
     length = np.full(len(start), lookback, np.int32)
     begin = np.cumsum(counts) - counts
     for number in np.flatnonzero(segments.first - lookback + 1 < segments.start):
@@ -88,33 +90,25 @@ def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> RowP
         before = np.maximum(segments.start[number] - start[head], 0)
         start[head] += before
         length[head] -= before.astype(np.int32)
-    return RowPlaces(start, length, _of_rows(segments, counts))
+    return RowPlaces(start, length, recording)
 
 
 def forecast_windows(segments: Segments, lookback: int, horizon: int, stride: int = 1) -> RowPlaces:
     """Windows of `lookback` samples with the `horizon` samples behind them, which all have their answers here."""
     earliest = np.maximum(segments.first, segments.start + lookback)
-    start, counts = _every(earliest - lookback, segments.stop - horizon + 1 - lookback, stride)
-    length = np.broadcast_to(np.int32(lookback + horizon), len(start))
-    return RowPlaces(start, length, _of_rows(segments, counts))
+    start, _, recording = _every(segments, earliest - lookback, segments.stop - horizon + 1 - lookback, stride)
+    return RowPlaces(start, np.broadcast_to(np.int32(lookback + horizon), len(start)), recording)
 
 
-def chunks(segments: Segments, size: int) -> RowPlaces:
-    """Runs of `size` samples one after the other; the last of a recording is shorter."""
-    start, counts = _every(segments.first, segments.stop, size)
-    length = np.minimum(size, np.repeat(segments.stop, counts) - start).astype(np.int32)
-    return RowPlaces(start, length, _of_rows(segments, counts))
-
-
-def _every(first: Places, stop: Places, stride: int) -> tuple[Places, Places]:
-    """Every `stride`-th place from `first` to before `stop`, segment after segment, and how many each has."""
+def _every(segments: Segments, first: Places, stop: Places, stride: int) -> tuple[Places, Places, NDArray[np.int32]]:
+    """Every `stride`-th place from `first` to before `stop` in each segment, how many it has, and their recordings."""
     counts = _counts(first, stop, stride)
     places = np.empty(int(counts.sum()), np.int64)
     end = 0
     for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
         places[end : end + count] = np.arange(begin, begin + count * stride, stride)
         end += count
-    return places, counts
+    return places, counts, np.repeat(segments.recording.astype(np.int32), counts)
 
 
 def _counts(first: Places, stop: Places, stride: int) -> Places:
@@ -122,24 +116,23 @@ def _counts(first: Places, stop: Places, stride: int) -> Places:
     return counts
 
 
-def _of_rows(segments: Segments, counts: Places) -> NDArray[np.int32]:
-    return np.repeat(segments.recording.astype(np.int32), counts)
-
-
 _BYTES_A_ROW = 8 + 4 + 4
 """Of its place, its length and its recording."""
-_NAMED = 3
 
 
 class Views(StoreSplit):
     """Rows of a split, whose places are computed when they are first read: opening takes no time at any size."""
 
-    def __init__(self, name: str, num_rows: int, samples: Array, make: Callable[[], dict[str, Array | Ragged]]) -> None:
-        self.name, self.num_rows, self._samples, self._make = name, num_rows, samples, make
+    def __init__(self, name: str, cut: Cut, segments: Segments, samples: Array, targets: Array | None) -> None:
+        self.name, self.num_rows = name, cut.count(segments)
+        self._cut, self._segments, self._samples, self._targets = cut, segments, samples, targets
 
     @cached_property
     def columns(self) -> dict[str, Array | Ragged]:
-        return self._make()
+        rows = self._cut.rows(self._segments)
+        tokens, recording = Ragged(self._samples, rows.start, rows.length), rows.recording.astype(np.int32, copy=False)
+        targets = {} if self._targets is None else {"targets": self._targets}
+        return {"tokens": tokens, "recording": recording, **targets}
 
     @property
     def num_bytes(self) -> int:
@@ -160,15 +153,13 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
         begin = starts[recording]
         first, stop = (begin + places.fixed(name)[chosen] for name in ("first", "stop"))
         segments = found[split] = Segments(begin, first, stop, recording)
-        cut = _cut(config, split)
-        num_rows, names = cut.count(segments), [store.facts["recordings"][number] for number in recording.tolist()]
-        _require_long_enough(config, split, num_rows, names, segments)
+        targets = recordings.fixed("label")[recording] if config.problem is SequenceProblem.label else None
+        if targets is not None and store.facts["classes"]:
+            targets = targets.astype(np.int64)
+        views = store.splits[split] = Views(split, _cut(config, split), segments, values, targets)
+        names = [store.facts["recordings"][each] for each in recording.tolist()]
+        _require_long_enough(config, split, views.num_rows, names, segments)
         notes += _describe_short(config, split, names, stop - begin)
-        targets = None
-        if config.problem is SequenceProblem.label:
-            targets = recordings.fixed("label")[recording]
-            targets = targets.astype(np.int64) if store.facts["classes"] else targets
-        store.splits[split] = Views(split, num_rows, values, partial(_columns, cut, segments, values, targets))
     return found, notes
 
 
@@ -176,15 +167,6 @@ def _cut(config: SequenceDataConfig, split: str) -> Cut:
     """How the segments of a split become rows; all but training read every window."""
     horizon = config.horizon if config.problem is SequenceProblem.forecast else 0
     return Cut(config.lookback, horizon, config.chunk, config.stride if split == "train" else 1)
-
-
-def _columns(cut: Cut, segments: Segments, values: Array, targets: Array | None) -> dict[str, Array | Ragged]:
-    rows = cut.rows(segments)
-    columns: dict[str, Array | Ragged] = {
-        "tokens": Ragged(values, rows.start, rows.length),
-        "recording": rows.recording.astype(np.int32, copy=False),
-    }
-    return columns if targets is None else columns | {"targets": targets}
 
 
 def require_rows(config: SequenceDataConfig, split: str, segments: Sequence[Segment], names: list[str]) -> None:
@@ -200,8 +182,9 @@ def _describe_short(config: SequenceDataConfig, split: str, names: list[str], sa
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
         return []
-    listed = ", ".join(f"{names[place]} ({samples[place]:,})" for place in short[:_NAMED])
-    listed += ", …" if len(short) > _NAMED else ""
+    listed = ", ".join(f"{names[place]} ({samples[place]:,})" for place in short[:3]) + (
+        ", …" if len(short) > 3 else ""
+    )
     how = "left out" if config.problem is SequenceProblem.forecast else "read in shorter windows"
     what = f"{counted(len(short), 'recording')} shorter than the {needed:,} samples of {keys} {how}"
     return [f"warning {split}: {what}: {listed}"]
@@ -209,11 +192,10 @@ def _describe_short(config: SequenceDataConfig, split: str, names: list[str], sa
 
 def _needed(config: SequenceDataConfig) -> tuple[int, str]:
     """Samples of a window and its forecast, and the settings that make them."""
+    lookback, keys = config.lookback or 1, f"data.lookback={config.lookback}"
     if config.problem is SequenceProblem.forecast:
-        return (
-            config.lookback or 1
-        ) + config.horizon, f"data.lookback={config.lookback} and data.horizon={config.horizon}"
-    return config.lookback or 1, f"data.lookback={config.lookback}"
+        return lookback + config.horizon, f"{keys} and data.horizon={config.horizon}"
+    return lookback, keys
 
 
 def _require_long_enough(
