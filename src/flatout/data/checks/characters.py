@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.tables.splits import bytes_of, hash_bytes
+from flatout.data.tables.table import mask_of
 
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
 _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
@@ -32,9 +33,6 @@ class Oddity:
 
     pattern: str
     needs: tuple[tuple[Span, ...], ...]
-
-    def may_be_in(self, data: Bytes) -> bool:
-        return any(_has_run(data, run) for run in self.needs)
 
 
 def _one(byte: int) -> Span:
@@ -79,26 +77,22 @@ class Characters:
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
     data, offsets = _own_bytes(texts)
-    exact = hash_bytes(data, offsets)
-    is_letter = _letters(data)
+    exact, is_letter = hash_bytes(data, offsets), _letters(data)
     words = _count(_word_starts(data, is_letter, offsets), offsets)
-    odd = _odd_rows(texts, data)
     alike = _alike(data, offsets, is_letter, exact)
     if len(rows := _rows_with_other_capitals(data, offsets)):
         few = pa.array(rows)
         small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(few)))
         alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
-    return Characters(exact, alike, words, odd)
+    return Characters(exact, alike, words, _odd_rows(texts, data))
 
 
 def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
     """A hash of every word and mark of some texts."""
     data, offsets = _own_bytes(texts)
-    starts = _word_starts(data, _letters(data), offsets)
-    is_ink = _ink(data)
-    begins = np.flatnonzero(np.compress(is_ink, starts))
+    starts, is_ink = _word_starts(data, _letters(data), offsets), _ink(data)
     kept = np.compress(is_ink, data)
-    return hash_bytes(kept, np.append(begins, len(kept)))
+    return hash_bytes(kept, np.append(np.flatnonzero(np.compress(is_ink, starts)), len(kept)))
 
 
 def _own_bytes(texts: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
@@ -168,11 +162,9 @@ def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDAr
 def _odd_rows(texts: pa.Array, data: Bytes) -> dict[str, NDArray[np.int64]]:
     found = {}
     for name, oddity in ODDITIES.items():
-        if oddity.may_be_in(data):
-            rows = np.flatnonzero(pc.match_substring_regex(texts, oddity.pattern).to_numpy(zero_copy_only=False))
-            if len(rows):
-                found[name] = rows
-    return found
+        if any(_has_run(data, run) for run in oddity.needs):
+            found[name] = np.flatnonzero(mask_of(pc.match_substring_regex(texts, oddity.pattern)))
+    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def _has_run(data: Bytes, run: tuple[Span, ...]) -> bool:
@@ -192,20 +184,16 @@ def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Texts with `\\u2019` and `&amp;` as the characters they stand for, and which rows had any."""
     pattern = f"{_ESCAPED}|{_ENTITIES}"
     is_odd = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
-    rows = np.flatnonzero(is_odd.to_numpy(zero_copy_only=False))
+    rows = np.flatnonzero(mask_of(is_odd))
     if not len(rows):
         return texts, rows
-    decoded = pa.array([_decoded(text) for text in texts.take(pa.array(rows)).to_pylist()], pa.large_string())
+    plain = [re.sub(f"(?:{_ESCAPED})+", _characters, text) for text in texts.take(pa.array(rows)).to_pylist()]
+    decoded = pa.array(map(html.unescape, plain), pa.large_string())
     return pc.replace_with_mask(texts.cast(pa.large_string()), is_odd, decoded), rows
 
 
-def _decoded(text: str) -> str:
-    """Pairs of surrogates become one character; half of a pair stays as it was written."""
-    plain = re.sub(f"(?:{_ESCAPED})+", _characters, text)
-    return html.unescape(plain)
-
-
 def _characters(found: re.Match[str]) -> str:
+    """Pairs of surrogates become one character; half of a pair stays as it was written."""
     codes = re.findall(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})", found.group())
     joined = "".join(chr(int(four or two, 16)) for four, two in codes)
     try:

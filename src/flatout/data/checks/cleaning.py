@@ -127,12 +127,16 @@ def clean_block(
     outcome = "dropped" if drops_empty else "kept"
     findings.add(f"null_text_{outcome}", rows[is_null])
     findings.add(f"empty_text_{outcome}", rows[is_empty])
-    _refuse_missing(cleaning, roles, rows, has_no_label, is_null | is_empty, findings)
-    used = ~has_no_label & ~(is_null | is_empty) if drops_empty else ~has_no_label
+    has_no_text = is_null | is_empty
+    if cleaning.unlabelled is Unlabelled.refuse:
+        _refuse("unlabelled", rows[has_no_label], f"no {roles.label}", findings)
+    if cleaning.empty is Empty.refuse:
+        _refuse("empty", rows[has_no_text], f"no {' and '.join(roles.texts)}", findings)
+    used = ~has_no_label & ~has_no_text if drops_empty else ~has_no_label
     if not used.all():
         keep = pa.array(used)
         texts, labels, rows = texts.filter(keep), labels.filter(keep), rows[used]
-    is_changed = (is_changed | is_null | is_empty)[used]
+    is_changed = (is_changed | has_no_text)[used]
     findings.rows_kept += len(rows)
     findings.rows_repaired += int(is_changed.sum())
     return CleanBlock(pc.fill_null(texts, ""), labels, rows, is_changed)
@@ -143,23 +147,11 @@ def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
     return decoded(block.column(roles.label)) if roles.label else pa.array(np.zeros(block.num_rows, np.float32))
 
 
-def _refuse_missing(
-    cleaning: CleaningConfig,
-    roles: Roles,
-    rows: NDArray[np.int64],
-    has_no_label: NDArray[np.bool_],
-    has_no_text: NDArray[np.bool_],
-    findings: Findings,
-) -> None:
-    asked = (
-        (cleaning.unlabelled is Unlabelled.refuse, has_no_label, "unlabelled", f"no {roles.label}"),
-        (cleaning.empty is Empty.refuse, has_no_text, "empty", f"no {' and '.join(roles.texts)}"),
-    )
-    for is_refused, mask, name, what in asked:
-        if is_refused and mask.any():
-            place = findings.locate(int(rows[mask][0]) + 1)
-            hint = f"Fill it in, or keep the default of data.clean.{name}."
-            raise UserError(f"data.clean.{name}", f"{findings.source} row {place}: {what}", hint=hint)
+def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
+    if len(rows):
+        place, where = findings.locate(int(rows[0]) + 1), f"data.clean.{name}"
+        hint = f"Fill it in, or keep the default of {where}."
+        raise UserError(where, f"{findings.source} row {place}: {what}", hint=hint)
 
 
 def read_texts(
@@ -167,9 +159,8 @@ def read_texts(
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """The texts of a block, and which were changed; several columns are joined, null where all of them are."""
     is_changed = np.zeros(block.num_rows, np.bool_)
-    columns = [_texts(block.column(name), name, rows, findings) for name in roles.texts]
-    texts = columns[0]
-    if len(columns) > 1:
+    texts, *others = columns = [_texts(block.column(name), name, rows, findings) for name in roles.texts]
+    if others:
         joined = pc.binary_join_element_wise(*columns, pa.scalar(roles.join, pa.large_string()), null_handling="skip")
         has_none = np.logical_and.reduce([mask_of(pc.is_null(column)) for column in columns])
         texts = pc.if_else(pa.array(has_none), pa.scalar(None, pa.large_string()), joined)

@@ -116,7 +116,14 @@ class Findings:
 
     def remarks(self) -> list[Remark]:
         """Each finding as a remark."""
-        return [self._remark(kind_of(name), finding) for name, finding in self.found.items()]
+        remarks = []
+        for name, finding in self.found.items():
+            kind, count = KINDS[name.partition(" ")[0]], finding.count  # behind a blank stands the name of a split
+            rows = ", ".join(map(self.locate, finding.rows)) + (", …" if count > len(finding.rows) else "")
+            sentence = kind.sentence.format(other=finding.other)
+            what = f"{counted(count, 'row')} {sentence} (row{'' if count == 1 else 's'} {rows})"
+            remarks.append(Remark(kind.level, self.source, what, kind.hint, count=count, rows=finding.rows))
+        return remarks
 
     def account(self) -> str:
         """What became of all rows."""
@@ -124,22 +131,10 @@ class Findings:
         parts = f"{as_written:,} kept as written + {self.rows_repaired:,} repaired + {self.rows_dropped:,} dropped"
         return f"{self.rows_read:,} read = {parts}"
 
-    def _remark(self, kind: Kind, finding: Finding) -> Remark:
-        more = ", …" if finding.count > len(finding.rows) else ""
-        rows = ", ".join(map(self.locate, finding.rows)) + more
-        sentence = kind.sentence.format(other=finding.other)
-        what = f"{counted(finding.count, 'row')} {sentence} (row{'' if finding.count == 1 else 's'} {rows})"
-        return Remark(kind.level, self.source, what, kind.hint, count=finding.count, rows=finding.rows)
-
 
 def counted(number: int, thing: str) -> str:
     """A number of things, in words."""
     return f"{number:,} {thing}{'' if number == 1 else 'es' if thing.endswith('s') else 's'}"
-
-
-def kind_of(name: str) -> Kind:
-    """The kind behind the name of a finding, which may carry the name of a split after a blank."""
-    return KINDS[name.partition(" ")[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +155,8 @@ class Remark:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         plain = {"level": self.level.value, "source": self.source, "what": self.what, "hint": self.hint}
-        plain["mend"] = self.hint  # its name in summaries of before
-        return {**plain, "count": self.count, "rows": self.rows}
+        # "mend" is the name of the hint in summaries of before.
+        return plain | {"mend": self.hint, "count": self.count, "rows": self.rows}
 
 
 def lines_of(remarks: Iterable[Remark]) -> list[str]:
@@ -170,8 +165,7 @@ def lines_of(remarks: Iterable[Remark]) -> list[str]:
     text = "\n".join(remark.line() for remark in remarks)
     for folder in _folders_named(remarks):
         sign = re.compile(rf"(?<![^\s,:(]){re.escape(folder)}")
-        first = sign.search(text)
-        if first:
+        if first := sign.search(text):
             text = text[: first.end()] + sign.sub("", text[first.end() :])
     return text.split("\n") if remarks else []
 

@@ -20,7 +20,7 @@ from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
 from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _CLASSES_NAMED = 6
 _SEEN_NAMED = 5
@@ -81,8 +81,7 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
 
 def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Callable[[int], str]) -> pa.Array:
     """Labels as finite floats; the first row that is none is named."""
-    is_wrong = np.zeros(len(labels), dtype=np.bool_)
-    values = labels
+    is_wrong, values = np.zeros(len(labels), dtype=np.bool_), labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
         is_wrong = ~mask_of(pc.match_substring_regex(values, _NUMBER))
@@ -118,9 +117,7 @@ class LabelCensus:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
             return self._code_sets(labels)
-        found = pc.dictionary_encode(labels)
-        codes = np.array([self._code(name) for name in found.dictionary.to_pylist()], np.int32)
-        return codes[found.indices.to_numpy(zero_copy_only=False)]
+        return self._numbered(labels)
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
@@ -129,7 +126,7 @@ class LabelCensus:
         sets = list(self._sets) if self.problem is Problem.multi else [(code,) for code in range(len(names))]
         for code in np.flatnonzero(rows_by_code):
             for label in sets[code]:
-                name = self._kept(names[label])
+                name = self._others.get(names[label], names[label])
                 counts[name] = counts.get(name, 0) + int(rows_by_code[code])
         self._classes = None
 
@@ -150,7 +147,7 @@ class LabelCensus:
             for group in self._alike():
                 kept = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
                 self._others |= {name: kept for name in group if name != kept}
-        kept_codes = np.array([self._codes[self._kept(name)] for name in self._codes], np.int64)
+        kept_codes = np.array([self._codes[self._others.get(name, name)] for name in self._codes], np.int64)
         if self.problem is not Problem.multi:
             return kept_codes if len(kept_codes) else np.zeros(1, np.int64)
         kept_sets = [tuple(sorted({int(kept_codes[label]) for label in labels})) for labels in list(self._sets)]
@@ -193,26 +190,22 @@ class LabelCensus:
         if not self.problem.has_classes:
             return
         train = self.counts.get("train", {})
-        if len(train) < 2:
-            names = ", ".join(map(repr, train)) or "none"
-            hint = "Name the column of the labels: data.label=COLUMN."
-            raise UserError(where, f"the training rows have only one class: {names}", allowed="two or more", hint=hint)
-        self._require_no_ids(where, train)
+        names = ", ".join(map(repr, list(train)[:1])) or "none"
+        what, hint = (
+            f"the training rows have only one class: {names}",
+            "Name the column of the labels: data.label=COLUMN.",
+        )
+        require(len(train) > 1, where, what, allowed="two or more", hint=hint)
+        rows = sum(train.values())
+        most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
+        what = f"{len(train):,} classes in {rows:,} training rows, such as {_few(train)}"
+        hint = "Are they numbers to predict? Set data.problem=regression. " if _are_numbers(train) else ""
+        hint += f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
+        require(len(train) <= most, where, what, allowed=f"{most:,} or fewer", hint=hint)
         for split, counts in self.counts.items():
-            if counts and not counts.keys() & train.keys():
-                what = (
-                    f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
-                )
-                raise UserError(where, what, hint="Write the labels of all splits in one way.")
-
-    def _require_no_ids(self, where: str, train: dict[str, int]) -> None:
-        most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, sum(train.values()) // 2))
-        if len(train) > most:
-            what = f"{len(train):,} classes in {sum(train.values()):,} training rows, such as {_few(train)}"
-            numbers = "Are they numbers to predict? Set data.problem=regression. " if _are_numbers(train) else ""
-            ids = f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
-            hint = numbers + ids
-            raise UserError(where, what, allowed=f"{most:,} or fewer", hint=hint)
+            what = f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
+            is_known = not counts or bool(counts.keys() & train.keys())
+            require(is_known, where, what, hint="Write the labels of all splits in one way.")
 
     def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Labels as the arrays that the store keeps."""
@@ -222,7 +215,7 @@ class LabelCensus:
         ids = pc.index_in(values, pa.array(self._codes, pa.large_string()))
         assert ids.null_count == 0, "a label that was never counted"
         place = {name: number for number, name in enumerate(self.classes())}
-        numbers = np.array([place.get(self._kept(name), -1) for name in self._codes], np.int32)
+        numbers = np.array([place.get(self._others.get(name, name), -1) for name in self._codes], np.int32)
         found = numbers[ids.to_numpy(zero_copy_only=False)]
         if self.problem is Problem.single:
             return found
@@ -236,15 +229,17 @@ class LabelCensus:
         remarks = [Remark(Level.note, source, self._told(train))]
         commonest, rarest = max(train.values(), default=0), min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
-            what = (
-                f"{counted(len(few), 'class')} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
-            )
+            rare = counted(len(few), "class")
+            what = f"{rare} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
         elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
-        if not self._merge:
-            remarks += [self._alike_remark(source, group) for group in self._alike()[:_SEEN_NAMED]]
+        total = sum(map(Counter, self.counts.values()), Counter[str]())
+        for group in [] if self._merge else self._alike()[:_SEEN_NAMED]:
+            named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
+            what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
+            remarks.append(Remark(Level.warning, source, what, "data.clean.labels=merge"))
         for split, counts in self.counts.items():
             if unseen := {name: count for name, count in counts.items() if name not in train}:
                 named = _few(unseen, with_rows=True)
@@ -268,14 +263,6 @@ class LabelCensus:
             groups.setdefault(_plainly(name), []).append(name)
         return [group for group in groups.values() if len(group) > 1]
 
-    def _alike_remark(self, source: str, group: list[str]) -> Remark:
-        total: Counter[str] = Counter()
-        for counts in self.counts.values():
-            total.update(counts)
-        named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
-        what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
-        return Remark(Level.warning, source, what, "data.clean.labels=merge")
-
     def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of each label, from the rows of each set of labels."""
         if self.problem is not Problem.multi:
@@ -285,18 +272,15 @@ class LabelCensus:
             total[list(labels)] += rows
         return total
 
-    def _kept(self, name: str) -> str:
-        return self._others.get(name, name)
-
-    def _code(self, name: str) -> int:
-        return self._codes.setdefault(name, len(self._codes))
+    def _numbered(self, names: pa.Array) -> NDArray[np.int32]:
+        """The number of each label; new ones get the next."""
+        found, codes = pc.dictionary_encode(names), self._codes
+        of_found = [codes.setdefault(name, len(codes)) for name in found.dictionary.to_pylist()]
+        return np.array(of_found or [0], np.int32)[found.indices.to_numpy(zero_copy_only=False)]
 
     def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
-        values, counts = pc.list_flatten(labels), pc.list_value_length(labels).to_numpy(zero_copy_only=False)
-        found = pc.dictionary_encode(values)
-        codes = np.array([self._code(name) for name in found.dictionary.to_pylist()] or [0], np.int32)
-        flat = codes[found.indices.to_numpy(zero_copy_only=False)]
-        row = np.repeat(np.arange(len(labels)), counts)
+        counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+        flat, row = self._numbered(pc.list_flatten(labels)), np.repeat(np.arange(len(labels)), counts)
         flat = flat[np.lexsort((flat, row))]  # one order of labels, so that one set has one number
         offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
         hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)

@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Level, Remark, counted
 
-_BAR = 40
-"""Characters of the longest bar."""
-_LONGEST_TOLD = 1 << 16
-_FINE_SHARE = 0.01
-_MANY_UNKNOWN = 0.1
+_LONGEST_BAR, _LONGEST_TOLD = 40, 1 << 16
+_FINE_SHARE, _MANY_UNKNOWN = 0.01, 0.1
 
 
 @dataclass(slots=True)
@@ -63,23 +60,17 @@ class Lengths:
         """What cutting at a length loses, and what would not; empty where nothing is cut."""
         if not (rows := self.cut_rows(longest)):
             return ""
-        tokens = self.cut_tokens(longest)
-        shares = (
-            f"{counted(rows, 'row')} ({rows / self.rows:.2%}),"
-            f" {counted(tokens, 'token')} ({tokens / self.tokens:.2%}) lost"
-        )
-        is_fine = rows < _FINE_SHARE * self.rows
-        return f"cut at {longest}: {shares}" + ("" if is_fine else f"; {self.fine_length()} would cut under 1%")
+        tokens, of_rows = self.cut_tokens(longest), f"{counted(rows, 'row')} ({rows / self.rows:.2%})"
+        lost = f"cut at {longest}: {of_rows}, {counted(tokens, 'token')} ({tokens / self.tokens:.2%}) lost"
+        return lost + (f"; {self.fine_length()} would cut under 1%" if self.is_cut_much(longest) else "")
 
     def is_cut_much(self, longest: int) -> bool:
         return self.cut_rows(longest) >= _FINE_SHARE * max(1, self.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they go into a run's summary."""
-        edges = [0, *(1 << power for power in range(17)), _LONGEST_TOLD + 1]
-        bars = [
-            {"from": low, "to": high - 1, "rows": int(self.counts[low:high].sum())} for low, high in pairwise(edges)
-        ]
+        edges = pairwise([0, *(1 << power for power in range(17)), _LONGEST_TOLD + 1])
+        bars = [{"from": low, "to": high - 1, "rows": int(self.counts[low:high].sum())} for low, high in edges]
         quantiles = {f"p{share * 100:g}": self.at(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
         filled = [bar for bar in bars if bar["rows"]]
         return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest(), **quantiles, "histogram": filled}
@@ -88,21 +79,19 @@ class Lengths:
         """A bar for each doubling of the length."""
         histogram = self.as_dict()["histogram"]
         most = max((bar["rows"] for bar in histogram), default=1)
-        spans = [f"{bar['from']:,}–{bar['to']:,}" for bar in histogram]
+        spans = {f"{bar['from']:,}–{bar['to']:,}": bar["rows"] for bar in histogram}
         width = max(map(len, spans), default=0)
-        return [
-            f"{span.rjust(width)}  {'█' * max(1, round(_BAR * bar['rows'] / most))} {bar['rows']:,}"
-            for span, bar in zip(spans, histogram, strict=True)
-        ]
+        bars = {span: "█" * max(1, round(_LONGEST_BAR * rows / most)) for span, rows in spans.items()}
+        return [f"{span.rjust(width)}  {bars[span]} {rows:,}" for span, rows in spans.items()]
 
 
 def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
     """Shares of words that are not in the vocabulary, from their number and that of all words."""
     shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
     what = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
-    if any(share > _MANY_UNKNOWN for share in shares.values()):
-        return [Remark(Level.warning, f"unknown words{where}", what, "data.vocabulary.kind=bpe")]
-    return [Remark(Level.note, f"unknown words{where}", what)]
+    are_many = any(share > _MANY_UNKNOWN for share in shares.values())
+    level, hint = (Level.warning, "data.vocabulary.kind=bpe") if are_many else (Level.note, "")
+    return [Remark(level, f"unknown words{where}", what, hint)]
 
 
 def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,26 +49,24 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
     """The rule of some settings; rows of tables that were given for a split stay there."""
     if not splitting.is_made:
         return lambda records: records["table"].astype(np.int8)
-    rules = {SplitBy.content: _by_content, SplitBy.stratified: _by_class, SplitBy.group: _by_group}
-    assign = rules[splitting.by](splitting, files, strata)
+    if splitting.by is SplitBy.group:
+        assign = _by_group(splitting, files)
+    else:
+        assign = _by_text(splitting, strata if splitting.by is SplitBy.stratified else None)
 
     def assigned(records: Records) -> NDArray[np.int8]:
         splits = records["table"].astype(np.int8)
         is_own = splits == 0
-        if is_own.all():
-            return assign(records)
-        splits[is_own] = assign(records[is_own])
+        splits[is_own] = assign(records if is_own.all() else records[is_own])
         return splits
 
     return assigned
 
 
-def _by_content(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
-
-
-def _by_class(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    """Distinct texts are dealt out class by class; a text of several classes goes by the first that is met."""
+def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
+    """By their hashes; with `strata` distinct texts are dealt out by the first class of each that is met."""
+    if strata is None:
+        return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
     dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
 
     def assign(records: Records) -> NDArray[np.int8]:
@@ -79,7 +77,7 @@ def _by_class(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64
     return assign
 
 
-def _by_group(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
     groups, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
     for records in files.parts():
         each, counts = np.unique(records["group"][records["table"] == 0], return_counts=True)
@@ -108,18 +106,12 @@ class _Looked:
     clean: CleanBlock
     places: NDArray[np.int64]
     """Where in the block the rows lie that are used."""
-    waiting: Future[Characters]
-
-    @property
-    def characters(self) -> Characters:
-        return self.waiting.result()
+    characters: Future[Characters]
 
 
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
-_BOTH = ((0, 1), (0, 2), (1, 2))
-"""Splits that must not share a text, the one that may lose it first."""
 
 
 class TextSurvey:
@@ -132,9 +124,8 @@ class TextSurvey:
         self.fates: dict[str, NDArray[np.int8]] = {}
         """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
         self.findings = {name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()}
-        self.census = LabelCensus(
-            config.problem, merge=config.clean.labels is Alike.merge, max_classes=config.max_classes
-        )
+        merges = config.clean.labels is Alike.merge
+        self.census = LabelCensus(config.problem, merge=merges, max_classes=config.max_classes)
         self.words = {name: Lengths() for name in self.tables}
         """Words a row, by table."""
         self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
@@ -197,21 +188,17 @@ class TextSurvey:
 
     def _take(self, name: str, looked: _Looked, files: RecordFiles) -> NDArray[np.bool_]:
         """Number the labels of a block and leave a record of each row; which rows stay."""
-        clean, characters = looked.clean, looked.characters
+        clean, characters, table = looked.clean, looked.characters.result(), self.tables[name]
         kept = self._odd(name, clean, characters)
-        labels = normalise_labels(
-            clean.labels,
-            clean.rows,
-            problem=self.problem,
-            delimiter=self.label_delimiter,
-            source=self.tables[name].name,
-            locate=self.tables[name].locate,
-        )
+        how: dict[str, Any] = {"problem": self.problem, "delimiter": self.label_delimiter}
+        labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
         codes, words = self.census.code(labels), characters.words
         records = self._records(name, looked, codes)
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
-        self._count(codes)
+        counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
+        counts[: len(self._rows_by_code)] += self._rows_by_code
+        self._rows_by_code = counts
         self.words[name].add(words)
         self.has_words = self.has_words or (name == "train" and not are_numbers(clean.texts))
         files.add(records)
@@ -226,17 +213,11 @@ class TextSurvey:
         waiting: deque[_Looked] = deque()
         group = [self.splitting.group] if name == "train" and self.splitting.group else []
         wanted = list(dict.fromkeys([*self.roles.columns, *group]))
+        rules: dict[str, Any] = {"roles": self.roles, "problem": self.problem, "cleaning": self.cleaning}
+        rules |= {"is_train": name == "train", "findings": self.findings[name]}
         with ThreadPoolExecutor(_THREADS) as threads:
             for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
-                clean = clean_block(
-                    block,
-                    roles=self.roles,
-                    rows=rows,
-                    problem=self.problem,
-                    is_train=name == "train",
-                    findings=self.findings[name],
-                    cleaning=self.cleaning,
-                )
+                clean = clean_block(block, rows=rows, **rules)
                 places = clean.rows - rows[0] if len(rows) else rows
                 waiting.append(_Looked(block, clean, places, threads.submit(read_characters, clean.texts)))
                 if len(waiting) >= _WAITING:
@@ -271,7 +252,8 @@ class TextSurvey:
 
     def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
         records = np.empty(len(looked.clean.rows), RECORD)
-        records["alike"], records["exact"] = looked.characters.alike, looked.characters.exact
+        characters = looked.characters.result()
+        records["alike"], records["exact"] = characters.alike, characters.exact
         records["row"], records["code"], records["table"] = looked.clean.rows, codes, SPLITS.index(name)
         records["group"] = self._groups(looked) if self.splitting.group and name == "train" else 0
         return records
@@ -285,17 +267,11 @@ class TextSurvey:
         is_null = group.is_null().to_numpy(zero_copy_only=False)
         return np.where(is_null, reseeded(looked.clean.rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
 
-    def _count(self, codes: NDArray[np.int32]) -> None:
-        counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
-        counts[: len(self._rows_by_code)] += self._rows_by_code
-        self._rows_by_code = counts
-
     def _decide(self, files: RecordFiles) -> None:
         """The split of every row, and what becomes of rows that have a twin."""
         stands_for = self.census.unify(self._rows_by_code)
         strata = self.census.strata(self._rows_by_code)[stands_for]
         assign = assigner(self.splitting, files, strata)
-        has_classes = self.problem.has_classes
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
         for records, codes, splits, twins in _compared(files, assign, stands_for):
             is_merged = codes != records["code"]
@@ -308,22 +284,24 @@ class TextSurvey:
                 self._is_changed[name][rows] |= is_merged[own]
             for number, rows_by_code in enumerate(rows_by_split):
                 rows_by_code += np.bincount(codes[~is_dropped & (splits == number)], minlength=len(rows_by_code))
-        if has_classes:
-            for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
-                if rows_by_code.any():
-                    self.census.settle(split, rows_by_code)
+        for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
+            if self.problem.has_classes and rows_by_code.any():
+                self.census.settle(split, rows_by_code)
 
     def _dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
         """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
         is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
         if self.problem.has_classes:
             dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
-        for split, other in _BOTH:
+        for split, other in ((0, 1), (0, 2), (1, 2)):  # which must not share a text; the first may lose it
             here = splits == other
             is_exact = here & (twins.exact_splits & (1 << split) > 0)
             is_alike = here & (twins.alike_splits & (1 << split) > 0) & ~is_exact
-            self._tell_leak(records, is_exact, "leak", _SPOKEN[split])
-            self._tell_leak(records, is_alike, "leak_alike", _SPOKEN[split])
+            for name, mask in (("leak", is_exact), ("leak_alike", is_alike)):
+                if self.cleaning.leaks is RowRule.refuse:
+                    self._refuse(records, mask, name, _SPOKEN[split])
+                if self.cleaning.leaks is RowRule.keep:
+                    self._tell(records, mask, name, _SPOKEN[split])
         if self.cleaning.leaks is RowRule.drop:
             later = np.array([0b110, 0b100, 0], np.uint8)[splits]
             is_judged = (twins.alike_splits & later > 0) & ~dropped
@@ -348,12 +326,6 @@ class TextSurvey:
         self._tell(records, gone, f"{name}_dropped")
         self._tell(records, mask & ~gone, name)
         return gone
-
-    def _tell_leak(self, records: Records, mask: Mask, name: str, other: str) -> None:
-        if self.cleaning.leaks is RowRule.refuse:
-            self._refuse(records, mask, name, other)
-        if self.cleaning.leaks is RowRule.keep:
-            self._tell(records, mask, name, other)
 
     def _refuse(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
         if not mask.any():

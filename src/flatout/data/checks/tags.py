@@ -8,6 +8,7 @@ marked: a word inside of nothing begins an entity.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Entries, Table, decoded, is_list, is_text
+from flatout.data.tables.table import Entries, Table, decoded, is_blank, is_list, is_text, mask_of
 from flatout.errors import UserError
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
 _LETTERS = {"B": _BEGIN, "I": _INSIDE, "M": _INSIDE, "E": _END, "L": _END, "S": _SINGLE, "U": _SINGLE, "W": _SINGLE}
-_SHOWN = 5
+_KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
 
 
 class Scheme(StrEnum):
@@ -68,7 +69,8 @@ class TagCensus:
         """Tags as numbers, counted."""
         block = self.numbered(tags, rows)
         self.tokens += len(block.types)
-        self._count(block)
+        self._inside_begins += int((begins(block) & (block.letters == _INSIDE)).sum())
+        self._free_begins += int(((block.letters == _BEGIN) & ~_follows_same_type(block)).sum())
         return block
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
@@ -105,27 +107,13 @@ class TagCensus:
     def _require_known(
         self, names: list[str], codes: NDArray[np.int32], offsets: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> None:
-        if not (wrong := [name for name in names if not self._is_known(name)]):
+        if not (wrong := [name for name in names if not _KNOWN.fullmatch(name)]):
             return
         place = int(np.flatnonzero(codes == names.index(wrong[0]))[0])
         row = int(np.searchsorted(offsets, place, "right")) - 1
-        what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:_SHOWN]))}"
-        raise UserError(
-            "data.label",
-            what,
-            allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person",
-            hint="Write the tags so.",
-        )
-
-    def _count(self, block: TagBlock) -> None:
-        begin = begins(block)
-        is_touching = _follows_same_type(block)
-        self._inside_begins += int((begin & (block.letters == _INSIDE)).sum())
-        self._free_begins += int(((block.letters == _BEGIN) & ~is_touching).sum())
-
-    @staticmethod
-    def _is_known(name: str) -> bool:
-        return name == "O" or (len(name) > 2 and name[0] in _LETTERS and name[1] in "-_")
+        what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:5]))}"
+        allowed = "O, or a letter of BIO, IOBES or BILOU with a type: B-person"
+        raise UserError("data.label", what, allowed=allowed, hint="Write the tags so.")
 
     def _parsed(self, name: str) -> tuple[int, int]:
         if name == "O":
@@ -177,6 +165,7 @@ def as_bio(block: TagBlock) -> NDArray[np.int32]:
 COLUMNS = ("text", "label")
 LISTS = ("tokens", "tags")
 """The same as lists, for a later pass."""
+_BLANK = pa.scalar(" ", pa.large_string())
 
 
 class TaggedTable(Table):
@@ -189,8 +178,7 @@ class TaggedTable(Table):
     columns: Sequence[str] = COLUMNS
 
     def __init__(self, table: Table, roles: Roles, split: str, census: TagCensus) -> None:
-        self.table, self.roles, self.split, self.census = table, roles, split, census
-        self.name = table.name
+        self.table, self.roles, self.split, self.census, self.name = table, roles, split, census, table.name
         self._misplaced: dict[Scheme, list[NDArray[np.int64]]] = {scheme: [] for scheme in Scheme}
         self._blank: list[NDArray[np.int64]] = []
 
@@ -215,7 +203,7 @@ class TaggedTable(Table):
             held = {"tokens": tokens, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
                 self._note(self.census.read(tags, rows), tokens, rows)
-                held |= {"text": pc.binary_join(tokens, _blank()), "label": pc.binary_join(tags, _blank())}
+                held |= {"text": pc.binary_join(tokens, _BLANK), "label": pc.binary_join(tags, _BLANK)}
             yield pa.RecordBatch.from_arrays([held[name] for name in columns], names=list(columns))
 
     def tell(self, findings: Findings, scheme: Scheme) -> None:
@@ -228,8 +216,7 @@ class TaggedTable(Table):
         row_of = tags.row_of()
         for scheme, found in self._misplaced.items():
             found.append(rows[np.unique(row_of[misplaced(tags, scheme)])])
-        is_blank = pc.equal(pc.binary_length(pc.utf8_trim_whitespace(pc.list_flatten(tokens))), 0)
-        self._blank.append(rows[np.unique(row_of[is_blank.to_numpy(zero_copy_only=False)])])
+        self._blank.append(rows[np.unique(row_of[mask_of(is_blank(pc.list_flatten(tokens)))])])
 
     def _require_pairs(self, tokens: pa.Array, tags: pa.Array, rows: NDArray[np.int64]) -> None:
         words, marks = (pc.list_value_length(each).to_numpy() for each in (tokens, tags))
@@ -245,18 +232,14 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
     if is_text(column.type):
         column = pc.ascii_split_whitespace(pc.utf8_trim_whitespace(column))
     kind = column.type.value_type if is_list(column.type) else column.type
+    texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):
-        column = column.cast(pa.list_(pa.large_string()))
-        kind = column.type.value_type
+        column, kind = column.cast(texts), texts.value_type
     if not is_list(column.type) or not is_text(kind):
         hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
         what = f"column {name!r} of {table} holds {column.type}"
         raise UserError(key, what, allowed="a list of texts in each row", hint=hint)
-    return pc.fill_null(column.cast(pa.list_(pa.large_string())), pa.scalar([], pa.list_(pa.large_string())))
-
-
-def _blank() -> pa.Scalar:
-    return pa.scalar(" ", pa.large_string())
+    return pc.fill_null(column.cast(texts), pa.scalar([], texts))
 
 
 _MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10

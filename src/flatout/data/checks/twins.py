@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +35,7 @@ class RecordFiles:
     def __enter__(self) -> RecordFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._thread.shutdown()
         for file in self._files:
             file.close()
@@ -83,17 +80,14 @@ class Twins:
 
 def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:
     """Compare the records of one file; `splits` are 0, 1 and 2."""
-    number = len(records)
     own = (np.uint8(1) << splits.astype(np.uint8)).astype(np.uint8)
-    repeated, alike, conflict = (np.zeros(number, np.bool_) for _ in range(3))
+    repeated, alike, conflict = (np.zeros(len(records), np.bool_) for _ in range(3))
     exact_splits, alike_splits = own.copy(), own.copy()
-    rows = _with_company(records["alike"])
-    if len(rows):
+    if len(rows := _with_company(records["alike"])):
         few, few_codes, few_own = records[rows], codes[rows], own[rows]
         order = np.lexsort((few["row"], few["table"], few_codes, few["exact"], few["alike"]))
         rows, few, few_codes, few_own = rows[order], few[order], few_codes[order], few_own[order]
-        same_alike = _starts(few["alike"])
-        same_exact = _starts(few["alike"], few["exact"])
+        same_alike, same_exact = _starts(few["alike"]), _starts(few["alike"], few["exact"])
         alike_splits[rows] = _over_groups(np.bitwise_or, few_own, same_alike)
         exact_splits[rows] = _over_groups(np.bitwise_or, few_own, same_exact)
         least = _over_groups(np.minimum, few_codes, same_exact)

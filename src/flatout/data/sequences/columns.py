@@ -32,8 +32,8 @@ class RecordingRules:
     columns: list[str]
     time: str | None
     group: list[str]
-    label: str | None
-    step: float | None
+    label: str | None = None
+    step: float | None = None
     max_gap: float | None
     missing: Missing
     cumulate: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.sequences.window_batches import WindowBatches, gather_runs, take_whole
+from flatout.data.sequences.window_batches import WindowBatches, gather_runs
 from flatout.errors import require
 
 _COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
@@ -28,8 +28,6 @@ def is_forecasting(source: Any) -> bool:
 
 class ForecastingWindows(WindowBatches):
     """Windows of one or several `TimeSeriesDataSet`s, in the order of their index."""
-
-    collate = staticmethod(take_whole)
 
     def __init__(self, sources: Iterable[Any]) -> None:
         parts: list[dict[str, Any]] = []
@@ -46,12 +44,10 @@ class ForecastingWindows(WindowBatches):
     def batch(self, numbers: NDArray[np.int64]) -> Any:
         """What `TimeSeriesDataSet._collate_fn` makes of the same windows."""
         start, past, future = self.start[numbers], self.past[numbers], self.future[numbers]
-        columns, about = self.columns, self.about
-
-        after, lengths = start + past, (_one_length(past), _one_length(future))
+        columns, about, after = self.columns, self.about, start + past
 
         def cut(values: NDArray[Any]) -> tuple[Tensor, Tensor]:
-            return gather_runs(values, start, lengths[0]), gather_runs(values, after, lengths[1])
+            return gather_runs(values, start, past), gather_runs(values, after, future)
 
         reals, categoricals = cut(columns["reals"]), cut(columns["categoricals"])
         places = [name for name in columns if name.startswith("target")]
@@ -59,10 +55,13 @@ class ForecastingWindows(WindowBatches):
         group = np.searchsorted(columns["begin"], start, "right") - 1
         scales = [torch.from_numpy(columns[f"scale of {name}"][group]) for name in places]
         self._write_lengths(reals, past, future)
-        for number, normalizer in enumerate(about.target_normalizers):
+        for number, (name, normalizer) in enumerate(zip(about.target_names, about.target_normalizers, strict=True)):
             if _is_per_window(normalizer):
                 scales[number] = _scale(targets[number][0], past, normalizer)
-                self._write_target(reals, targets[number], scales[number], number, (past, future))
+                for values, side, length in zip(reals, targets[number], (past, future), strict=True):
+                    if name in about.reals:  # the target is an input too, scaled by its own window
+                        scaled = normalizer.transform(side, target_scale=scales[number])
+                        values[:, :, about.reals.index(name)] = _blanked(scaled, length)
         encoder_target, target = (
             (sides if about.multi_target else sides[0]) for sides in map(list, zip(*targets, strict=True))
         )
@@ -81,7 +80,7 @@ class ForecastingWindows(WindowBatches):
             "groups": torch.from_numpy(columns["groups"][group]),
             "target_scale": scales if about.multi_target else scales[0],
         }
-        return x, (target, None if weight is None else gather_runs(weight, after, lengths[1]))
+        return x, (target, None if weight is None else gather_runs(weight, after, future))
 
     def _write_lengths(self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]) -> None:
         """The columns of the dataset that depend on where a window is cut."""
@@ -96,19 +95,6 @@ class ForecastingWindows(WindowBatches):
             for values, length in zip(reals, (past, future), strict=True):
                 share = torch.from_numpy((past - 0.5 * most) / most * 2.0)[:, None]
                 values[:, :, place] = _blanked(share.expand(values.shape[:2]).to(values.dtype), length)
-
-    def _write_target(self, reals: Any, target: Any, scale: Tensor, number: int, lengths: Any) -> None:
-        """The target among the inputs, scaled by its own window."""
-        name = self.about.target_names[number]
-        if name in self.about.reals:
-            for values, side, length in zip(reals, target, lengths, strict=True):
-                scaled = self.about.target_normalizers[number].transform(side, target_scale=scale)
-                values[:, :, self.about.reals.index(name)] = _blanked(scaled, length)
-
-
-def _one_length(length: NDArray[Any]) -> int | NDArray[Any]:
-    """The length of all windows where they have but one: those are gathered without padding."""
-    return int(length[0]) if (length == length[0]).all() else length
 
 
 def _is_per_window(normalizer: Any) -> bool:
@@ -138,9 +124,8 @@ def _read(source: Any, before: int) -> dict[str, Any]:
     index = {name: source.index[name].to_numpy() for name in ("index_start", "index_end", "sequence_length")}
     rows = index["index_end"] - index["index_start"] + 1
     what = "some windows lack time steps, which it fills while it loads"
-    _require(
-        bool((rows == index["sequence_length"]).all()), "allow_missing_timesteps", what, "Write a row for each step"
-    )
+    is_whole = bool((rows == index["sequence_length"]).all())
+    _require(is_whole, "allow_missing_timesteps", what, "Write a row for each step")
     future = source.calculate_decoder_length(found["time"][index["index_end"]], rows)
     groups = found["groups"]
     begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)

@@ -71,14 +71,12 @@ class SequenceInfo(DataInfo):
     @property
     def shape(self) -> SequenceShape:
         """Sizes of a network for these recordings."""
-        config, columns = self.config, len(self.columns)
+        config, columns, targets = self.config, len(self.columns), len(self.targets)
         if config.problem is SequenceProblem.label:
             return SequenceShape(columns, 0, labels=len(self.labels.classes))
-        is_forecast = config.problem is SequenceProblem.forecast
-        targets = len(self.targets)
-        inputs = columns if is_forecast else columns - targets
-        horizon = config.horizon if is_forecast else 0
-        return SequenceShape(inputs, targets, config.lookback, horizon, is_stateful=config.chunk is not None)
+        if config.problem is SequenceProblem.forecast:
+            return SequenceShape(columns, targets, config.lookback, config.horizon)
+        return SequenceShape(columns - targets, targets, config.lookback, is_stateful=config.chunk is not None)
 
     @property
     def rules(self) -> RecordingRules:
@@ -88,8 +86,8 @@ class SequenceInfo(DataInfo):
     @property
     def floors(self) -> dict[str, float]:
         """The lowest root mean square error that can be reached on each target of a built-in sample."""
-        sample, is_known = self.config.sample, self.config.is_sample and self.problem is SequenceProblem.estimate
-        found = {name: sample.floor(name) for name in self.targets} if is_known else {}
+        is_known = self.config.is_sample and self.problem is SequenceProblem.estimate
+        found = {name: self.config.sample.floor(name) for name in self.targets} if is_known else {}
         return {name: value for name, value in found.items() if value is not None}
 
     def rows_of(self, split: str) -> Ragged:
@@ -110,18 +108,15 @@ class SequenceInfo(DataInfo):
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds of the data."""
-        splits = self.facts["splits"]
-        views = {name: split for name, split in self.store.splits.items() if name in splits}
-        lengths = self.rows_of("train").lengths
+        splits, lengths = self.facts["splits"], self.rows_of("train").lengths
         return {
-            "rows": {name: view.num_rows for name, view in views.items()},
+            "rows": {name: view.num_rows for name, view in self.store.splits.items() if name in splits},
             "classes": len(self.targets),
             "tokens": int(lengths.sum(dtype=np.int64)),
             "mean_length": float(lengths.mean()),
             "truncated_rows": 0,
             "sequences": {
-                "recordings": {name: counts["recordings"] for name, counts in splits.items()},
-                "samples": {name: counts["samples"] for name, counts in splits.items()},
+                **{kind: {name: counts[kind] for name, counts in splits.items()} for kind in ("recordings", "samples")},
                 "step_s": self.facts["step"],
                 "floor": self.floors,
             },

@@ -200,7 +200,7 @@ class SequenceDataConfig(FeedingConfig):
 
     def _set_columns(self) -> None:
         if self.is_sample:
-            self.target = self.target or ("soc" if self.problem is not SequenceProblem.forecast else "voltage")
+            self.target = self.target or ("voltage" if self.problem is SequenceProblem.forecast else "soc")
             usual = [name for name in ("voltage", "current", "temperature") if name not in self.targets]
             self.features = usual if self.features is None else self.features
             self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
@@ -233,15 +233,13 @@ class SequenceDataConfig(FeedingConfig):
             require(is_rising, "data.split_at", f"{cuts}", allowed="two or three rising numbers of samples")
             hint = "Set data.split_by=time."
             require(self.split_by is PartBy.time, "data.split_at", f"with split_by={self.split_by}", hint=hint)
-        is_read = self.problem is SequenceProblem.forecast
-        inputs = [*(self.features or []), *(self.targets if is_read else [])]
+        features = self.features or []
+        inputs = [*features, *(self.targets if self.problem is SequenceProblem.forecast else [])]
         for name in self.cumulate:
-            is_known = name in (self.features or [])
-            require(is_known, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(self.features or []))
+            require(name in features, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(features))
         for name in ("noise", "offset", "low_pass"):
             for feature in getattr(self, name):
-                where = f"data.{name}.{feature}"
-                require(feature in inputs, where, "no such feature", allowed=", ".join(inputs))
+                require(feature in inputs, f"data.{name}.{feature}", "no such feature", allowed=", ".join(inputs))
 
     def _require_way(self) -> None:
         """Windows, chunks or whole recordings: the one that the problem can use."""
@@ -251,11 +249,10 @@ class SequenceDataConfig(FeedingConfig):
             hint = "Set data.lookback to the samples that a forecast reads."
             require(self.lookback is not None, "data.problem", "forecast without data.lookback", hint=hint)
         if self.problem is SequenceProblem.label:
-            what = "label reads whole recordings"
-            is_whole = self.lookback is None and self.chunk is None
-            require(is_whole, "data.problem", what, hint="Leave out data.lookback and data.chunk.")
-            by_time = self.split_by is PartBy.time
-            require(not by_time, "data.split_by", "time cuts recordings, which have one label", allowed="file, group")
+            is_whole, hint = self.lookback is None and self.chunk is None, "Leave out data.lookback and data.chunk."
+            require(is_whole, "data.problem", "label reads whole recordings", hint=hint)
+            what = "time cuts recordings, which have one label"
+            require(self.split_by is not PartBy.time, "data.split_by", what, allowed="file, group")
         is_token = self.chunk is None or self.tokens_per_batch is None
         require(is_token, "data.tokens_per_batch", "with data.chunk", hint="Set data.batch_size instead.")
         is_alone = self.group is not None or self.split_by is not PartBy.group

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 _ROWS_A_BLOCK = 1 << 16
-_OTHER_UNIT = 10.0
-"""Ratio of root mean squares from which on another unit is suspected."""
-_MANY_SAMPLES = 1000
-"""Fewer may lie where a column is small."""
+_OTHER_UNIT, _MANY_SAMPLES = 10.0, 1000
+"""From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a column is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,9 @@ class Scaler:
         count = moments["count"]
         if kind == "none":
             return cls([0.0] * len(count), [1.0] * len(count))
+        shift, factor = moments["mean"], np.sqrt(moments["squares"] / count)
         if kind == "minmax":
             shift, factor = moments["least"], moments["most"] - moments["least"]
-        else:
-            shift = moments["mean"]
-            factor = np.sqrt(moments["squares"] / count)
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:

@@ -45,14 +45,15 @@ class WindowBatches(Dataset[Any], ABC):
 
 
 def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer]) -> Tensor:
-    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros."""
+    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros, others need no padding."""
+    if not isinstance(length, int) and (length == length[0]).all():
+        length = int(length[0])
     if isinstance(length, int):
         return torch.from_numpy(runs_of(values, length)[start_B])
-    shape = (len(start_B), int(length.max()), *values.shape[1:])
-    column = HostColumn(Ragged(values, start_B, length.astype(np.int32)))
+    column, longest = HostColumn(Ragged(values, start_B, length.astype(np.int32))), int(length.max())
     flat, _ = column.gather(np.arange(len(start_B)), length.astype(np.int64))
-    padded = flat.new_zeros(shape)
-    padded[torch.from_numpy(np.arange(shape[1]) < length[:, None])] = flat
+    padded = flat.new_zeros((len(start_B), longest, *values.shape[1:]))
+    padded[torch.from_numpy(np.arange(longest) < length[:, None])] = flat
     return padded
 
 

@@ -30,7 +30,6 @@ from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
 from flatout.errors import UserError, as_choice, did_you_mean, require
 
-Floats32 = NDArray[np.float32]
 Names = str | list[str] | tuple[str, ...] | None
 Roles = dict[str, list[str]]
 """Columns by what they are for: target, features, known, static."""
@@ -77,7 +76,13 @@ def windows(
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _listed(columns) for role, columns in named.items()}
-        rules = _rules(roles, time, _listed(group), max_gap, missing)
+        rules = RecordingRules(
+            columns=[name for names in roles.values() for name in names],
+            time=time,
+            group=_listed(group),
+            max_gap=max_gap,
+            missing=as_choice(Missing, missing, "missing"),
+        )
         found = _of_table(source, roles, rules, Cut(lookback=lookback, horizon=horizon, stride=stride), layout)
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
@@ -111,15 +116,13 @@ class TableWindows(WindowBatches):
 
     def past(self, role: str, start_B: Places) -> Tensor | None:
         """`[B, L, C]` of the lookback; None where no column has that role."""
-        return self._run(role, start_B, self.lookback)
+        values = self.columns[role]
+        return gather_runs(values, start_B, self.lookback) if values.shape[1] else None
 
     def future(self, role: str, start_B: Places) -> Tensor | None:
         """`[B, H, C]` of the horizon."""
-        return self._run(role, start_B + self.lookback, self.horizon)
-
-    def _run(self, role: str, start_B: Places, length: int) -> Tensor | None:
         values = self.columns[role]
-        return gather_runs(values, start_B, length) if values.shape[1] else None
+        return gather_runs(values, start_B + self.lookback, self.horizon) if values.shape[1] else None
 
     def of_group(self, start_B: Places) -> Tensor | None:
         """`[B, S]`: the static columns of each window's group."""
@@ -145,9 +148,8 @@ class DartsWindows(TableWindows):
 
     def __getitem__(self, number: int) -> Any:
         fields = first_of(self._fields(np.array([range(len(self))[number]])))
-        return self._made(
-            self._kinds[0], {name: None if part is None else part.numpy() for name, part in fields.items()}
-        )
+        arrays = {name: None if part is None else part.numpy() for name, part in fields.items()}
+        return self._made(self._kinds[0], arrays)
 
     def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
         start = self.start[numbers]
@@ -179,12 +181,6 @@ def _of_table(source: Any, roles: Roles, rules: RecordingRules, cut: Cut, layout
     return LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
 
 
-def _rules(roles: Roles, time: str | None, group: list[str], max_gap: float | None, missing: str) -> RecordingRules:
-    columns = [column for columns in roles.values() for column in columns]
-    how = as_choice(Missing, missing, "missing")
-    return RecordingRules(columns=columns, time=time, group=group, label=None, step=None, max_gap=max_gap, missing=how)
-
-
 def _listed(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
@@ -205,7 +201,7 @@ def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Re
         raise UserError(where, error.what, allowed=error.allowed, hint=hint) from None
 
 
-def _only_row(recording: Recording, names: list[str], first: int) -> Floats32:
+def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
     """The values of the static columns, from `first` on, which must be the same in all rows."""
     values = recording.values[:, first:]
     for place in np.flatnonzero((values != values[:1]).any(axis=0)):
