@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.tables.table import Table
+from flatout.data.tables.table import SPLIT_STREAM, Table
 from flatout.errors import LARGEST_SEED, check_settings, setting
 
 GENERATOR_VERSION = 1
@@ -24,8 +24,6 @@ STEP_S = 10.0
 COLUMNS = ("cell", "cycle", "time_s", "voltage", "current", "temperature", "soc")
 _OCV_SOC = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0])
 _OCV_V = np.array([3.00, 3.25, 3.38, 3.50, 3.59, 3.66, 3.76, 3.91, 4.03, 4.18])
-_SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
-
 Floats = NDArray[np.float64]
 
 
@@ -78,7 +76,7 @@ class CellsTable(Table):
 
 def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
     """All discharges of one cell: its samples one after the other."""
-    stream = _SPLIT_STREAM[split] * 1_000_000 + cell
+    stream = SPLIT_STREAM[split] * 1_000_000 + cell
     random = np.random.Generator(np.random.Philox(key=[config.seed, stream]))
     capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
@@ -106,8 +104,7 @@ def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Flo
     starts = np.cumsum(lasting, axis=1)
     number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
     levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (random.random((cycles, samples)) < 0.15)
-    pulses: Floats = mean * np.take_along_axis(levels, number, axis=1)
-    return pulses
+    return np.asarray(mean * np.take_along_axis(levels, number, axis=1))
 
 
 def respond(current: Floats, soc: Floats, ambient: Floats, resistance: float) -> tuple[Floats, Floats]:

@@ -56,6 +56,7 @@ _SYLLABLES = Syllables(
 )
 _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
+Numbers = NDArray[np.int64]
 _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
 
 
@@ -92,7 +93,7 @@ class HeadlinesTable(GeneratedTable):
         return made
 
 
-def _texts(random: np.random.Generator, topics: NDArray[np.int64], num_classes: int) -> pa.Array:
+def _texts(random: np.random.Generator, topics: Numbers, num_classes: int) -> pa.Array:
     """Headlines: a capital first, sometimes capitals throughout, a question, a number in front."""
     ids, lengths = _word_ids(random, topics, num_classes)
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
@@ -107,9 +108,7 @@ def _texts(random: np.random.Generator, topics: NDArray[np.int64], num_classes: 
     return pc.binary_join_element_wise(openings, texts, closings, "")
 
 
-def _word_ids(
-    random: np.random.Generator, topics: NDArray[np.int64], num_classes: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _word_ids(random: np.random.Generator, topics: Numbers, num_classes: int) -> tuple[NDArray[np.int32], Numbers]:
     """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words in random places."""
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
     total = int(lengths.sum())
@@ -120,13 +119,11 @@ def _word_ids(
     ids[is_name] = names_from + draw_long_tailed(random, int(is_name.sum()), _NUM_NAMES, 1.05)
     # Random places of each row: the first few take the topic's words, the next one perhaps a stray.
     places = _random_places(random, is_word, _MOST_OWN + 1)
-    own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)
-    stray = random.random(_BLOCK) < 0.25
+    own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)[:, None]
+    stray = random.random(_BLOCK)[:, None] < 0.25
     nth = np.arange(_MOST_OWN + 1)
-    is_own = nth < own[:, None]
-    is_stray = (nth == own[:, None]) & stray[:, None]
-    topic_from = names_from + _NUM_NAMES
-    per_topic = _COMMON_PER_TOPIC + _RARE_PER_TOPIC
+    is_own, is_stray = nth < own, (nth == own) & stray
+    topic_from, per_topic = names_from + _NUM_NAMES, _COMMON_PER_TOPIC + _RARE_PER_TOPIC
     for chosen, shift in ((is_own, 0), (is_stray, 1)):
         own_topics = np.repeat(topics, chosen.sum(axis=1))
         topic = (own_topics + shift * random.integers(1, num_classes, len(own_topics))) % num_classes
@@ -134,7 +131,7 @@ def _word_ids(
     return ids, lengths
 
 
-def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], count: int) -> Numbers:
     """`count` places of each row in random order, counted over all rows' words; meaningless beyond a row's words."""
     keys = np.full(is_word.shape, 2.0)
     keys[is_word] = random.random(np.count_nonzero(is_word))
@@ -157,8 +154,7 @@ def _templates() -> NDArray[np.bool_]:
 def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
     """All words (common, names, then each topic's own; all again with a capital) and the topics' names."""
     random = np.random.Generator(np.random.Philox(key=[2011, 0]))
-    taken = set(_COMMON)
-    taken.update(word for words in _TOPICS.values() for word in words.split())
+    taken = {*_COMMON, *" ".join(_TOPICS.values()).split()}
     names = made_up_words(random, _NUM_NAMES, taken, _SYLLABLES)
     topics = list(_TOPICS)[:num_classes]
     topics += [f"topic {word}" for word in made_up_words(random, num_classes - len(topics), taken, _SYLLABLES)]

@@ -101,6 +101,8 @@ _OPENINGS = "| | | | | @user | @user | @user | @user @user | RT @user : | omg | 
 _MARKS = "| | | | . | . | ! | !! | ..."
 _ENDINGS = "| | | | {tag} | {tag} | {tag} {tag} | http | http | {tag} http | via @user | lol | @user"
 
+_SHARED_KINDS = {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
+
 _ABOUT_NAMES = {
     "person": """
         {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing}
@@ -236,33 +238,21 @@ def _phrases(groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: M
     for nth, (name, group) in enumerate(groups.items()):
         known[name] = (_NO_WORD - 1 - nth, int(starts[nth]), len(group))
         numbers[f"{{{name}}}"] = known[name][0]
-    numbers |= {f"{{{slot}}}": _slot_number(len(groups), nth) for nth, slot in enumerate(slots)}
-    longest = max(_width(phrase, slots) for phrases in written.values() for phrase in phrases)
-    places = [_placed(phrase, numbers, slots, longest) for phrases in written.values() for phrase in phrases]
+    numbers |= {f"{{{slot}}}": _NO_WORD - 1 - len(groups) - nth for nth, slot in enumerate(slots)}
+    # Empty places follow the slot of a name, and fill the end.
+    wide = {f"{{{slot}}}": [_NO_WORD] * (_LONGEST_NAME - 1) for slot in slots}
+    each = [phrase for phrases in written.values() for phrase in phrases]
+    placed = [[number for word in phrase for number in (numbers[word], *wide.get(word, ()))] for phrase in each]
+    longest = max(map(len, placed))
+    places = [numbered + [_NO_WORD] * (longest - len(numbered)) for numbered in placed]
     sizes = np.array([len(phrases) for phrases in written.values()])
     kind_numbers = {kind: number for number, kind in enumerate(written)}
     return _Phrases(_all_ways(words), known, np.array(places, np.int32), np.cumsum(sizes) - sizes, sizes, kind_numbers)
 
 
-def _slot_number(num_groups: int, nth: int) -> int:
-    return _NO_WORD - 1 - num_groups - nth
-
-
 def _listed(text: str) -> list[str]:
     """Phrases parted by | and by line ends."""
     return [phrase.strip() for phrase in text.strip().replace("\n", "|").split("|")]
-
-
-def _width(phrase: Sequence[str], slots: Sequence[str]) -> int:
-    return sum(_LONGEST_NAME if word[1:-1] in slots else 1 for word in phrase)
-
-
-def _placed(phrase: Sequence[str], numbers: Mapping[str, int], slots: Sequence[str], longest: int) -> list[int]:
-    """A phrase as numbers; empty places follow the slot of a name, and fill the end."""
-    placed: list[int] = []
-    for word in phrase:
-        placed += [numbers[word], *[_NO_WORD] * (_width([word], slots) - 1)]
-    return placed + [_NO_WORD] * (longest - len(placed))
 
 
 def _all_ways(words: Sequence[str]) -> pa.Array:
@@ -277,40 +267,26 @@ def _all_ways(words: Sequence[str]) -> pa.Array:
 @lru_cache
 def _tweet_phrases() -> _Phrases:
     random = np.random.Generator(np.random.Philox(key=[_TWEETS_WORDS_KEY, 0]))
-    things, taken = _things(random)
+    shared, taken = _shared_groups(random)
     slang = made_up_words(random, 2 * _NUM_SLANG, taken, _SYLLABLES)
-    groups = {
-        **_shared_groups(things),
-        "good": _GOOD + slang[:_NUM_SLANG],
-        "bad": _BAD + slang[_NUM_SLANG:],
-        "very": _VERY,
-        **_EMOJI,
-    }
+    groups = {**shared, "good": _GOOD + slang[:_NUM_SLANG], "bad": _BAD + slang[_NUM_SLANG:], "very": _VERY, **_EMOJI}
     praise, blame = (
         "|".join((_AS_SAID.strip().replace("{op}", own), _REVERSED.strip().replace("{op}", other)))
         for own, other in (("{good}", "{bad}"), ("{bad}", "{good}"))
     )
     asked = "|".join(_ASKED.strip().replace("{op}", word) for word in ("{good}", "{bad}"))
-    kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_shared_kinds()}
+    kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_SHARED_KINDS}
     kinds |= {f"{mood} but": _around("", kinds[mood], " but") for mood in ("negative", "positive")}
     kinds |= {f"though {mood}": _around("even though ", kinds[mood], "") for mood in ("negative", "positive")}
     kinds |= {name: f"{{{name}}}|{{{name}}}|{{{name}}} {{{name}}}" for name in _EMOJI}
     return _phrases(groups, (), kinds)
 
 
-def _things(random: np.random.Generator) -> tuple[list[str], set[str]]:
-    """Words for things, known ones first, and all words that no made-up word may repeat."""
+def _shared_groups(random: np.random.Generator) -> tuple[dict[str, Sequence[str]], set[str]]:
+    """Words for things, known ones first, for times and for tags; and all words that no made-up word may repeat."""
     taken = {*_THINGS, *_GOOD, *_BAD, *_VERY, *_TIMES}
-    made = made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
-    return _THINGS + made, taken
-
-
-def _shared_groups(things: Sequence[str]) -> dict[str, Sequence[str]]:
-    return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}
-
-
-def _shared_kinds() -> dict[str, str]:
-    return {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
+    things = _THINGS + made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
+    return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}, taken
 
 
 def _around(before: str, phrases: str, after: str) -> str:
@@ -351,19 +327,8 @@ def _tweet_kinds(random: np.random.Generator, moods: NDArray[np.int64], kind: Ma
     fillers = [some(share, kind["filler"]) for share in _FILLER_SHARES]
     opening, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "ending"))
     marks = [np.where(is_marked, kind["mark"], none) for is_marked in (fillers[0] != none, ~is_asked)]
-    order = (
-        opening,
-        fillers[0],
-        marks[0],
-        but,
-        said,
-        though,
-        marks[1],
-        *fillers[1:],
-        some(_EMOJI_SHARE, emoji),
-        ending,
-    )
-    return np.stack(order, axis=1)
+    last = some(_EMOJI_SHARE, emoji), ending
+    return np.stack((opening, fillers[0], marks[0], but, said, though, marks[1], *fillers[1:], *last), axis=1)
 
 
 def _stress_texts(random: np.random.Generator, ids: NDArray[np.int32], num_words: int) -> None:
@@ -386,13 +351,13 @@ def _lists(values: pa.Array, ids: NDArray[np.int32]) -> pa.ListArray:
 def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
     """Phrases, and names as words: splits by types (the last one: any type) by names by places."""
     random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
-    things, taken = _things(random)
+    shared, taken = _shared_groups(random)
     given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
     names = [_names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _NAME_FORMS]
     words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
-    kinds = {"none": "", **_shared_kinds()}
+    kinds = {"none": "", **_SHARED_KINDS}
     kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
-    phrases = _phrases({**_shared_groups(things), "name": words}, ENTITY_TYPES, kinds)
+    phrases = _phrases({**shared, "name": words}, ENTITY_TYPES, kinds)
     numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
     padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
     shape = (len(SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
@@ -401,23 +366,23 @@ def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
 
 def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]) -> list[list[str]]:
     """Names of one type; every one has a made-up word of its own, so no two pools share a name."""
-    own = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES))
-    forms = [
-        _NAME_FORMS[kind][number].split() for number in random.integers(0, len(_NAME_FORMS[kind]), _NAMES_PER_POOL)
-    ]
+    own, forms = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES)), _NAME_FORMS[kind]
+    drawn = [forms[number].split() for number in random.integers(0, len(forms), _NAMES_PER_POOL)]
     firsts = iter(draw_long_tailed(random, 2 * _NAMES_PER_POOL, len(given), _TAIL["name"]))
 
     def filled(word: str) -> str:
         return next(own) if word == "{w}" else given[next(firsts)] if word == "{given}" else word
 
-    return [[filled(word) for word in form] for form in forms]
+    return [[filled(word) for word in form] for form in drawn]
 
 
 def _tagged(random: np.random.Generator, split: str, noise: float) -> dict[str, pa.Array]:
     phrases, names = _tagged_phrases()
     ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
     phrases.fill(random, ids)
-    rows, places, types = _name_slots(ids, len(phrases.groups))
+    first_slot = _NO_WORD - 1 - len(phrases.groups)
+    rows, places = np.nonzero(ids <= first_slot)
+    types = (first_slot - ids[rows, places]).astype(np.int64)
     chosen = _chosen_names(random, types, names, SPLIT_STREAM[split])
     is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
     tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
@@ -444,17 +409,7 @@ def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArr
     is_filled = random.random((3, _BLOCK)) < np.array(_TAGGED_FILLER_SHARES)[:, None]
     fillers = np.where(is_filled, kind["filler"], kind["none"])
     opening, mark, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "mark", "ending"))
-    order = (opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending)
-    return np.stack(order, axis=1)
-
-
-def _name_slots(
-    ids: NDArray[np.int32], num_groups: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Row, place and type of every slot of a name."""
-    first_slot = _slot_number(num_groups, 0)
-    rows, places = np.nonzero(ids <= first_slot)
-    return rows, places, (first_slot - ids[rows, places]).astype(np.int64)
+    return np.stack((opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending), axis=1)
 
 
 def _chosen_names(

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flatout.data.tables.roles import Roles
+from flatout.data.tables.table import is_list
 from flatout.data.tokens.long_texts import CUT, Long, LongTexts, pieces_of
 from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
@@ -85,14 +86,13 @@ class Subwords:
 
         from flatout.data.tables.hub import fetched
 
-        found = fetched(
-            name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-        )
+        how = {"use_fast": True, "trust_remote_code": False}
+        found = fetched(name, where, lambda: AutoTokenizer.from_pretrained(name, **how))
         if not getattr(found, "is_fast", False):
             raise UserError(where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first.")
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
-            found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)
+            found = AutoTokenizer.from_pretrained(name, **how, add_prefix_space=True)
         return cls.of(found)
 
     @classmethod
@@ -125,8 +125,7 @@ class Subwords:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens(_SPECIAL)
-        numbers = {name: number for number, name in enumerate(_SPECIAL)}
-        opening, closing = ("[CLS]", numbers["[CLS]"]), ("[SEP]", numbers["[SEP]"])
+        closing, opening = ((name, _SPECIAL.index(name)) for name in ("[SEP]", "[CLS]"))
         tokenizer.post_processor = processors.BertProcessing(closing, opening)
         names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), _SPECIAL, strict=True))
         return cls.of(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names))
@@ -140,11 +139,6 @@ class Subwords:
             require(is_plain, "tokenizer.json", f"holds a file named {name!r}", allowed=", ".join(_ENDINGS))
         return cls(Tokenizer.from_str(held["tokenizer"]), Frame(**held["frame"]), held["files"])
 
-    @staticmethod
-    def wrote(text: str) -> bool:
-        """Whether `to_json` wrote this."""
-        return text.startswith(f'{{"kind": "{_KIND}"')
-
     def to_json(self) -> str:
         held = {"kind": _KIND, "frame": asdict(self.frame), "tokenizer": self.tokenizer.to_str(), "files": self.files}
         return json.dumps(held, ensure_ascii=False)
@@ -152,15 +146,11 @@ class Subwords:
     def fingerprint(self) -> str:
         return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
 
-    def mask_id(self) -> int | None:
-        """The id that stands for a word to be predicted; None where the tokenizer has none."""
+    def require_mask(self, name: str) -> int:
+        """The id that stands for a word to be predicted; a tokenizer without one is refused."""
         token = json.loads(self.files.get("tokenizer_config.json", "{}")).get("mask_token")
         token = token.get("content") if isinstance(token, dict) else token
-        return self.tokenizer.token_to_id(token) if token else None
-
-    def require_mask(self, name: str) -> int:
-        """The id of the mask token; a tokenizer without one is refused."""
-        found = self.mask_id()
+        found = self.tokenizer.token_to_id(token) if token else None
         hint = "Name a tokenizer of a masked language model, or leave it out: one is made from the training rows."
         if found is None:
             raise UserError("data.tokenizer", f"{name} has no mask token", hint=hint)
@@ -191,13 +181,14 @@ class Subwords:
 
     def encode_words(self, words: pa.Array, *, max_length: int) -> EncodedWords:
         """Ids of rows that are lists of words; a word of which no token fits is lost."""
-        runs: list[NDArray[np.int32]] = []
-        firsts: list[NDArray[np.bool_]] = []
+        runs, firsts = [], []
         for rows in _pieces(words):
             encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True, add_special_tokens=False)
             for row, encoding in zip(rows, encodings, strict=True):
-                if len(set(encoding.word_ids)) < len(row):
-                    encoding = self._with_all_words(row, encoding)
+                if len(found := set(encoding.word_ids)) < len(row):
+                    # Words that a tokenizer makes nothing of, such as lone control characters, become a mark.
+                    whole = [word if number in found else _NOTHING for number, word in enumerate(row)]
+                    encoding = self.tokenizer.encode(whole, is_pretokenized=True, add_special_tokens=False)
                 runs.append(np.array(encoding.ids, np.int32))
                 firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
         lengths = np.array([len(run) for run in runs], np.int64)
@@ -209,13 +200,7 @@ class Subwords:
         total = np.append(0, np.cumsum(marks))
         return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
 
-    def _with_all_words(self, words: list[str], encoding: Encoding) -> Encoding:
-        """Words that a tokenizer makes nothing of, such as lone control characters, become a mark of their own."""
-        found = set(encoding.word_ids)
-        whole = [word if number in found else _NOTHING for number, word in enumerate(words)]
-        return self.tokenizer.encode(whole, is_pretokenized=True, add_special_tokens=False)
-
-    def _runs(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _runs(self, texts: pa.Array) -> Runs:
         """Ids of each text, one run after the other, without a frame."""
         runs = [
             np.array(encoding.ids, np.int32)
@@ -248,12 +233,7 @@ class Subwords:
         block = self._block(whole, kept + frame.size, lengths + frame.size, False)
         return replace(block, lengths=rows.astype(np.int32))
 
-    def _framed_pairs(
-        self,
-        first: tuple[NDArray[np.int32], NDArray[np.int64]],
-        second: tuple[NDArray[np.int32], NDArray[np.int64]],
-        max_length: int,
-    ) -> EncodedBlock:
+    def _framed_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
         """The longer text of a pair is cut first."""
         frame, added = self.frame, self.frame.size + len(self.frame.parting)
         room = max(2, max_length - added)
@@ -295,9 +275,12 @@ def encode_texts(encoder: Encoder, texts: pa.Array, max_length: int, long: LongT
 
 def read_encoder(text: str) -> Encoder:
     """What either's `to_json` wrote."""
-    return Subwords.from_json(text) if Subwords.wrote(text) else Vocabulary.from_json(text)
+    is_ours = text.startswith(f'{{"kind": "{_KIND}"')
+    return Subwords.from_json(text) if is_ours else Vocabulary.from_json(text)
 
 
+Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""Ids of texts, one run after the other, and how many each has."""
 Part = Any
 """Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
 
@@ -334,10 +317,10 @@ def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[s
     tokenizer.normalizer = _normalizer(config)
     marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), marked])
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.size, min_frequency=config.min_frequency, show_progress=False, special_tokens=[]
-    )
-    tokenizer.train_from_iterator((_texts(block) for block in blocks), trainer)
+    sizes = {"vocab_size": config.size, "min_frequency": config.min_frequency}
+    trainer = trainers.BpeTrainer(**sizes, show_progress=False, special_tokens=[])
+    texts = (pc.list_flatten(block) if is_list(block.type) else block for block in blocks)  # words of a list one by one
+    tokenizer.train_from_iterator((block.to_pylist() for block in texts), trainer)
     learnt = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     letters = [piece for piece in learnt if len(piece) == 1 and piece != _BEGINS]
     longer = [piece[1:] if piece.startswith(_BEGINS) else f"##{piece}" for piece in learnt if len(piece) > 1]
@@ -351,19 +334,12 @@ def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:
     tokenizer.no_padding()
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     one, two = tokenizer.encode("a").ids, tokenizer.encode("a", "a").ids
-    opening = _before(plain, one)
+    opening = one[: next((at for at in range(len(one)) if one[at : at + len(plain)] == plain), 0)]
     closing = one[len(opening) + len(plain) :]
     parting = two[len(opening) + len(plain) : len(two) - len(closing) - len(plain)]
     padding = fast.pad_token_id if fast.pad_token_id is not None else 0
     unknown = fast.unk_token_id if fast.unk_token_id is not None else -1
     return Frame(opening, closing, parting, padding, unknown, parting[-1] if parting else None)
-
-
-def _before(part: list[int], whole: list[int]) -> list[int]:
-    for start in range(len(whole) - len(part) + 1):
-        if whole[start : start + len(part)] == part:
-            return whole[:start]
-    return []
 
 
 def _parted(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
@@ -379,13 +355,6 @@ def _pieces(values: pa.Array) -> Iterable[list[Any]]:
     """Some thousand rows at a time, as Python has them: what Rust is handed."""
     for start in range(0, len(values), _ROWS_A_CALL):
         yield values.slice(start, _ROWS_A_CALL).to_pylist()
-
-
-def _texts(block: pa.Array) -> list[str]:
-    """Texts to learn pieces from: words of a list one by one."""
-    return (
-        pc.list_flatten(block) if pa.types.is_large_list(block.type) or pa.types.is_list(block.type) else block
-    ).to_pylist()
 
 
 def pair_separator(encoder: Encoder, roles: Roles) -> int | None:

@@ -122,25 +122,17 @@ class Vocabulary:
         if len(texts) == 0:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         encodings = self.tokenizer.encode_batch_fast(_documents(texts), add_special_tokens=False)
-        runs = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-        ids = np.concatenate([piece for run in runs for piece in (run, _CUT)])
+        ids = np.concatenate([np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings])
         cuts = np.flatnonzero(ids == SEPARATOR_ID)
         return ids[ids != SEPARATOR_ID], np.diff(cuts, prepend=-1) - 1
-
-
-_CUT = np.array([SEPARATOR_ID], dtype=np.int32)
 
 
 def _untrained(config: VocabularyConfig) -> tuple[Tokenizer, trainers.Trainer]:
     steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
     steps += [normalizers.Lowercase()] if config.lowercase else []
     steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
-    shared: dict[str, Any] = {
-        "vocab_size": config.size,
-        "min_frequency": config.min_frequency,
-        "special_tokens": _SPECIAL,
-        "show_progress": False,
-    }
+    shared: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
+    shared |= {"special_tokens": _SPECIAL, "show_progress": False}
     if config.kind is VocabularyKind.word:
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
