@@ -6,14 +6,13 @@ Rows are counted, compared and measured all of them; what only a tokenizer can t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from flatout.data.checks.characters import word_hashes
 from flatout.data.checks.findings import Level, Remark, all_remarks, counted
@@ -35,26 +34,18 @@ from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, Vocabu
 from flatout.errors import UserError
 
 
-class Coverage:
-    """Which words the rows of other splits have that training does not know, without a tokenizer.
+def count_unknown(splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig) -> dict[str, tuple[int, int]]:
+    """Of each split its words that training does not know, and all of them, without a tokenizer.
 
     Words are compared by their hashes, so hundreds of thousands of rows take a tenth of a second. They are the words
     of a vocabulary of whole words, but for characters that are written in several ways (NFKC).
     """
-
-    def __init__(self, texts: Iterable[pa.Array], config: VocabularyConfig) -> None:
-        self._config = config
-        words, counts = np.unique(np.concatenate([self._words(each) for each in texts]), return_counts=True)
-        order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
-        self._known = np.sort(words[order[counts[order] >= config.min_frequency]])
-
-    def unknown(self, texts: Iterable[pa.Array]) -> tuple[int, int]:
-        """Words that are not known, and all of them."""
-        words = np.concatenate([self._words(each) for each in texts])
-        return int((~np.isin(words, self._known)).sum()), len(words)
-
-    def _words(self, texts: pa.Array) -> NDArray[np.uint64]:
-        return word_hashes(pc.utf8_lower(texts) if self._config.lowercase else texts)
+    lowered = {split: map(pc.utf8_lower, texts) if config.lowercase else texts for split, texts in splits.items()}
+    words = {split: np.concatenate([*map(word_hashes, texts)]) for split, texts in lowered.items()}
+    of_training, counts = np.unique(words["train"], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
+    known = of_training[order[counts[order] >= config.min_frequency]]
+    return {split: (int((~np.isin(each, known)).sum()), len(each)) for split, each in words.items()}
 
 
 @dataclass(slots=True)
@@ -118,13 +109,8 @@ def check(config: TextDataConfig) -> Checkup:
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
-        found = Checkup(
-            source=source.name,
-            problem=config.problem,
-            columns={"text": list(source.roles.texts), "label": source.roles.label or None},
-            rows=_rows(surveyed),
-            classes=surveyed.census.counts,
-        )
+        columns = {"text": list(source.roles.texts), "label": source.roles.label or None}
+        found = Checkup(source.name, config.problem, columns, _rows(surveyed), surveyed.census.counts)
         found.remarks += [*source.remarks(), *surveyed.account(), *all_remarks(surveyed.findings.values())]
         found.remarks += surveyed.census.remarks("training rows")
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
@@ -138,14 +124,14 @@ def _rows(surveyed: TextSurvey) -> dict[str, int]:
 
 
 _TAGS = " data.problem=tags task=tagging model=transformer"
-_NO_ROWS = "give more rows, or a file for each split"
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
     """What would end a run."""
     for split in wanted:
         if not found.rows.get(split):
-            yield Remark(Level.error, found.source, f"no rows are left for the {split} split", _NO_ROWS)
+            what, hint = f"no rows are left for the {split} split", "give more rows, or a file for each split"
+            yield Remark(Level.error, found.source, what, hint)
     try:
         surveyed.census.require_classes("labels")
     except UserError as mistake:
@@ -159,8 +145,7 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
     is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
     if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
-        known = Coverage(samples["train"], config.vocabulary)
-        unknown = {split: known.unknown(blocks) for split, blocks in samples.items()}
+        unknown = count_unknown(samples, config.vocabulary)
         found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
         cut = loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
         return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
@@ -179,10 +164,8 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
 
 def _is_tagged(config: TextDataConfig) -> bool:
     """Whether the columns are words and tags, and the settings name no others."""
-    is_asked = config.problem is Problem.single and config.text is None and config.label is None
-    if not is_asked or config.is_sample:
-        return False
-    return has_tags(next(iter(open_tables(config).values())))
+    is_open = config.problem is Problem.single and config.text is None and config.label is None
+    return is_open and not config.is_sample and has_tags(next(iter(open_tables(config).values())))
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
@@ -195,12 +178,6 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
     return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks=remarks)
-
-
-_TRAIN = "python -m train data=sequence model=rnn task=sequence precision=fp32"
-_MAPPINGS = "data.noise.", "data.offset.", "data.low_pass."
-"""Settings by feature, which `train` takes with a plus sign."""
-_LABEL = "python -m train data=sequence model=rnn precision=fp32"
 
 
 @dataclass(slots=True)
@@ -240,9 +217,11 @@ class SequenceCheckup(_Found):
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
         """The command that trains on these recordings."""
-        start = _LABEL if f"data.problem={SequenceProblem.label.value}" in settings else _TRAIN
-        settings = [f"+{setting}" if setting.startswith(_MAPPINGS) else setting for setting in settings]
-        return f"{start} data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
+        task = "" if f"data.problem={SequenceProblem.label}" in settings else " task=sequence"
+        by_feature = "data.noise.", "data.offset.", "data.low_pass."  # which `train` takes with a plus sign
+        words = [f"+{setting}" if setting.startswith(by_feature) else setting for setting in settings]
+        start = f"python -m train data=sequence model=rnn{task} precision=fp32"
+        return f"{start} data.{key}={shlex.quote(source)} {shlex.join(words)}".rstrip()
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
@@ -255,7 +234,7 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
         found.remarks.append(Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: ")))
     found.remarks += map(_remark, notes.lines())
     if notes.steps and config.time is not None:
-        found.steps_s = [float(value) for value in np.quantile(notes.steps, (0, 0.5, 1))]
+        found.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
     return found
 
 
@@ -268,9 +247,8 @@ def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNote
     found.columns = survey.describe_columns()
     for split, counts in survey.facts()["splits"].items():
         own = [each for each in survey.segments if each.split == split]
-        lengths = np.array([each.stop - each.first for each in own])
-        shortest, median, longest = (int(value) for value in np.quantile(lengths, (0, 0.5, 1)))
-        found.splits[split] = {**counts, "shortest": shortest, "median": median, "longest": longest}
+        lengths = np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
+        found.splits[split] = counts | dict(zip(("shortest", "median", "longest"), lengths, strict=True))
         require_rows(config, split, own, [survey.found[each.recording].name for each in own])
 
 

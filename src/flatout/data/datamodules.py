@@ -15,7 +15,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings, Remark
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.checks.tags import Entities, TagCensus, as_bio, find_entities
+from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 from flatout.data.info import NO_TAG, Labels, TagInfo, TagLabels, TextInfo
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
@@ -54,29 +54,12 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")
 
     def open_store(self) -> TextInfo:
-        source = open_source(self.config)
-        store, report, vocabulary = TextPreparation(source).open()
-        facts = store.facts
-        labels = Labels(
-            problem=self.config.problem,
-            classes=list(facts["classes"]),
-            counts=facts["class_counts"],
-            num_rows=facts["splits"]["train"]["rows"],
-            mean=facts["target_mean"],
-            spread=facts["target_spread"],
-        )
-        return TextInfo(
-            store=store,
-            report=report,
-            source=source.name,
-            vocabulary=vocabulary,
-            roles=source.columns,
-            max_length=self.config.max_length,
-            labels=labels,
-            escapes=self.config.clean.escapes,
-            label_delimiter=self.config.label_delimiter,
-            long_texts=self.config.long_texts,
-        )
+        config, opened = self.config, _open(TextPreparation(open_source(self.config)))
+        facts = opened["store"].facts
+        rows, scale = facts["splits"]["train"]["rows"], (facts["target_mean"], facts["target_spread"])
+        labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
+        how = {"label_delimiter": config.label_delimiter, "long_texts": config.long_texts}
+        return TextInfo(**opened, labels=labels, escapes=config.clean.escapes, **how)
 
     def predict_dataloader(self) -> Feed:
         """The texts of `predict` as the training rows were read, else the test rows; `batch.rows` numbers them."""
@@ -114,19 +97,18 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         require(has_pieces, "data.vocabulary.kind", f"{config.vocabulary.kind.value} with tags", allowed="wordpiece")
 
     def open_store(self) -> TagInfo:
-        source = TagSource(self.config, open_tables(self.config))
-        store, report, vocabulary = TagPreparation(source).open()
-        lost, rows = store.facts["tags"], store.facts["splits"]["train"]["rows"]
+        opened = _open(TagPreparation(TagSource(self.config, open_tables(self.config))))
+        facts = opened["store"].facts
+        lost, rows = facts["tags"], facts["splits"]["train"]["rows"]
         kept = lost["train"]["words"] - lost["train"]["words_lost"]
-        return TagInfo(
-            store=store,
-            report=report,
-            source=source.name,
-            vocabulary=vocabulary,
-            roles=source.columns,
-            max_length=self.config.max_length,
-            labels=TagLabels(list(store.facts["classes"]), max(1.0, kept / max(1, rows)), lost),
-        )
+        return TagInfo(**opened, labels=TagLabels(list(facts["classes"]), max(1.0, kept / max(1, rows)), lost))
+
+
+def _open(preparation: TextPreparation) -> dict[str, Any]:
+    """What the infos of texts and of tags have in common."""
+    (store, report, vocabulary), source = preparation.open(), preparation.source
+    about = {"source": source.name, "roles": source.columns, "max_length": source.config.max_length}
+    return {"store": store, "report": report, "vocabulary": vocabulary, **about}
 
 
 class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
@@ -142,9 +124,8 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
         preparation = SequencePreparation(self.config)
         store, report = preparation.open()
         segments, notes = open_views(store, self.config)
-        return SequenceInfo(
-            store=store, report=report, source=preparation.source, config=self.config, segments=segments, notes=notes
-        )
+        about = {"source": preparation.source, "config": self.config, "segments": segments, "notes": notes}
+        return SequenceInfo(store=store, report=report, **about)
 
     @property
     def is_stream(self) -> bool:
@@ -193,10 +174,8 @@ class TagPreparation(TextPreparation):
         tags = self.source.census.numbered(block.labels, block.rows)
         ids = as_bio(tags)
         self.lost.setdefault(split, LostWords(self.source.census)).add(ids, tags.offsets, encoded.words)
-        kept = np.repeat(encoded.words, np.diff(tags.offsets))
-        place = np.arange(len(ids)) - np.repeat(tags.offsets[:-1], np.diff(tags.offsets))
         targets = np.full(len(encoded.block.tokens), NO_TAG, np.int32)
-        targets[encoded.firsts] = ids[place < kept]
+        targets[encoded.firsts] = ids[np.arange(len(ids)) < (tags.offsets[:-1] + encoded.words)[tags.row_of()]]
         return encoded.block, (targets, encoded.block.lengths)
 
 
@@ -217,15 +196,11 @@ class LostWords:
         self.words += int(lengths.sum())
         self.words_lost += int((lengths - kept).sum())
         if (lengths > kept).any():
-            self._note(find_entities(ids, offsets), kept, first)
-
-    def _note(self, found: Entities, kept: NDArray[np.int64], first_row: int) -> None:
-        end = kept[found.row]
-        is_lost, is_cut = found.start >= end, (found.start < end) & (found.stop > end)
-        names = list(self.census.types)
-        for kind in found.kind[is_lost]:
-            self.entities_lost[names[kind]] = self.entities_lost.get(names[kind], 0) + 1
-        self.straddling += (found.row[is_cut] + first_row).tolist()
+            found, names = find_entities(ids, offsets), list(self.census.types)
+            end = kept[found.row]
+            for kind in found.kind[found.start >= end]:
+                self.entities_lost[names[kind]] = self.entities_lost.get(names[kind], 0) + 1
+            self.straddling += (found.row[(found.start < end) & (found.stop > end)] + first).tolist()
 
     def facts(self) -> dict[str, Any]:
         return {

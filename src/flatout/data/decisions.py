@@ -49,21 +49,16 @@ class DecidedTable(Table):
         return xxhash.xxh3_128_hexdigest(decided.encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        first = 0
-        for block in self.table.blocks(columns, rows_per_block):
-            rows = self.relabelled
-            own = rows[(rows >= first) & (rows < first + block.num_rows)]
-            first += block.num_rows
-            yield self._relabelled(block, own, first - block.num_rows) if len(own) else block
-
-    def _relabelled(self, block: pa.RecordBatch, rows: NDArray[np.int64], first: int) -> pa.RecordBatch:
-        if self._roles.label not in block.schema.names:
-            return block
-        values = as_texts(decoded(block.column(self._roles.label))).to_pylist()
-        for row in rows.tolist():
-            values[row - first] = self.labels[row]
-        place = block.schema.names.index(self._roles.label)
-        return block.set_column(place, self._roles.label, pa.array(values, pa.large_string()))
+        name = self._roles.label
+        for rows, block in self.table.numbered(columns, rows_per_block):
+            places = np.flatnonzero(np.isin(rows, self.relabelled)).tolist()
+            if places and name in block.schema.names:
+                values = as_texts(decoded(block.column(name))).to_pylist()
+                for place in places:
+                    values[place] = self.labels[int(rows[place])]
+                labels = pa.array(values, pa.large_string())
+                block = block.set_column(block.schema.names.index(name), name, labels)
+            yield block
 
 
 def decide(
@@ -84,8 +79,7 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     found: dict[str, dict[int, dict[str, str]]] = {split: {} for split in tables}
     for number, line in enumerate(_lines(key, file), 2):
         place, row = f"{file}:{number}", (line.get("row") or "").strip()
-        is_number = row.isdecimal() and int(row) > 0
-        require(is_number, key, f"{place} names row {row!r}", allowed="1 or more")
+        require(row.isdecimal() and int(row) > 0, key, f"{place} names row {row!r}", allowed="1 or more")
         has_label = key != "data.relabel" or bool(_label(line))
         require(has_label, key, f"{place} has no label", hint="Fill in its label.")
         found[_split_of(key, place, line, tables)][int(row) - 1] = line

@@ -66,9 +66,8 @@ class FeedingConfig:
         wanted = self.effective_batch
         if wanted is not None:
             where, hint = "data.effective_batch", "Leave one of them out."
-            require(
-                self.accumulate == 1, where, f"{wanted} with accumulate={self.accumulate}, which it sets", hint=hint
-            )
+            what = f"{wanted} with accumulate={self.accumulate}, which it sets"
+            require(self.accumulate == 1, where, what, hint=hint)
             require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", hint=hint)
 
     def batches(self, world: int) -> tuple[int, int]:
@@ -98,10 +97,9 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
         if not isinstance(value, str | Path):
             continue
         path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
-        if (other := paths.get(path)) is not None:
-            what = f"{value} is the {'training' if other == 'train' else other} file itself"
-            raise UserError(f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
-        paths[path] = name
+        other = paths.setdefault(path, name)
+        what = f"{value} is the {'training' if other == 'train' else other} file itself"
+        require(other == name, f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
 
 
 _FURTHEST = 4096
@@ -114,18 +112,14 @@ def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
     >>> divided(512, most=64, world=4)
     (64, 2)
     """
-    found = _divided(wanted, most, world)
-    if found is None:
-        nearest = [
-            next((near for near in reach if _divided(near, most, world)), None)
-            for reach in (range(wanted - 1, max(0, wanted - _FURTHEST), -1), range(wanted + 1, wanted + _FURTHEST))
-        ]
-        numbers = " or ".join(str(number) for number in nearest if number is not None)
-        shared = f"{world} devices" if world > 1 else "one device"
-        what = f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to {most} rows"
-        require(False, "data.effective_batch", what, hint=f"Set {numbers}, or another data.batch_size.")
-    assert found is not None
-    return found
+    if (found := _divided(wanted, most, world)) is not None:
+        return found
+    reaches = range(wanted - 1, max(0, wanted - _FURTHEST), -1), range(wanted + 1, wanted + _FURTHEST)
+    nearest = [next((str(near) for near in reach if _divided(near, most, world)), "") for reach in reaches]
+    shared = f"{world} devices" if world > 1 else "one device"
+    what = f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to {most} rows"
+    hint = f"Set {' or '.join(filter(None, nearest))}, or another data.batch_size."
+    raise UserError("data.effective_batch", what, hint=hint)
 
 
 def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:

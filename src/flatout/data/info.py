@@ -158,4 +158,4 @@ class TagInfo(TokenInfo):
         for start in range(0, len(targets), _TOKENS_A_PIECE):
             piece = targets[start : start + _TOKENS_A_PIECE]
             counts += np.bincount(piece[piece != NO_TAG], minlength=len(counts))
-        return [int(count) for count in counts]
+        return counts.tolist()
