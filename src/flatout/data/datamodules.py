@@ -58,8 +58,8 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         facts = opened["store"].facts
         rows, scale = facts["splits"]["train"]["rows"], (facts["target_mean"], facts["target_spread"])
         labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
-        how = {"label_delimiter": config.label_delimiter, "long_texts": config.long_texts}
-        return TextInfo(**opened, labels=labels, escapes=config.clean.escapes, **how)
+        escapes, delimiter = config.clean.escapes, config.label_delimiter
+        return TextInfo(**opened, labels=labels, escapes=escapes, label_delimiter=delimiter)
 
     def predict_dataloader(self) -> Feed:
         """The texts of `predict` as the training rows were read, else the test rows; `batch.rows` numbers them."""
@@ -106,9 +106,9 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
 
 def _open(preparation: TextPreparation) -> dict[str, Any]:
     """What the infos of texts and of tags have in common."""
-    (store, report, vocabulary), source = preparation.open(), preparation.source
-    about = {"source": source.name, "roles": source.columns, "max_length": source.config.max_length}
-    return {"store": store, "report": report, "vocabulary": vocabulary, **about}
+    (store, report, vocabulary), source, config = preparation.open(), preparation.source, preparation.config
+    about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}
+    return {"store": store, "report": report, "vocabulary": vocabulary, "source": source.name, **about}
 
 
 class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
@@ -124,8 +124,8 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
         preparation = SequencePreparation(self.config)
         store, report = preparation.open()
         segments, notes = open_views(store, self.config)
-        about = {"source": preparation.source, "config": self.config, "segments": segments, "notes": notes}
-        return SequenceInfo(store=store, report=report, **about)
+        about: dict[str, Any] = {"segments": segments, "notes": notes}
+        return SequenceInfo(store=store, report=report, source=preparation.source, config=self.config, **about)
 
     @property
     def is_stream(self) -> bool:

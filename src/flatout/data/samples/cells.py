@@ -104,7 +104,7 @@ def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Flo
     starts = np.cumsum(lasting, axis=1)
     number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
     levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (random.random((cycles, samples)) < 0.15)
-    return np.asarray(mean * np.take_along_axis(levels, number, axis=1))
+    return mean * np.take_along_axis(levels, number, axis=1)
 
 
 def respond(current: Floats, soc: Floats, ambient: Floats, resistance: float) -> tuple[Floats, Floats]:

@@ -106,7 +106,7 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
         column = _parse_texts(column, name, table, first)
     elif not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
         raise UserError(f"{table.name}: {name}", f"holds {column.type}", allowed="numbers")
-    numbers: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if (places := np.flatnonzero(np.isinf(numbers))).size:
         what = f"{name} is infinite in row {name_rows(places + first, table)}"
         raise UserError(table.name, what, hint="Write a number, or leave the value empty.")

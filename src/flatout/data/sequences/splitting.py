@@ -6,6 +6,7 @@ the way, a block of samples at a time, so memory stays flat.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,20 +52,20 @@ class Splitter:
 
     def split(self, recordings: list[RecordingEntry]) -> list[Segment]:
         """The segments of all recordings, in their order."""
-        own = [number for number, each in enumerate(recordings) if each.split == "train"]
+        own = [each for each in recordings if each.split == "train"]
         if not any(self.shares):
             self.how = "as given"
             return [Segment(each.split, number, 0, each.samples) for number, each in enumerate(recordings)]
-        by = self._choose([recordings[number] for number in own])
+        by = self._choose(own)
         if by is PartBy.time:
             self.how = "each recording is cut in time"
             return [segment for number, each in enumerate(recordings) for segment in self._cut(number, each)]
-        names = [each.part if by is not None else each.name for each in recordings]
-        splits = self._deal([(names[number], recordings[number].samples) for number in own], by)
-        return [
-            Segment(splits[names[number]] if each.split == "train" else each.split, number, 0, each.samples)
-            for number, each in enumerate(recordings)
-        ]
+        splits = self._deal(own, by)
+        segments = []
+        for number, each in enumerate(recordings):
+            split = splits[each.part if by else each.name] if each.split == "train" else each.split
+            segments.append(Segment(split, number, 0, each.samples))
+        return segments
 
     def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:
         """The parts of a recording that time may make of it."""
@@ -86,11 +87,11 @@ class Splitter:
         is_cut = self.config.problem != "label" and len(own) < needed
         return PartBy.time if is_cut else None
 
-    def _deal(self, own: list[tuple[str, int]], by: PartBy | None) -> dict[str, str]:
+    def _deal(self, own: list[RecordingEntry], by: PartBy | None) -> dict[str, str]:
         """The split of each name, whole names in the order of their hashes until the shares are met."""
-        samples: dict[str, int] = {}
-        for name, count in own:
-            samples[name] = samples.get(name, 0) + count
+        samples: Counter[str] = Counter()
+        for each in own:
+            samples[each.part if by else each.name] += each.samples
         group = f"groups of {(self.config.group or [''])[0]}"
         kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
         self.how = f"whole {kind} taken by a hash of the name"
@@ -117,22 +118,8 @@ class Splitter:
         return [Segment(split, number, first, stop) for split, first, stop in parts if first < stop]
 
 
-_LEAST_UNEXPLAINED = 1e-6
+_LEAST_UNEXPLAINED, _ROUNDING = 1e-6, 1e-9
 """Share of a target's variance that a line through a feature leaves open; less is a copy in another unit."""
-
-_ROUNDING = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A feature that is a line of a target: `target = factor * feature + shift`."""
-
-    feature: str
-    target: str
-    is_equal: bool
-    """Whether the two have the same values."""
-    factor: float
-    shift: float
 
 
 class Copies:
@@ -166,8 +153,8 @@ class Copies:
             self._sums += apart.sum(axis=0)
             self._products += apart.T @ apart
 
-    def find(self) -> list[Copy]:
-        """The copies, those with equal values first."""
+    def find(self) -> list[tuple[str, str, bool, float, float]]:
+        """Feature, target, whether their values are equal, and the line from one to the other; equal ones first."""
         if self._origin is None:
             return []
         features, found = len(self._features), []
@@ -182,24 +169,14 @@ class Copies:
             factor, middle = float(factors[place, number]), middles[features + number]
             shift = middle - factor * middles[place]
             shift = 0.0 if abs(shift) < _ROUNDING * abs(middle) else shift
-            names = self._features[place], self._targets[number]
-            found.append(Copy(*names, bool(self._is_equal[place, number]), factor, shift))
-        return sorted(found, key=lambda copy: not copy.is_equal)
+            is_equal = bool(self._is_equal[place, number])
+            found.append((self._features[place], self._targets[number], is_equal, factor, shift))
+        return sorted(found, key=lambda copy: not copy[2])
 
 
 _SAMPLES_A_RUN, _KEPT = 8, np.uint64(16)
 _LEAST_RUNS, _LEAST_SHARE = 4, 0.5
 _FACTOR, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """A recording whose samples stand in another one as well."""
-
-    recording: int
-    other: int
-    share: float
-    """Of its runs of samples."""
 
 
 class Overlaps:
@@ -220,9 +197,12 @@ class Overlaps:
         """Take in a block of the recording `[samples, columns]`; runs across two blocks are left out."""
         self._runs[-1] = np.union1d(self._runs[-1], _runs_of(values))
 
-    def find(self, splits: list[int]) -> list[Overlap]:
-        """Recordings that share most of their runs with one recording of an earlier split; `splits` by recording."""
-        found: list[Overlap] = []
+    def find(self, splits: list[int]) -> list[tuple[int, int, float]]:
+        """Recordings that share most of their runs with one of an earlier split, that one, and the share of runs.
+
+        `splits` are those of all recordings.
+        """
+        found = []
         for split in sorted(set(splits))[1:]:
             before = [number for number, each in enumerate(splits) if each < split and len(self._runs[number])]
             if not before:
@@ -237,7 +217,7 @@ class Overlaps:
                 other = int(np.bincount(shared).argmax())
                 share = int((shared == other).sum()) / len(own)
                 if share >= _LEAST_SHARE:
-                    found.append(Overlap(number, other, share))
+                    found.append((number, other, share))
         return found
 
 
@@ -251,10 +231,9 @@ def _runs_of(values: Floats) -> NDArray[np.uint64]:
     runs = np.zeros(len(values) - _SAMPLES_A_RUN + 1, np.uint64)
     for place in range(_SAMPLES_A_RUN):
         runs = _mix(runs ^ rows[place : place + len(runs)])
-    kept: NDArray[np.uint64] = np.unique(runs[runs % _KEPT == 0])
-    return kept
+    return np.unique(runs[runs % _KEPT == 0])
 
 
 def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed: NDArray[np.uint64] = (numbers ^ (numbers >> _SHIFT)) * _FACTOR
+    mixed = (numbers ^ (numbers >> _SHIFT)) * _FACTOR
     return mixed ^ (mixed >> _SHIFT)

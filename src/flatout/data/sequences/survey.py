@@ -34,7 +34,7 @@ from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
-from flatout.errors import UserError, require
+from flatout.errors import require
 
 _VERSION = 2
 _ROWS_A_BLOCK = 1 << 16
@@ -55,16 +55,12 @@ class SequencePreparation:
 
     def open(self) -> tuple[Store, CacheReport]:
         """The store, built where it is missing."""
-        recipe = self._recipe()
-        return Cache(self.config.cache).open_or_build(self.source, recipe, partial(self._build, recipe["source"]))
-
-    def _recipe(self) -> Recipe:
-        config = self.config
-        shares = config.taken_shares(self.tables)
+        config, cache = self.config, Cache(self.config.cache)
+        fingerprints, shares = fingerprints_of(self.tables, cache.folder), config.taken_shares(self.tables)
         kind = "label" if config.problem is SequenceProblem.label else "values"
-        return {
+        recipe: Recipe = {
             "kind": f"sequences {kind} {_VERSION}",
-            "source": fingerprints_of(self.tables, Cache(config.cache).folder),
+            "source": fingerprints,
             "read": asdict(config.read),
             "rules": {name: value for name, value in asdict(self.rules).items() if name != "targets"},
             "targets": config.targets,
@@ -73,6 +69,7 @@ class SequencePreparation:
             "split": {"shares": shares, "by": config.split_by, "at": config.split_at, "seed": config.split_seed},
             "schema": SCHEMA,
         }
+        return cache.open_or_build(self.source, recipe, partial(self._build, fingerprints))
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
@@ -101,24 +98,21 @@ class SequencePreparation:
         advance = progress.task("reading")
         for split, table in self.tables.items():
             for file in files_of(table):
-                long = None if scratch is None else scratch.read(file, notes)
-                if long is not None:
+                if scratch is not None and (long := scratch.read(file, notes)) is not None:
                     yield split, long
                     advance(len(long.values))
-                    continue
-                for recording in read_recordings(file, self.rules, notes, advance):
-                    yield split, recording
+                else:
+                    yield from ((split, each) for each in read_recordings(file, self.rules, notes, advance))
 
     def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
         columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
         recordings = writer.split(RECORDINGS, columns)
-        scaler, labels = survey.scaler, iter(survey.label_numbers())
-        for _, recording in self._read(ReadingNotes(), progress, scratch):
+        found = self._read(ReadingNotes(), progress, scratch)
+        for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
             for block in blocks_of(recording.values, _ROWS_A_BLOCK):
-                recordings.extend("values", scaler.scale(block).reshape(-1))
+                recordings.extend("values", survey.scaler.scale(block).reshape(-1))
             length = np.array([np.prod(recording.values.shape)], np.int32)
-            label = np.array([next(labels)], np.float32)
-            recordings.append(values=(np.empty(0, np.float32), length), label=label)
+            recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
         names = ("split", "recording", "first", "stop")
         places = [(SPLITS.index(each.split), each.recording, each.first, each.stop) for each in survey.segments]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
@@ -137,6 +131,8 @@ class Survey:
         self.train: dict[str, Floats] = {}
         """Moments of each column over the training samples."""
         self.classes: list[str] = []
+        self.numbers = np.empty(0)
+        """The label of each recording as a number; zeros where there are none."""
         self._moments: list[dict[tuple[int, int], Floats]] = []
         self._hashes: list[str] = []
         self._warnings: list[str] = []
@@ -182,18 +178,15 @@ class Survey:
             ratio = _rms(other) / np.maximum(_rms(self.train), 1e-30)
             units = describe_units(self.columns, ratio, other["count"].max())
             self._warnings += [f"warning {split}: {line}" for line in units]
-        self._number_classes()
+        self._number_labels()
 
     def facts(self) -> dict[str, Any]:
         """What the store keeps beside the values."""
         own = {split: [each for each in self.segments if each.split == split] for split in SPLITS}
         samples = {split: sum(each.stop - each.first for each in parts) for split, parts in own.items()}
-        train = sorted({each.recording for each in own["train"]})
-        numbers = self.label_numbers()[train]
-        counts = (
-            np.bincount(numbers.astype(int), minlength=len(self.classes)).tolist() if self.classes else [len(train)]
-        )
-        is_number = bool(self.labels) and not self.classes
+        numbers = self.numbers[sorted({each.recording for each in own["train"]})]
+        codes = numbers.astype(int) if self.classes else np.zeros(len(numbers), int)
+        labels = numbers if self.labels and not self.classes else np.zeros(1)
         return {
             "columns": self.columns,
             "scaler": asdict(self.scaler),
@@ -201,9 +194,9 @@ class Survey:
             "recordings": [each.name for each in self.found],
             "splits": {name: {"recordings": len(own[name]), "samples": samples[name]} for name in SPLITS if own[name]},
             "classes": self.classes,
-            "class_counts": counts,
-            "label_mean": float(numbers.mean()) if is_number else 0.0,
-            "label_spread": (float(numbers.std()) or 1.0) if is_number else 1.0,
+            "class_counts": np.bincount(codes, minlength=len(self.classes)).tolist(),
+            "label_mean": float(labels.mean()),
+            "label_spread": float(labels.std()) or 1.0,
         }
 
     def describe_columns(self) -> dict[str, dict[str, float]]:
@@ -220,23 +213,18 @@ class Survey:
         counts = ", ".join(f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits)
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
 
-    def label_numbers(self) -> Floats:
-        """The label of each recording as a number; zeros where there are none."""
-        if not self.labels:
-            return np.zeros(len(self.found))
-        if self.classes:
-            places = {name: number for number, name in enumerate(self.classes)}
-            return np.array([places[label] for label in self.labels], dtype=np.float64)
-        return np.array([float(label) for label in self.labels])
-
-    def _number_classes(self) -> None:
-        if self.labels and not all(map(_is_number, self.labels)):
-            names = [self.labels[each.recording] for each in self.segments if each.split == "train"]
-            self.classes = sorted(set(names))
+    def _number_labels(self) -> None:
+        """Labels are classes where one of them is no number."""
+        try:
+            self.numbers = np.array([float(label) for label in self.labels] or np.zeros(len(self.found)))
+        except ValueError:
+            self.classes = sorted({self.labels[each.recording] for each in self.segments if each.split == "train"})
             unknown = sorted(set(self.labels) - set(self.classes))
             what = f"{', '.join(map(repr, unknown[:3]))} stands in no training recording"
             require(not unknown, "data.target", what, hint="Give the training recordings of each class.")
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
+            places = {name: number for number, name in enumerate(self.classes)}
+            self.numbers = np.array([places[label] for label in self.labels], dtype=np.float64)
 
     def _require_usable(self) -> None:
         """Refuse columns that are constant, too large for a scale, or copies of a target."""
@@ -247,37 +235,31 @@ class Survey:
             require(least != most, key, what, hint="Leave it out.")
             what, hint = f"{name!r} reaches {max(-least, most):g}, its variance is not finite", "Use another unit."
             require(math.isfinite(squares), key, what, hint=hint)
-        for copy in self._copies.find():
-            what = f"{copy.feature!r} has the values of the target {copy.target!r} in all recordings"
-            require(not copy.is_equal, "data.features", what, hint="Leave it out.")
-            line = f"{copy.target} = {copy.factor:.4g} * {copy.feature} + {copy.shift:.4g}"
-            self._warnings.append(f"warning data.features: {line} in all recordings; leave {copy.feature} out")
+        for feature, target, is_equal, factor, shift in self._copies.find():
+            what = f"{feature!r} has the values of the target {target!r} in all recordings"
+            require(not is_equal, "data.features", what, hint="Leave it out.")
+            line = f"{target} = {factor:.4g} * {feature} + {shift:.4g}"
+            self._warnings.append(f"warning data.features: {line} in all recordings; leave {feature} out")
 
     def _require_no_leak(self) -> None:
         """No recording may stand on both sides, by its name or by its samples."""
         if self.splitter.how == "each recording is cut in time":
             return
         seen: dict[str, Segment] = {}
-        is_named = bool(self.config.group)
-        for segment in self.segments:
-            found = self.found[segment.recording]
-            keys = [self._hashes[segment.recording], *([found.name.partition(": ")[2]] if is_named else [])]
-            for key in filter(None, keys):
+        names = [each.name for each in self.found]
+        for segment in self.segments:  # each is a whole recording, in their order
+            name = names[segment.recording]
+            ways = {"holds the samples of": self._hashes[segment.recording]}
+            ways |= {"is the group of": name.partition(": ")[2]} if self.config.group else {}
+            for how, key in ways.items():
                 before = seen.setdefault(key, segment)
-                if before.split == segment.split:
-                    continue
-                other, split = self.found[before.recording], SPLITS.index(segment.split)
-                how = "holds the samples of" if key == keys[0] else "is the group of"
-                what = f"{found.name} {how} {other.name}, which is in the {before.split} split"
-                hint = "Leave it out of one of the two."
-                raise UserError(f"data.{SPLITS[split]}", what, hint=hint)
-
-        splits = {segment.recording: SPLITS.index(segment.split) for segment in self.segments}
-        for overlap in self._overlaps.find([splits[number] for number in range(len(self.found))]):
-            name, whole = self.found[overlap.recording].name, self.found[overlap.other].name
-            what = f"{name} has {overlap.share:.0%} of its samples in {whole}, which is in the"
-            where = SPLITS[splits[overlap.recording]]
-            self._warnings.append(f"warning {where}: {what} {SPLITS[splits[overlap.other]]} split; leave one out")
+                what = f"{name} {how} {names[before.recording]}, which is in the {before.split} split"
+                is_apart = bool(key) and before.split != segment.split
+                require(not is_apart, f"data.{segment.split}", what, hint="Leave it out of one of the two.")
+        splits = [each.split for each in self.segments]
+        for number, other, share in self._overlaps.find([SPLITS.index(split) for split in splits]):
+            what = f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
+            self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
 
 
 def _moments_of(values: Any, first: int, stop: int) -> Floats:
@@ -305,13 +287,4 @@ def _merge(parts: NDArray[np.float64]) -> dict[str, Floats]:
 
 
 def _rms(moments: dict[str, Floats]) -> Floats:
-    found: Floats = np.sqrt(moments["mean"] ** 2 + moments["squares"] / moments["count"])
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return np.sqrt(moments["mean"] ** 2 + moments["squares"] / moments["count"])

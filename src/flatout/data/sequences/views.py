@@ -112,8 +112,7 @@ def _every(segments: Segments, first: Places, stop: Places, stride: int) -> tupl
 
 
 def _counts(first: Places, stop: Places, stride: int) -> Places:
-    counts: Places = np.maximum(0, -(-(stop - first) // stride))
-    return counts
+    return np.maximum(0, -(-(stop - first) // stride))
 
 
 _BYTES_A_ROW = 8 + 4 + 4

@@ -317,7 +317,7 @@ def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[s
     tokenizer.normalizer = _normalizer(config)
     marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), marked])
-    sizes = {"vocab_size": config.size, "min_frequency": config.min_frequency}
+    sizes: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
     trainer = trainers.BpeTrainer(**sizes, show_progress=False, special_tokens=[])
     texts = (pc.list_flatten(block) if is_list(block.type) else block for block in blocks)  # words of a list one by one
     tokenizer.train_from_iterator((block.to_pylist() for block in texts), trainer)
