@@ -22,22 +22,15 @@ from flatout.data.tables.splits import hash_bytes
 from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError, require
 
-_CLASSES_NAMED = 6
-_SEEN_NAMED = 5
-_LONGEST_WHOLE = 18
+Rows, Locate = NDArray[np.int64], Callable[[int], str]
+_CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _FEW_ROWS, _UNEVEN = 5, 50
 _IDS_FROM, _MOST_CLASSES = 50, 20_000
 
 
 def normalise_labels(
-    labels: pa.Array,
-    rows: NDArray[np.int64],
-    *,
-    problem: Problem,
-    delimiter: str | None,
-    source: str,
-    locate: Callable[[int], str] = str,
+    labels: pa.Array, rows: Rows, *, problem: Problem, delimiter: str | None, source: str, locate: Locate = str
 ) -> pa.Array:
     """Labels in one form: texts, lists of texts, or floats."""
     labels = decoded(labels)
@@ -47,16 +40,15 @@ def normalise_labels(
         return _numbers(labels, rows, source, locate)
     if problem is Problem.multi:
         return _lists(labels, delimiter, source)
-    if is_list(labels.type):
-        hint = "Set data.problem=multi."
-        raise UserError("data.label", f"{source} has a list of labels in each row", hint=hint)
+    what = f"{source} has a list of labels in each row"
+    require(not is_list(labels.type), "data.label", what, hint="Set data.problem=multi.")
     return _names(labels, source)
 
 
 def _names(labels: pa.Array, source: str) -> pa.Array:
-    if not (is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)):
-        allowed = "texts, whole numbers, true and false"
-        raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed=allowed)
+    has_names = is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)
+    what, allowed = f"the labels of {source} are of type {labels.type}", "texts, whole numbers, true and false"
+    require(has_names, "data.label", what, allowed=allowed)
     return as_texts(labels)
 
 
@@ -64,9 +56,9 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     """Every label once a row; nulls and empty texts in a list are no labels."""
     has_lists = is_list(labels.type)
     if not has_lists:
-        if not delimiter:
-            hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
-            raise UserError("data.label", f"{source} has one text a row where several labels are asked for", hint=hint)
+        what = f"{source} has one text a row where several labels are asked for"
+        hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
+        require(bool(delimiter), "data.label", what, hint=hint)
         labels = pc.split_pattern(_names(labels, source), delimiter)
     values, row = decoded(pc.list_flatten(labels)), pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
     values = values if has_lists else pc.utf8_trim_whitespace(values)
@@ -79,7 +71,7 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
-def _numbers(labels: pa.Array, rows: NDArray[np.int64], source: str, locate: Callable[[int], str]) -> pa.Array:
+def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Array:
     """Labels as finite floats; the first row that is none is named."""
     is_wrong, values = np.zeros(len(labels), dtype=np.bool_), labels
     if is_text(labels.type):
@@ -106,6 +98,7 @@ class LabelCensus:
         """Rows of each class, by split."""
         self._codes: dict[str, int] = {}
         self._sets: dict[tuple[int, ...], int] = {}
+        """Labels of a row: one, or several where there may be more."""
         self._others: dict[str, str] = {}
         """Other ways of writing a class, and the one that is kept."""
         self._number, self._mean, self._squares = 0, 0.0, 0.0
@@ -117,13 +110,13 @@ class LabelCensus:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
             return self._code_sets(labels)
-        return self._numbered(labels)
+        found = self._numbered(labels)
+        self._sets |= {(code,): code for code in range(len(self._sets), len(self._codes))}
+        return found
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
-        counts = self.counts.setdefault(split, {})
-        names = list(self._codes)
-        sets = list(self._sets) if self.problem is Problem.multi else [(code,) for code in range(len(names))]
+        counts, names, sets = self.counts.setdefault(split, {}), list(self._codes), list(self._sets)
         for code in np.flatnonzero(rows_by_code):
             for label in sets[code]:
                 name = self._others.get(names[label], names[label])
@@ -145,24 +138,20 @@ class LabelCensus:
         if self._merge:
             total = self._by_label(rows_by_code)
             for group in self._alike():
-                kept = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
-                self._others |= {name: kept for name in group if name != kept}
-        kept_codes = np.array([self._codes[self._others.get(name, name)] for name in self._codes], np.int64)
-        if self.problem is not Problem.multi:
-            return kept_codes if len(kept_codes) else np.zeros(1, np.int64)
-        kept_sets = [tuple(sorted({int(kept_codes[label]) for label in labels})) for labels in list(self._sets)]
-        return np.array([self._sets.setdefault(each, len(self._sets)) for each in kept_sets], np.int64)
+                common = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
+                self._others |= {name: common for name in group if name != common}
+        codes = [self._codes[self._others.get(name, name)] for name in self._codes]
+        kept = [tuple(sorted({codes[label] for label in labels})) for labels in self._sets]
+        return np.array([self._sets.setdefault(each, len(self._sets)) for each in kept] or [0], np.int64)
 
     def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """For each number of `code`, the class by which its rows are dealt out.
 
         Rows of several labels go by their rarest one, which is the hardest to share out.
         """
-        if self.problem is not Problem.multi:
-            return np.arange(max(1, len(self._codes)))
         total = self._by_label(rows_by_code)
         rarest = [min(labels, key=lambda label: (total[label], label), default=-1) for labels in self._sets]
-        return np.array(rarest, np.int64) + 1
+        return np.array(rarest or [-1], np.int64) + 1
 
     def classes(self) -> list[str]:
         """Every class of any split: by number where all are whole numbers, else by spelling."""
@@ -182,19 +171,15 @@ class LabelCensus:
         """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
         if self.problem is not Problem.regression or not self._number:
             return 0.0, 1.0
-        spread = (self._squares / self._number) ** 0.5
-        return self._mean, spread or 1.0
+        return self._mean, (self._squares / self._number) ** 0.5 or 1.0
 
     def require_classes(self, where: str) -> None:
         """One class cannot be learnt, and neither can none, nor one for each row, nor others than those in training."""
         if not self.problem.has_classes:
             return
         train = self.counts.get("train", {})
-        names = ", ".join(map(repr, list(train)[:1])) or "none"
-        what, hint = (
-            f"the training rows have only one class: {names}",
-            "Name the column of the labels: data.label=COLUMN.",
-        )
+        what = f"the training rows have only one class: {', '.join(map(repr, list(train)[:1])) or 'none'}"
+        hint = "Name the column of the labels: data.label=COLUMN."
         require(len(train) > 1, where, what, allowed="two or more", hint=hint)
         rows = sum(train.values())
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
@@ -265,8 +250,6 @@ class LabelCensus:
 
     def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of each label, from the rows of each set of labels."""
-        if self.problem is not Problem.multi:
-            return np.asarray(rows_by_code, np.int64)
         total = np.zeros(len(self._codes), np.int64)
         for labels, rows in zip(self._sets, rows_by_code, strict=False):
             total[list(labels)] += rows
