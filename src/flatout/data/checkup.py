@@ -226,8 +226,7 @@ class SequenceCheckup(_Found):
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
     """Read all recordings once, a file at a time; the first mistake that would end a run is a remark, and ends this."""
-    source = str(config.source or config.train or "the built-in cells")
-    found, notes = SequenceCheckup(source), ReadingNotes()
+    found, notes = SequenceCheckup(str(config.source or config.train or "the built-in cells")), ReadingNotes()
     try:
         _fill(found, config, notes)
     except UserError as error:

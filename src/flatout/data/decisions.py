@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import xxhash
-from numpy.typing import NDArray
 
 from flatout.data.checks.cleaning import Escapes, read_texts
 from flatout.data.checks.findings import Findings
@@ -29,11 +28,7 @@ class DecidedTable(Table):
         self.table, self.name, self.columns, self._roles = table, table.name, table.columns, roles
         self.excluded = np.array(sorted(excluded), np.int64)
         """Numbers of rows from 0."""
-        self.labels = dict(labels)
-
-    @property
-    def relabelled(self) -> NDArray[np.int64]:
-        return np.array(sorted(self.labels), np.int64)
+        self.labels, self.relabelled = dict(labels), np.array(sorted(labels), np.int64)
 
     def how(self) -> str:
         return self.table.how()

@@ -137,8 +137,7 @@ class TextInfo(TokenInfo):
     @property
     def ceilings(self) -> dict[str, float]:
         """The best accuracy possible on each split of a built-in sample; empty for other data."""
-        splits = self.facts["splits"]
-        return {split: counts["ceiling"] for split, counts in splits.items() if "ceiling" in counts}
+        return {split: counts["ceiling"] for split, counts in self.facts["splits"].items() if "ceiling" in counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

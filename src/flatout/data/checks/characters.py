@@ -81,8 +81,7 @@ def read_characters(texts: pa.Array) -> Characters:
     words = _count(_word_starts(data, is_letter, offsets), offsets)
     alike = _alike(data, offsets, is_letter, exact)
     if len(rows := _rows_with_other_capitals(data, offsets)):
-        few = pa.array(rows)
-        small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(few)))
+        small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(pa.array(rows))))
         alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
     return Characters(exact, alike, words, _odd_rows(texts, data))
 
@@ -182,8 +181,7 @@ def _has_run(data: Bytes, run: tuple[Span, ...]) -> bool:
 
 def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Texts with `\\u2019` and `&amp;` as the characters they stand for, and which rows had any."""
-    pattern = f"{_ESCAPED}|{_ENTITIES}"
-    is_odd = pc.fill_null(pc.match_substring_regex(texts, pattern), False)
+    is_odd = pc.fill_null(pc.match_substring_regex(texts, f"{_ESCAPED}|{_ENTITIES}"), False)
     rows = np.flatnonzero(mask_of(is_odd))
     if not len(rows):
         return texts, rows

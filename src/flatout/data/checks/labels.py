@@ -269,8 +269,7 @@ class LabelCensus:
         hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         sets = [tuple(flat[offsets[i] : offsets[i + 1]].tolist()) for i in first]
-        numbers = np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)
-        return numbers[inverse]
+        return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[inverse]
 
 
 def _plainly(name: str) -> str:

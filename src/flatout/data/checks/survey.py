@@ -303,8 +303,7 @@ class TextSurvey:
                 if self.cleaning.leaks is RowRule.keep:
                     self._tell(records, mask, name, _SPOKEN[split])
         if self.cleaning.leaks is RowRule.drop:
-            later = np.array([0b110, 0b100, 0], np.uint8)[splits]
-            is_judged = (twins.alike_splits & later > 0) & ~dropped
+            is_judged = (twins.alike_splits & np.array([0b110, 0b100, 0], np.uint8)[splits] > 0) & ~dropped
             self._tell(records, is_judged, "leak_dropped")
             dropped |= is_judged
         dropped |= self._ruled(records, twins.repeated & ~dropped, "repeated", is_train)

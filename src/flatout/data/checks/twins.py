@@ -93,8 +93,7 @@ def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.
         least = _over_groups(np.minimum, few_codes, same_exact)
         conflict[rows] = _over_groups(np.maximum, few_codes, same_exact) != least
         train = np.flatnonzero(few_own == 1)
-        is_first = _starts(few["alike"][train], few["exact"][train], few_codes[train])
-        repeated[rows[train]] = ~is_first
+        repeated[rows[train]] = ~_starts(few["alike"][train], few["exact"][train], few_codes[train])
         by_row = train[np.lexsort((few["row"][train], few["alike"][train]))]
         begins = _starts(few["alike"][by_row])
         first_exact = few["exact"][by_row][begins][np.cumsum(begins) - 1] if len(by_row) else few["exact"][by_row]
@@ -108,8 +107,7 @@ def _with_company(values: NDArray[np.uint64]) -> NDArray[np.int64]:
     several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     if not len(several):
         return np.empty(0, np.int64)
-    places = np.minimum(np.searchsorted(several, values), len(several) - 1)
-    return np.flatnonzero(several[places] == values)
+    return np.flatnonzero(several[np.minimum(np.searchsorted(several, values), len(several) - 1)] == values)
 
 
 def _starts(*columns: NDArray[np.generic]) -> Mask:

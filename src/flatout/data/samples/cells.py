@@ -16,8 +16,9 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from flatout.data.samples.made_up import SampleConfig
 from flatout.data.tables.table import SPLIT_STREAM, Table
-from flatout.errors import LARGEST_SEED, check_settings, setting
+from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 STEP_S = 10.0
@@ -28,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(kw_only=True, slots=True)
-class CellsConfig:
+class CellsConfig(SampleConfig):
     """How many cells are made up, and how noisy their sensors are."""
 
     cells: int = setting(
@@ -45,9 +46,6 @@ class CellsConfig:
     current_noise: float = setting(0.01, "Standard deviation of the current sensor, in amperes.", least=0)
     temperature_noise: float = setting(0.1, "Standard deviation of the temperature sensor, in kelvins.", least=0)
     seed: int = setting(7, "Another seed, other cells.", least=0, most=LARGEST_SEED)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data.sample")
 
     def floor(self, target: str) -> float | None:
         """The lowest root mean square error that any model can reach; None where it is not known."""
@@ -76,8 +74,7 @@ class CellsTable(Table):
 
 def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
     """All discharges of one cell: its samples one after the other."""
-    stream = SPLIT_STREAM[split] * 1_000_000 + cell
-    random = np.random.Generator(np.random.Philox(key=[config.seed, stream]))
+    random = np.random.Generator(np.random.Philox(key=[config.seed, SPLIT_STREAM[split] * 1_000_000 + cell]))
     capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
     current = draw_currents(random, config.cycles, config.samples)
@@ -100,8 +97,7 @@ def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch
 def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Floats:
     """`[cycles, samples]` amperes, negative while discharging: runs of pulses about a mean of the discharge."""
     mean = -random.uniform(1.2, 2.4, cycles)[:, None]
-    lasting = random.integers(2, 12, (cycles, samples))
-    starts = np.cumsum(lasting, axis=1)
+    starts = np.cumsum(random.integers(2, 12, (cycles, samples)), axis=1)
     number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
     levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (random.random((cycles, samples)) < 0.15)
     return mean * np.take_along_axis(levels, number, axis=1)

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import Syllables, disturb, draw_long_tailed, long_tail, made_up_words
+from flatout.data.samples.made_up import SampleConfig, Syllables, disturb, draw_long_tailed, long_tail, made_up_words
 from flatout.data.tables.table import GeneratedTable
-from flatout.errors import LARGEST_SEED, check_settings, setting
+from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 _BLOCK = 16_384
@@ -61,7 +61,7 @@ _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
 
 
 @dataclass(kw_only=True, slots=True)
-class HeadlinesConfig:
+class HeadlinesConfig(SampleConfig):
     """Size and difficulty of the built-in headlines."""
 
     rows: int = setting(20_000, "Training rows.", least=1)
@@ -69,9 +69,6 @@ class HeadlinesConfig:
     classes: int = setting(12, "Number of topics, which are the classes.", least=2, most=64)
     noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
     seed: int = setting(7, "Seed of the headlines.", least=0, most=LARGEST_SEED)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data.sample")
 
 
 class HeadlinesTable(GeneratedTable):
@@ -111,9 +108,8 @@ def _texts(random: np.random.Generator, topics: Numbers, num_classes: int) -> pa
 def _word_ids(random: np.random.Generator, topics: Numbers, num_classes: int) -> tuple[NDArray[np.int32], Numbers]:
     """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words in random places."""
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
-    total = int(lengths.sum())
     is_word = np.arange(_LONGEST) < lengths[:, None]
-    ids = draw_long_tailed(random, total, len(_COMMON), 0.9)
+    ids = draw_long_tailed(random, int(lengths.sum()), len(_COMMON), 0.9)
     is_name = _templates()[random.integers(0, _NUM_TEMPLATES, _BLOCK)][is_word]
     names_from = len(_COMMON)
     ids[is_name] = names_from + draw_long_tailed(random, int(is_name.sum()), _NUM_NAMES, 1.05)
@@ -146,8 +142,7 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
 @lru_cache
 def _templates() -> NDArray[np.bool_]:
     """Which places of a headline hold a name, template by template."""
-    random = np.random.Generator(np.random.Philox(key=[2011, 1]))
-    return random.random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
+    return np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
 
 
 @lru_cache

@@ -11,7 +11,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.errors import check_settings
+
 _BUCKETS = 2**17
+
+
+@dataclass(kw_only=True, slots=True)
+class SampleConfig:
+    """Settings of a built-in sample, held to their ranges."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, "data.sample")
 
 
 def disturb(random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float) -> NDArray[np.int64]:
@@ -35,8 +45,7 @@ def made_up_words(random: np.random.Generator, count: int, taken: set[str], syll
     while len(made) < count:
         tries = 2 * count + 16
         words = np.char.add(_drawn(random, tries, syllables), _drawn(random, tries, syllables))
-        longer = random.random(len(words)) < 0.3
-        words = np.where(longer, np.char.add(words, _drawn(random, tries, syllables)), words)
+        words = np.where(random.random(len(words)) < 0.3, np.char.add(words, _drawn(random, tries, syllables)), words)
         words = np.char.add(words, np.array(syllables.ends)[random.integers(0, len(syllables.ends), len(words))])
         fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][: count - len(made)]
         taken.update(fresh)

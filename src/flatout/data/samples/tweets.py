@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import Syllables, disturb, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import SampleConfig, Syllables, disturb, draw_long_tailed, made_up_words
 from flatout.data.tables.table import SPLIT_STREAM, GeneratedTable
-from flatout.errors import LARGEST_SEED, check_settings, setting
+from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 MOODS = ("negative", "neutral", "positive")
@@ -138,7 +138,7 @@ _NAME_FORMS = {
 
 
 @dataclass(kw_only=True, slots=True)
-class TweetsConfig:
+class TweetsConfig(SampleConfig):
     """Size and difficulty of the built-in tweets."""
 
     rows: int = setting(6_000, "Training rows.", least=1)
@@ -146,12 +146,9 @@ class TweetsConfig:
     noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
     seed: int = setting(0, "Seed of the tweets.", least=0, most=LARGEST_SEED)
 
-    def __post_init__(self) -> None:
-        check_settings(self, "data.sample")
-
 
 @dataclass(kw_only=True, slots=True)
-class TaggedTweetsConfig:
+class TaggedTweetsConfig(SampleConfig):
     """Size and difficulty of the built-in tagged tweets."""
 
     rows: int = setting(4_000, "Training rows.", least=1)
@@ -160,9 +157,6 @@ class TaggedTweetsConfig:
         0.04, "Fraction of names with the tags of a wrong type, drawn at random.", least=0, below=0.5
     )
     seed: int = setting(0, "Seed of the tweets; the names stay the same.", least=0, most=LARGEST_SEED)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data.sample")
 
 
 class TweetsTable(GeneratedTable):
@@ -223,8 +217,7 @@ class _Phrases:
         """Put a word into every slot that is a group of words."""
         for name, (slot, start, size) in self.groups.items():
             chosen = ids == slot
-            drawn = draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
-            ids[chosen] = start + drawn
+            ids[chosen] = start + draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
 
 
 def _phrases(groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]) -> _Phrases:
@@ -302,8 +295,7 @@ def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Ar
     ids[can_stress & (way < _STRETCH_SHARE)] += 3 * phrases.num_words
     ids[can_stress & (way > 1 - _LOUD_WORD_SHARE)] += 2 * phrases.num_words
     _stress_texts(random, ids, phrases.num_words)
-    tokens = _lists(phrases.words.take(pa.array(ids[ids >= 0])), ids)
-    texts = pc.binary_join(tokens, pa.scalar(" ", pa.large_string()))
+    texts = pc.binary_join(_lists(phrases.words.take(pa.array(ids[ids >= 0])), ids), pa.scalar(" ", pa.large_string()))
     return pc.replace_substring_regex(texts, r" ([?!.,]+)( |$)", r"\1\2").cast(pa.string())
 
 

@@ -159,15 +159,13 @@ class GroupNumbers:
         _, first = np.unique(codes, return_index=True)
         for name, part in zip(found, part_codes[first].tolist(), strict=True):
             self.part_of.setdefault(name, parts[part])
-        numbers = [self._number.setdefault(name, len(self._number)) for name in found]
-        return np.array(numbers, np.int64)[codes]
+        return np.array([self._number.setdefault(name, len(self._number)) for name in found], np.int64)[codes]
 
 
 def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """The group of each row as a number, and the groups' names."""
     kind = pa.large_string()
-    texts = [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns]
-    named = zip(names, texts, strict=True)
+    named = zip(names, [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns], strict=True)
     parts = [pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)) for name, text in named]
     joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()
     return joined.indices.to_numpy(zero_copy_only=False).astype(np.int64), joined.dictionary.to_pylist()

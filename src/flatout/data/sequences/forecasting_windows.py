@@ -55,18 +55,10 @@ class ForecastingWindows(WindowBatches):
         group = np.searchsorted(columns["begin"], start, "right") - 1
         scales = [torch.from_numpy(columns[f"scale of {name}"][group]) for name in places]
         self._write_lengths(reals, past, future)
-        for number, (name, normalizer) in enumerate(zip(about.target_names, about.target_normalizers, strict=True)):
-            if _is_per_window(normalizer):
-                scales[number] = _scale(targets[number][0], past, normalizer)
-                for values, side, length in zip(reals, targets[number], (past, future), strict=True):
-                    if name in about.reals:  # the target is an input too, scaled by its own window
-                        scaled = normalizer.transform(side, target_scale=scales[number])
-                        values[:, :, about.reals.index(name)] = _blanked(scaled, length)
-        encoder_target, target = (
-            (sides if about.multi_target else sides[0]) for sides in map(list, zip(*targets, strict=True))
-        )
-        weight = columns["weight"]
-        first = torch.from_numpy(columns["time"][start] + past)
+        self._write_targets(reals, targets, scales, (past, future))
+        sides = map(list, zip(*targets, strict=True))
+        encoder_target, target = (side if about.multi_target else side[0] for side in sides)
+        first, weight = torch.from_numpy(columns["time"][start] + past), columns["weight"]
         x = {
             "encoder_cat": categoricals[0],
             "encoder_cont": reals[0],
@@ -82,19 +74,28 @@ class ForecastingWindows(WindowBatches):
         }
         return x, (target, None if weight is None else gather_runs(weight, after, future))
 
+    def _write_targets(self, reals: Any, targets: Any, scales: list[Tensor], lengths: Any) -> None:
+        """The scales of targets that are scaled by their own window; and these targets, where they are inputs too."""
+        names, places = self.about.target_names, self.about.reals
+        for number, normalizer in enumerate(self.about.target_normalizers):
+            if _is_per_window(normalizer):
+                scales[number] = _scale(targets[number][0], lengths[0], normalizer)
+                for values, side, length in zip(reals, targets[number], lengths, strict=True):
+                    if names[number] in places:
+                        scaled = normalizer.transform(side, target_scale=scales[number])
+                        values[:, :, places.index(names[number])] = _blanked(scaled, length)
+
     def _write_lengths(self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]) -> None:
         """The columns of the dataset that depend on where a window is cut."""
         about, most = self.about, self.about.max_encoder_length
-        if about.add_relative_time_idx:
-            place = about.reals.index("relative_time_idx")
-            for values, first, length in zip(reals, (-past, 0 * past), (past, future), strict=True):
+        share = torch.from_numpy((past - 0.5 * most) / most * 2.0)[:, None]
+        for values, first, length in zip(reals, (-past, 0 * past), (past, future), strict=True):
+            if about.add_relative_time_idx:
                 steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1])).to(values.dtype)
-                values[:, :, place] = _blanked(steps / most, length)
-        if about.add_encoder_length:
-            place = about.reals.index("encoder_length")
-            for values, length in zip(reals, (past, future), strict=True):
-                share = torch.from_numpy((past - 0.5 * most) / most * 2.0)[:, None]
-                values[:, :, place] = _blanked(share.expand(values.shape[:2]).to(values.dtype), length)
+                values[:, :, about.reals.index("relative_time_idx")] = _blanked(steps / most, length)
+            if about.add_encoder_length:
+                shares = share.expand(values.shape[:2]).to(values.dtype)
+                values[:, :, about.reals.index("encoder_length")] = _blanked(shares, length)
 
 
 def _is_per_window(normalizer: Any) -> bool:
@@ -123,11 +124,9 @@ def _read(source: Any, before: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: None if (part := source.data[name]) is None else part.numpy() for name in _COLUMNS}
     index = {name: source.index[name].to_numpy() for name in ("index_start", "index_end", "sequence_length")}
     rows = index["index_end"] - index["index_start"] + 1
-    what = "some windows lack time steps, which it fills while it loads"
-    is_whole = bool((rows == index["sequence_length"]).all())
-    _require(is_whole, "allow_missing_timesteps", what, "Write a row for each step")
-    future = source.calculate_decoder_length(found["time"][index["index_end"]], rows)
-    groups = found["groups"]
+    what, is_whole = "some windows lack time steps, which it fills while it loads", rows == index["sequence_length"]
+    _require(bool(is_whole.all()), "allow_missing_timesteps", what, "Write a row for each step")
+    future, groups = source.calculate_decoder_length(found["time"][index["index_end"]], rows), found["groups"]
     begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)
     found |= {"begin": begin + before, "groups": groups[begin], "start": index["index_start"] + before}
     found |= {"past": (rows - future).astype(np.int32), "future": future.astype(np.int32)}

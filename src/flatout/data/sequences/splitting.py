@@ -84,8 +84,7 @@ class Splitter:
             return PartBy.file
         if self.config.group and len({each.part for each in own}) >= needed:
             return PartBy.group
-        is_cut = self.config.problem != "label" and len(own) < needed
-        return PartBy.time if is_cut else None
+        return PartBy.time if self.config.problem != "label" and len(own) < needed else None
 
     def _deal(self, own: list[RecordingEntry], by: PartBy | None) -> dict[str, str]:
         """The split of each name, whole names in the order of their hashes until the shares are met."""

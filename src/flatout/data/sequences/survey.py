@@ -49,8 +49,7 @@ class SequencePreparation:
             self.tables: dict[str, Table] = {split: CellsTable(config.sample, split) for split in SPLITS}
         else:
             self.tables = open_splits(config.source, config.given, config.read)
-        hint = "Set data.source or data.train."
-        require("train" in self.tables, "data.train", "no training recordings", hint=hint)
+        require("train" in self.tables, "data.train", "no training recordings", hint="Set data.source or data.train.")
         self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
@@ -105,8 +104,7 @@ class SequencePreparation:
                     yield from ((split, each) for each in read_recordings(file, self.rules, notes, advance))
 
     def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
-        columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
-        recordings = writer.split(RECORDINGS, columns)
+        recordings = writer.split(RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")})
         found = self._read(ReadingNotes(), progress, scratch)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
             for block in blocks_of(recording.values, _ROWS_A_BLOCK):

@@ -176,8 +176,7 @@ LAYOUTS = {"pairs": TableWindows, "darts": DartsWindows}
 def _of_table(source: Any, roles: Roles, rules: RecordingRules, cut: Cut, layout: str) -> WindowBatches:
     for name in ("lookback", "horizon", "stride"):
         require(getattr(cut, name) > 0, name, f"{getattr(cut, name)}", allowed="1 or more")
-    hint = did_you_mean(layout, LAYOUTS)
-    require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=hint)
+    require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=did_you_mean(layout, LAYOUTS))
     return LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
 
 

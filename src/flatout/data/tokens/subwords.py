@@ -207,8 +207,7 @@ class Subwords:
             for rows in _pieces(texts)
             for encoding in self.tokenizer.encode_batch_fast(rows, add_special_tokens=False)
         ]
-        lengths = np.array([len(run) for run in runs], np.int64)
-        return np.concatenate([*runs, np.empty(0, np.int32)]), lengths
+        return np.concatenate([*runs, np.empty(0, np.int32)]), np.array([len(run) for run in runs], np.int64)
 
     def _framed(
         self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], max_length: int, *, marks: bool = False
@@ -275,8 +274,7 @@ def encode_texts(encoder: Encoder, texts: pa.Array, max_length: int, long: LongT
 
 def read_encoder(text: str) -> Encoder:
     """What either's `to_json` wrote."""
-    is_ours = text.startswith(f'{{"kind": "{_KIND}"')
-    return Subwords.from_json(text) if is_ours else Vocabulary.from_json(text)
+    return Subwords.from_json(text) if text.startswith(f'{{"kind": "{_KIND}"') else Vocabulary.from_json(text)
 
 
 Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -324,8 +322,7 @@ def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[s
     learnt = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     letters = [piece for piece in learnt if len(piece) == 1 and piece != _BEGINS]
     longer = [piece[1:] if piece.startswith(_BEGINS) else f"##{piece}" for piece in learnt if len(piece) > 1]
-    found = dict.fromkeys([*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer])
-    return list(found)[: config.size]
+    return list(dict.fromkeys([*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer]))[: config.size]
 
 
 def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:

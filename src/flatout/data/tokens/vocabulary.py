@@ -123,8 +123,7 @@ class Vocabulary:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         encodings = self.tokenizer.encode_batch_fast(_documents(texts), add_special_tokens=False)
         ids = np.concatenate([np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings])
-        cuts = np.flatnonzero(ids == SEPARATOR_ID)
-        return ids[ids != SEPARATOR_ID], np.diff(cuts, prepend=-1) - 1
+        return ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
 
 
 def _untrained(config: VocabularyConfig) -> tuple[Tokenizer, trainers.Trainer]:
