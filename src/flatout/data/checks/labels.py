@@ -22,7 +22,8 @@ from flatout.data.tables.splits import hash_bytes
 from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError, require
 
-Rows, Locate = NDArray[np.int64], Callable[[int], str]
+Rows = NDArray[np.int64]
+Locate = Callable[[int], str]
 _CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _FEW_ROWS, _UNEVEN = 5, 50

@@ -150,17 +150,13 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
     falls = np.flatnonzero(np.diff(recording.times) <= 0)
     if not falls.size:
         return
-    place = int(falls[0])
-    before, after = (_moment(seconds, recording) for seconds in recording.times[place : place + 2].tolist())
+    place, are_dates = int(falls[0]), recording.is_dated
+    moments = recording.times[place : place + 2].tolist()
+    before, after = (str(np.datetime64(round(at * 1e3), "ms")) if are_dates else f"{at:.15g}" for at in moments)
     how = f"repeats {after}" if before == after else f"goes back from {before} to {after}"
     row = file.locate(int(recording.rows[place + 1]) + 1)
     hint = "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
     raise UserError("data.time", f"{recording.name}: {name} {how} in row {row}", hint=hint)
-
-
-def _moment(seconds: float, recording: Recording) -> str:
-    """A time as its file has it: a date, or a number."""
-    return str(np.datetime64(round(seconds * 1e3), "ms")) if recording.is_dated else f"{seconds:.15g}"
 
 
 def _without_missing(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Recording:
@@ -168,10 +164,9 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
     lacking = is_missing.any(axis=1)
     if not lacking.any():
         return recording
-    where = name_rows(recording.rows[lacking], file)
-    columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
-    count = int(lacking.sum())
-    what = f"{counted(count, 'row')} without {columns} ({'row' if count == 1 else 'rows'} {where})"
+    columns, count = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)]), int(lacking.sum())
+    where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[lacking], file)}"
+    what = f"{counted(count, 'row')} without {columns} ({where})"
     if rules.missing is Missing.refuse:
         raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
     if rules.missing is Missing.drop:
@@ -208,7 +203,6 @@ def resample(recording: Recording, step: float) -> Recording:
 
 LEAST_BYTES = 1 << 24
 """Smaller files are read as a whole: a copy on disk would cost more than it saves."""
-_BYTES_A_NUMBER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +220,13 @@ class ScratchValues:
 
     @property
     def shape(self) -> tuple[int, int]:
-        columns = range(self.width)[self.columns]
-        return self.samples, 1 if isinstance(columns, int) else len(columns)
+        return self.samples, np.arange(self.width)[self.columns].size
 
     def __getitem__(self, rows: slice) -> Floats:
         start, stop, _ = rows.indices(len(self))
         width, count = self.width, max(0, stop - start)
-        with self.path.open("rb") as file:
-            file.seek(start * width * _BYTES_A_NUMBER)
-            return np.fromfile(file, np.float64, count * width).reshape(count, width)[:, self.columns]
+        read = np.fromfile(self.path, np.float64, count * width, offset=start * width * np.float64().itemsize)
+        return read.reshape(count, width)[:, self.columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,15 +284,14 @@ class Scratch:
                     return None
                 steps += [float(np.median(apart))] if len(apart) else []
                 last, samples = times[-1:], samples + len(values)
-                kept = np.column_stack([values, times]) if self.keeps_times else values
+                numbers = np.column_stack([values, times]) if self.keeps_times else values
                 with written():
-                    output.write(np.ascontiguousarray(kept).data)
+                    output.write(np.ascontiguousarray(numbers).data)
         if samples < 2:
             return None
-        step = None if rules.time is None else float(np.median(steps))
-        width = len(rules.columns) + self.keeps_times
-        on_disk = [ScratchValues(path, samples, width, chosen) for chosen in (slice(len(rules.columns)), -1)]
-        return LongRecording(file.name, file.name, on_disk[0], step, on_disk[1], is_dated)
+        step, columns = None if rules.time is None else float(np.median(steps)), len(rules.columns)
+        kept = [ScratchValues(path, samples, columns + self.keeps_times, chosen) for chosen in (slice(columns), -1)]
+        return LongRecording(file.name, file.name, kept[0], step, kept[1], is_dated)
 
 
 def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:

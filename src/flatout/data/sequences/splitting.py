@@ -61,11 +61,11 @@ class Splitter:
             self.how = "each recording is cut in time"
             return [segment for number, each in enumerate(recordings) for segment in self._cut(number, each)]
         splits = self._deal(own, by)
-        segments = []
-        for number, each in enumerate(recordings):
-            split = splits[each.part if by else each.name] if each.split == "train" else each.split
-            segments.append(Segment(split, number, 0, each.samples))
-        return segments
+        names = [each.part if by else each.name for each in recordings]
+        dealt = [
+            splits[name] if each.split == "train" else each.split for name, each in zip(names, recordings, strict=True)
+        ]
+        return [Segment(split, number, 0, recordings[number].samples) for number, split in enumerate(dealt)]
 
     def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:
         """The parts of a recording that time may make of it."""
@@ -141,8 +141,7 @@ class Copies:
         """Take in a block of samples `[samples, columns]`."""
         if not self._is_equal.size or not len(values):
             return
-        chosen = values[:, self._places]
-        features = len(self._features)
+        chosen, features = values[:, self._places], len(self._features)
         for place, target in np.argwhere(self._is_equal).tolist():
             self._is_equal[place, target] = np.array_equal(chosen[:, place], chosen[:, features + target])
         self._origin = chosen[0].copy() if self._origin is None else self._origin

@@ -115,10 +115,6 @@ def _counts(first: Places, stop: Places, stride: int) -> Places:
     return np.maximum(0, -(-(stop - first) // stride))
 
 
-_BYTES_A_ROW = 8 + 4 + 4
-"""Of its place, its length and its recording."""
-
-
 class Views(StoreSplit):
     """Rows of a split, whose places are computed when they are first read: opening takes no time at any size."""
 
@@ -135,7 +131,7 @@ class Views(StoreSplit):
 
     @property
     def num_bytes(self) -> int:
-        return self._samples.nbytes + self.num_rows * _BYTES_A_ROW
+        return self._samples.nbytes + self.num_rows * (8 + 4 + 4)  # of a row's place, length and recording
 
 
 def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segments], list[str]]:
@@ -144,10 +140,8 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
     ragged, width = recordings.ragged("values"), len(store.facts["columns"])
     values, starts = ragged.values.reshape(-1, width), ragged.offsets // width
     splits, found, notes = places.fixed("split"), {}, []
-    for number, split in enumerate(SPLITS):
-        if split not in store.facts["splits"]:
-            continue
-        chosen = splits == number
+    for split in [each for each in SPLITS if each in store.facts["splits"]]:
+        chosen = splits == SPLITS.index(split)
         recording = places.fixed("recording")[chosen]
         begin = starts[recording]
         first, stop = (begin + places.fixed(name)[chosen] for name in ("first", "stop"))
@@ -157,7 +151,7 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
             targets = targets.astype(np.int64)
         views = store.splits[split] = Views(split, _cut(config, split), segments, values, targets)
         names = [store.facts["recordings"][each] for each in recording.tolist()]
-        _require_long_enough(config, split, views.num_rows, names, segments)
+        _require_length(config, split, views.num_rows, names, segments)
         notes += _describe_short(config, split, names, stop - begin)
     return found, notes
 
@@ -172,7 +166,7 @@ def require_rows(config: SequenceDataConfig, split: str, segments: Sequence[Segm
     """Check that the segments of a split are long enough, before there is a store."""
     first, stop = (np.array([getattr(each, name) for each in segments]) for name in ("first", "stop"))
     places = Segments(np.zeros_like(first), first, stop, np.arange(len(first)))
-    _require_long_enough(config, split, _cut(config, split).count(places), names, places)
+    _require_length(config, split, _cut(config, split).count(places), names, places)
 
 
 def _describe_short(config: SequenceDataConfig, split: str, names: list[str], samples: NDArray[np.int64]) -> list[str]:
@@ -181,12 +175,10 @@ def _describe_short(config: SequenceDataConfig, split: str, names: list[str], sa
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
         return []
-    listed = ", ".join(f"{names[place]} ({samples[place]:,})" for place in short[:3]) + (
-        ", …" if len(short) > 3 else ""
-    )
+    listed = ", ".join(f"{names[place]} ({samples[place]:,})" for place in short[:3])
     how = "left out" if config.problem is SequenceProblem.forecast else "read in shorter windows"
     what = f"{counted(len(short), 'recording')} shorter than the {needed:,} samples of {keys} {how}"
-    return [f"warning {split}: {what}: {listed}"]
+    return [f"warning {split}: {what}: {listed}{', …' if len(short) > 3 else ''}"]
 
 
 def _needed(config: SequenceDataConfig) -> tuple[int, str]:
@@ -197,14 +189,11 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
     return lookback, keys
 
 
-def _require_long_enough(
-    config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments
-) -> None:
+def _require_length(config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments) -> None:
     """A split needs a row, and a recording at least as long as the window."""
     (needed, keys), samples = _needed(config), segments.stop - segments.start
-    longest = int(samples.argmax())
+    longest, hint = int(samples.argmax()), "Lower the number, or name longer recordings."
     what = f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,} ({names[longest]})"
-    hint = "Lower the number, or name longer recordings."
     require(bool(samples[longest] >= needed), keys, what, hint=hint)
     own = int((segments.stop - segments.first).max())
     what = f"no forecast of {config.horizon} samples fits the {split} samples of a recording, at most {own}"

@@ -22,8 +22,7 @@ T = TypeVar("T")
 _ENCODER, _SETTINGS, _TOKENIZER, _WEIGHTS = "encoder.json", "config.json", "tokenizer.json", "model.safetensors"
 _NET = "net."
 """What the names of weights begin with, before those of transformers."""
-_MOST_CHARACTERS = 50_000_000
-_KEY = "model.pretrained"
+_KEY, _MOST_CHARACTERS = "model.pretrained", 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class RunModel:
             hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
             raise UserError(_KEY, f"{self.folder} has small matrices beside its weights", hint=hint)
         named = {name.removeprefix(_NET): weight for name, weight in weights.items() if name.startswith(_NET)}
-        own = net.state_dict()
-        fits = {name: weight for name, weight in named.items() if name in own and own[name].shape == weight.shape}
+        shapes = {name: weight.shape for name, weight in net.state_dict().items()}
+        fits = {name: weight for name, weight in named.items() if shapes.get(name) == weight.shape}
         if not fits:
             raise self._damaged("none of its weights fits its configuration")
         net.load_state_dict(fits, strict=False)

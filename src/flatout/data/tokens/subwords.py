@@ -172,12 +172,10 @@ class Subwords:
     def encode(self, texts: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedBlock:
         """Ids of each text or pair, framed; `max_length` of a text are kept, and what windows share counts once."""
         firsts, seconds = _parted(texts)
-        tokens, lengths = self._runs(firsts)
+        runs = self._runs(firsts)
         if seconds is not None:
-            return self._framed_pairs((tokens, lengths), self._runs(seconds), max_length)
-        if long.kind is Long.cut:
-            return self._framed(tokens, lengths, max_length)
-        return self._framed_pieces(tokens, lengths, max_length, long)
+            return self._framed_pairs(runs, self._runs(seconds), max_length)
+        return self._framed(runs, max_length) if long.kind is Long.cut else self._framed_pieces(runs, max_length, long)
 
     def encode_words(self, words: pa.Array, *, max_length: int) -> EncodedWords:
         """Ids of rows that are lists of words; a word of which no token fits is lost."""
@@ -191,45 +189,36 @@ class Subwords:
                     encoding = self.tokenizer.encode(whole, is_pretokenized=True, add_special_tokens=False)
                 runs.append(np.array(encoding.ids, np.int32))
                 firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
-        lengths = np.array([len(run) for run in runs], np.int64)
-        is_first = np.concatenate([*firsts, np.empty(0, np.bool_)])
-        block = self._framed(np.concatenate([*runs, np.empty(0, np.int32)]), lengths, max_length)
+        tokens, lengths = _joined(runs)
+        block = self._framed((tokens, lengths), max_length)
         # The same frame around the marks: nothing of a frame begins a word.
-        marks = self._framed(is_first.astype(np.int32), lengths, max_length, marks=True).tokens == 1
+        marks = self._framed((_joined(firsts)[0], lengths), max_length, marks=True).tokens == 1
         ends = np.cumsum(block.lengths, dtype=np.int64)
         total = np.append(0, np.cumsum(marks))
         return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
 
     def _runs(self, texts: pa.Array) -> Runs:
         """Ids of each text, one run after the other, without a frame."""
-        runs = [
-            np.array(encoding.ids, np.int32)
-            for rows in _pieces(texts)
-            for encoding in self.tokenizer.encode_batch_fast(rows, add_special_tokens=False)
-        ]
-        return np.concatenate([*runs, np.empty(0, np.int32)]), np.array([len(run) for run in runs], np.int64)
+        encoded = (self.tokenizer.encode_batch_fast(rows, add_special_tokens=False) for rows in _pieces(texts))
+        return _joined([np.array(encoding.ids, np.int32) for encodings in encoded for encoding in encodings])
 
-    def _framed(
-        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], max_length: int, *, marks: bool = False
-    ) -> EncodedBlock:
-        frame = self.frame
+    def _framed(self, runs: Runs, max_length: int, *, marks: bool = False) -> EncodedBlock:
+        frame, (tokens, lengths) = self.frame, runs
         cut = np.minimum(lengths, max(1, max_length - frame.size))
         opening, closing = (np.zeros(len(ids), np.int32) if marks else ids for ids in (frame.opening, frame.closing))
         whole = _put_together([opening, (tokens, lengths, cut), closing], len(lengths))
-        return self._block(whole, cut + frame.size, lengths + frame.size, marks)
+        return self._block(whole, cut + frame.size, lengths + frame.size)
 
-    def _framed_pieces(
-        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], max_length: int, long: LongTexts
-    ) -> EncodedBlock:
+    def _framed_pieces(self, runs: Runs, max_length: int, long: LongTexts) -> EncodedBlock:
         """Each window in a frame, or the first and the last tokens in one."""
-        frame = self.frame
+        frame, (tokens, lengths) = self.frame, runs
         kept = np.minimum(lengths, max(1, max_length - frame.size))
         starts, sizes, text = long.pick(lengths, kept, frame.size)
         tokens = pieces_of(tokens, lengths, starts, sizes, text)
         framed = sizes if long.window else kept
         whole = _put_together([frame.opening, (tokens, framed, framed), frame.closing], len(framed))
         rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else kept + frame.size
-        block = self._block(whole, kept + frame.size, lengths + frame.size, False)
+        block = self._block(whole, kept + frame.size, lengths + frame.size)
         return replace(block, lengths=rows.astype(np.int32))
 
     def _framed_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
@@ -240,15 +229,13 @@ class Subwords:
         more_cuts = np.minimum(second[1], room - cuts)
         parts = [frame.opening, (*first, cuts), frame.parting, (*second, more_cuts), frame.closing]
         whole = _put_together(parts, len(cuts))
-        return self._block(whole, cuts + more_cuts + added, first[1] + second[1] + added, False)
+        return self._block(whole, cuts + more_cuts + added, first[1] + second[1] + added)
 
-    def _block(
-        self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], whole: NDArray[np.int64], marks: bool
-    ) -> EncodedBlock:
+    def _block(self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], whole: NDArray[np.int64]) -> EncodedBlock:
         return EncodedBlock(
             tokens=tokens,
             lengths=lengths.astype(np.int32),
-            unknown=0 if marks else int((tokens == self.frame.unknown).sum()),
+            unknown=int((tokens == self.frame.unknown).sum()),
             truncated_rows=int((whole > lengths).sum()),
             truncated_tokens=int((whole - lengths).sum()),
             whole_lengths=whole,
@@ -281,6 +268,10 @@ Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
 """Ids of texts, one run after the other, and how many each has."""
 Part = Any
 """Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
+
+
+def _joined(runs: list[NDArray[Any]]) -> Runs:
+    return np.concatenate([*runs, np.empty(0, np.int32)], dtype=np.int32), np.array(list(map(len, runs)), np.int64)
 
 
 def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
