@@ -168,14 +168,11 @@ def _odd_rows(texts: pa.Array, data: Bytes) -> dict[str, NDArray[np.int64]]:
 
 def _has_run(data: Bytes, run: tuple[Span, ...]) -> bool:
     """Whether bytes within these spans follow one another somewhere."""
-    end = len(data) - len(run) + 1
-    if end <= 0:
-        return False
-    mask = _within(data[:end], run[0])
-    for place, span in enumerate(run[1:], 1):
-        if not mask.any():
-            return False
-        mask &= _within(data[place : place + end], span)
+    end = max(0, len(data) - len(run) + 1)
+    mask = np.ones(end, np.bool_)
+    for place, span in enumerate(run):
+        if mask.any():
+            mask &= _within(data[place : place + end], span)
     return bool(mask.any())
 
 

@@ -115,14 +115,12 @@ def clean_block(
     cleaning: CleaningConfig | None = None,
 ) -> CleanBlock:
     """The rows of a block that are used; what happened to the others goes to `findings`."""
-    cleaning = cleaning or CleaningConfig()
+    cleaning, labels = cleaning or CleaningConfig(), labels_of(block, roles)
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
-    labels = labels_of(block, roles)
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
     findings.add("null_label", rows[has_no_label])
-    is_null = mask_of(pc.is_null(texts)) & ~has_no_label
-    is_empty = mask_of(is_blank(texts)) & ~has_no_label
+    is_null, is_empty = (mask_of(mask) & ~has_no_label for mask in (pc.is_null(texts), is_blank(texts)))
     drops_empty = cleaning.empty is Empty.drop or (cleaning.empty is Empty.by_split and is_train)
     outcome = "dropped" if drops_empty else "kept"
     findings.add(f"null_text_{outcome}", rows[is_null])

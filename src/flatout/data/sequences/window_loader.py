@@ -148,8 +148,9 @@ class DartsWindows(TableWindows):
 
     def __getitem__(self, number: int) -> Any:
         fields = first_of(self._fields(np.array([range(len(self))[number]])))
-        arrays = {name: None if part is None else part.numpy() for name, part in fields.items()}
-        return self._made(self._kinds[0], arrays)
+        return self._made(
+            self._kinds[0], {name: part if part is None else part.numpy() for name, part in fields.items()}
+        )
 
     def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
         start = self.start[numbers]
@@ -211,9 +212,8 @@ def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.
 
 def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
     """One group at least must hold a window; those that hold none are left out with a warning."""
-    needed = (cut.lookback or 0) + cut.horizon
+    needed, longest = (cut.lookback or 0) + cut.horizon, max(lengths.values(), default=1)
     keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
-    longest = max(lengths.values(), default=1)
     what = f"{needed:,} rows are needed, the longest group has {longest:,}"
     require(longest >= needed, keys, what, hint="Lower one of them, or pass longer groups.")
     if short := [name for name, length in lengths.items() if length < needed]:

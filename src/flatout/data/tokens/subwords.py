@@ -277,17 +277,14 @@ def _joined(runs: list[NDArray[Any]]) -> Runs:
 def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
     """Rows made of several parts, one after the other."""
     kept = [np.full(num_rows, len(part)) if not isinstance(part, tuple) else part[2] for part in parts]
-    lengths = np.sum(kept, axis=0) if num_rows else np.empty(0, np.int64)
+    lengths = np.sum(kept, axis=0, dtype=np.int64)
     place = np.cumsum(lengths) - lengths
     found = np.empty(int(lengths.sum()), np.int32)
     for part, counts in zip(parts, kept, strict=True):
         counts = counts.astype(np.int64)
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        if isinstance(part, tuple):
-            tokens, whole, _ = part
-            found[np.repeat(place, counts) + within] = tokens[np.repeat(np.cumsum(whole) - whole, counts) + within]
-        else:
-            found[np.repeat(place, counts) + within] = np.asarray(part, np.int32)[within]
+        tokens, whole = part[:2] if isinstance(part, tuple) else (np.asarray(part, np.int32), 0 * counts)
+        found[np.repeat(place, counts) + within] = tokens[np.repeat(np.cumsum(whole) - whole, counts) + within]
         place = place + counts
     return found
 
@@ -336,7 +333,7 @@ def _parted(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     parts = pc.split_pattern(texts, PAIR, max_splits=1)
     if len(texts) == 0 or pc.max(pc.list_value_length(parts)).as_py() < 2:
         return texts, None
-    return pc.list_element(parts, 0), pa.array([each[1] if len(each) > 1 else "" for each in parts.to_pylist()])
+    return pc.list_element(parts, 0), pa.array([(*each, "")[1] for each in parts.to_pylist()])
 
 
 def _pieces(values: pa.Array) -> Iterable[list[Any]]:

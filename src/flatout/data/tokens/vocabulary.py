@@ -102,8 +102,7 @@ class Vocabulary:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
         tokens, lengths = self._encode_whole(_without_special(texts))
         cut = np.minimum(lengths, max_length)
-        lost = int(lengths.sum() - cut.sum())
-        if lost:
+        if lost := int(lengths.sum() - cut.sum()):
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[place < max_length]
         if (empty := np.flatnonzero(cut == 0)).size:
