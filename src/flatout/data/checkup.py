@@ -73,7 +73,6 @@ class Checkup(_Found):
     """Tokens a row, by split."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         return {
             "source": self.source,
             "problem": self.problem.value,
@@ -95,7 +94,6 @@ class Checkup(_Found):
         return [*lines, "", f"rows for {rows or 'nothing'}"]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
-        """The command that trains on these rows."""
         more = {Problem.none: " model=transformer task=mlm", Problem.tags: _TAGS}.get(self.problem, "")
         settings = [setting for setting in settings if setting not in more]
         return f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
@@ -192,7 +190,6 @@ class SequenceCheckup(_Found):
     """Least, median and most of the recordings' seconds between two samples; empty without data.time."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         facts = {"source": self.source, "splits": self.splits, "columns": self.columns, "steps_s": self.steps_s}
         return {**facts, "remarks": [remark.as_dict() for remark in self.remarks]}
 
@@ -216,7 +213,6 @@ class SequenceCheckup(_Found):
         return ["", *lines, ""]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
-        """The command that trains on these recordings."""
         task = "" if f"data.problem={SequenceProblem.label}" in settings else " task=sequence"
         by_feature = "data.noise.", "data.offset.", "data.low_pass."  # which `train` takes with a plus sign
         words = [f"+{setting}" if setting.startswith(by_feature) else setting for setting in settings]

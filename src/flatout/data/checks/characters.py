@@ -17,46 +17,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.tables.splits import bytes_of, hash_bytes
-from flatout.data.tables.table import mask_of
 
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
 _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
 _CAPITAL_TO_SMALL = 32
 Bytes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
-Span = tuple[int, int]
 
-
-@dataclass(frozen=True, slots=True)
-class Oddity:
-    """Something odd in a text: its pattern, and runs of bytes, each within a span, of which it needs one."""
-
-    pattern: str
-    needs: tuple[tuple[Span, ...], ...]
-
-
-def _one(byte: int) -> Span:
-    return byte, byte
-
-
-ODDITIES = {
-    "control": Oddity("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]", (((0, 8),), ((11, 12),), ((14, 31),), (_one(127),))),
-    "escapes": Oddity(_ESCAPED, ((_one(ord("\\")), (ord("u"), ord("x"))),)),
-    "entities": Oddity(_ENTITIES, ((_one(ord("&")), (ord("#"), ord("q"))),)),
-    "invisible": Oddity(
+ODDITIES = {  # of each its pattern, and runs of bytes of which it needs one: hex numbers, and spans of them
+    "control": ("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]", ("00-08", "0B-0C", "0E-1F", "7F")),
+    "escapes": (_ESCAPED, ("5C 75-78",)),
+    "entities": (_ENTITIES, ("26 23-71",)),
+    "invisible": (
         "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]",
-        (
-            (_one(0xE2), _one(0x80), (0x8B, 0x8F)),
-            (_one(0xE2), _one(0x80), (0xAA, 0xAE)),
-            (_one(0xE2), _one(0x81), _one(0xA0)),
-            (_one(0xEF), _one(0xBB), _one(0xBF)),
-        ),
+        ("E2 80 8B-8F", "E2 80 AA-AE", "E2 81 A0", "EF BB BF"),
     ),
-    "replaced": Oddity("\ufffd", ((_one(0xEF), _one(0xBF), _one(0xBD)),)),
-    "private": Oddity("[\ue000-\uf8ff]", ((_one(0xEE),), (_one(0xEF), (0x80, 0xA3)))),
-    "mojibake": Oddity(
-        "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]", ((_one(0xC3), (0x82, 0x83)), (_one(0xC3), _one(0xA2), _one(0xE2)))
-    ),
+    "replaced": ("\ufffd", ("EF BF BD",)),
+    "private": ("[\ue000-\uf8ff]", ("EE", "EF 80-A3")),
+    "mojibake": ("Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]", ("C3 82-83", "C3 A2 E2")),
 }
 
 
@@ -100,8 +78,7 @@ def _own_bytes(texts: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
     return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
-def _within(data: Bytes, span: Span) -> Mask:
-    low, high = span
+def _within(data: Bytes, low: int, high: int) -> Mask:
     return data == np.uint8(low) if low == high else (data - np.uint8(low)) <= np.uint8(high - low)
 
 
@@ -121,14 +98,14 @@ def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArra
     """Rows with letters beyond ASCII that may be capitals: À to Þ, and other alphabets."""
     if not len(data) or data.max() < 0xC3:
         return np.empty(0, np.int64)
-    may_be = _within(data, (0xC4, 0xDF)) | _within(data, (0xE1, 0xEF)) & (data != 0xE2) | (data >= 0xF0)
-    may_be[:-1] |= (data[:-1] == 0xC3) & _within(data[1:], (0x80, 0x9E))
+    may_be = _within(data, 0xC4, 0xDF) | _within(data, 0xE1, 0xEF) & (data != 0xE2) | (data >= 0xF0)
+    may_be[:-1] |= (data[:-1] == 0xC3) & _within(data[1:], 0x80, 0x9E)
     return np.unique(np.searchsorted(offsets, np.flatnonzero(may_be), "right") - 1)
 
 
 def _ink(data: Bytes) -> Mask:
     """Whatever is no white space."""
-    return ~(_within(data, _one(ord(" "))) | _within(data, (9, 13)) | _within(data, (28, 31)))
+    return ~((data == ord(" ")) | _within(data, 9, 13) | _within(data, 28, 31))
 
 
 def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Mask:
@@ -152,7 +129,7 @@ def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDArray[np.uint64]) -> NDArray[np.uint64]:
     kept = np.compress(is_letter, data)
-    kept += _within(kept, (ord("A"), ord("Z"))).view(np.uint8) * np.uint8(_CAPITAL_TO_SMALL)
+    kept += _within(kept, ord("A"), ord("Z")).view(np.uint8) * np.uint8(_CAPITAL_TO_SMALL)
     counts = _count(is_letter, offsets)
     hashes = hash_bytes(kept, np.append(0, np.cumsum(counts)))
     return np.where(counts > 0, hashes, exact)  # nothing but marks: only the same marks are alike
@@ -160,26 +137,27 @@ def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDAr
 
 def _odd_rows(texts: pa.Array, data: Bytes) -> dict[str, NDArray[np.int64]]:
     found = {}
-    for name, oddity in ODDITIES.items():
-        if any(_has_run(data, run) for run in oddity.needs):
-            found[name] = np.flatnonzero(mask_of(pc.match_substring_regex(texts, oddity.pattern)))
+    for name, (pattern, runs) in ODDITIES.items():
+        if any(_has_run(data, run) for run in runs):
+            found[name] = np.flatnonzero(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
     return {name: rows for name, rows in found.items() if len(rows)}
 
 
-def _has_run(data: Bytes, run: tuple[Span, ...]) -> bool:
+def _has_run(data: Bytes, run: str) -> bool:
     """Whether bytes within these spans follow one another somewhere."""
-    end = max(0, len(data) - len(run) + 1)
+    spans = [(int(span[:2], 16), int(span[-2:], 16)) for span in run.split()]
+    end = max(0, len(data) - len(spans) + 1)
     mask = np.ones(end, np.bool_)
-    for place, span in enumerate(run):
+    for place, span in enumerate(spans):
         if mask.any():
-            mask &= _within(data[place : place + end], span)
+            mask &= _within(data[place : place + end], *span)
     return bool(mask.any())
 
 
 def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Texts with `\\u2019` and `&amp;` as the characters they stand for, and which rows had any."""
     is_odd = pc.fill_null(pc.match_substring_regex(texts, f"{_ESCAPED}|{_ENTITIES}"), False)
-    rows = np.flatnonzero(mask_of(is_odd))
+    rows = np.flatnonzero(is_odd.to_numpy(zero_copy_only=False))
     if not len(rows):
         return texts, rows
     plain = [re.sub(f"(?:{_ESCAPED})+", _characters, text) for text in texts.take(pa.array(rows)).to_pylist()]

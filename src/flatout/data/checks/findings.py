@@ -115,7 +115,6 @@ class Findings:
             finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
 
     def remarks(self) -> list[Remark]:
-        """Each finding as a remark."""
         remarks = []
         for name, finding in self.found.items():
             kind, count = KINDS[name.partition(" ")[0]], finding.count  # behind a blank stands the name of a split
@@ -153,7 +152,6 @@ class Remark:
         return printable(f"{self.source}: {self.what}" + (f"; {self.hint}" if self.hint else ""))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
         plain = {"level": self.level.value, "source": self.source, "what": self.what, "hint": self.hint}
         # "mend" is the name of the hint in summaries of before.
         return plain | {"mend": self.hint, "count": self.count, "rows": self.rows}

@@ -208,7 +208,6 @@ class LabelCensus:
         return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
 
     def remarks(self, source: str) -> list[Remark]:
-        """Remarks about the classes."""
         if not self.problem.has_classes:
             return []
         train = self.counts.get("train", {})

@@ -173,7 +173,6 @@ class TextSurvey:
         return [Remark(Level.note, "rows", total.account()), *parts]
 
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
-        """All rows of a table."""
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
         for looked in self._looked_at(name):
             fate = np.full(looked.block.num_rows, _DROPPED, np.int8)

@@ -47,7 +47,6 @@ class TagBlock:
     offsets: NDArray[np.int64]
 
     def row_of(self) -> NDArray[np.int64]:
-        """The row of each tag."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
@@ -74,7 +73,6 @@ class TagCensus:
         return block
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
-        """Tags as numbers."""
         values = pc.dictionary_encode(pc.fill_null(pc.list_flatten(tags), ""))
         lengths = pc.list_value_length(tags).to_numpy(zero_copy_only=False)
         offsets = np.append(0, np.cumsum(lengths)).astype(np.int64)

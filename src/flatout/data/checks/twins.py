@@ -47,7 +47,6 @@ class RecordFiles:
         self._waiting.append(self._thread.submit(self._write, records))
 
     def parts(self) -> Iterator[Records]:
-        """The records of each file."""
         while self._waiting:
             self._waiting.pop().result()
         for file in self._files:

@@ -85,7 +85,6 @@ def read_blocks(table: Table, rules: RecordingRules) -> Iterator[tuple[pa.Record
 
 
 def _require_columns(table: Table, rules: RecordingRules) -> None:
-    """Check that a table has the columns of the settings."""
     wanted: dict[str, str] = {}
     for key, is_target in (("data.features", False), ("data.target", True)):
         names = [name for name in rules.columns if (name in rules.targets) is is_target]

@@ -44,7 +44,6 @@ class Recording:
     """Whether `times` were dates, and count from 1970."""
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        """Some of its samples."""
         return replace(self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen])
 
 
@@ -113,7 +112,6 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
 
 
 def _label_of(column: pa.Array, whose: str) -> str:
-    """The one label of a recording."""
     found = pc.unique(pc.drop_null(column)).to_pylist()
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))

@@ -188,7 +188,6 @@ class Overlaps:
         self._runs: list[NDArray[np.uint64]] = []
 
     def begin(self) -> None:
-        """A recording is next."""
         self._runs.append(np.empty(0, np.uint64))
 
     def add(self, values: Floats) -> None:

@@ -138,7 +138,6 @@ class Survey:
         self._copies, self._overlaps = Copies(columns, targets), Overlaps()
 
     def add(self, split: str, recording: AnyRecording) -> None:
-        """Take in one recording."""
         values = recording.values
         self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
         if recording.label is not None:
@@ -206,7 +205,6 @@ class Survey:
         }
 
     def lines(self) -> list[str]:
-        """What is printed of the recordings."""
         splits = self.facts()["splits"].items()
         counts = ", ".join(f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits)
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]

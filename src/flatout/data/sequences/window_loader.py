@@ -17,19 +17,25 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import RecordingRules
-from flatout.data.sequences.forecasting_windows import ForecastingWindows, is_forecasting
 from flatout.data.sequences.recordings import ReadingNotes, Recording, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, Places, Segments
-from flatout.data.sequences.window_batches import SeededOrder, WindowBatches, first_of, gather_runs, take_whole
+from flatout.data.sequences.window_batches import (
+    ForecastingWindows,
+    WindowBatches,
+    first_of,
+    gather_runs,
+    is_forecasting,
+)
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
 from flatout.errors import UserError, as_choice, did_you_mean, require
 
+_NUMBERS_AT_ONCE = 65_536
 Names = str | list[str] | tuple[str, ...] | None
 Roles = dict[str, list[str]]
 """Columns by what they are for: target, features, known, static."""
@@ -87,6 +93,30 @@ def windows(
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
     return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
+
+
+def take_whole(batch: Any) -> Any:
+    """The `collate_fn` of a batch that is whole already."""
+    return batch
+
+
+class SeededOrder(RandomSampler):
+    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where they are not set."""
+
+    def __init__(self, windows: WindowBatches, seed: int) -> None:
+        super().__init__(windows)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), self.epoch]))
+        self.epoch += 1
+        order = np.arange(self.num_samples, dtype=np.int32 if self.num_samples < 2**31 else np.int64)
+        random.shuffle(order)
+        for first in range(0, len(order), _NUMBERS_AT_ONCE):  # a list of all would take 40 bytes a window
+            yield from order[first : first + _NUMBERS_AT_ONCE].tolist()
 
 
 class TableWindows(WindowBatches):

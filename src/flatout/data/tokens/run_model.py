@@ -32,7 +32,6 @@ class RunModel:
     folder: Path
 
     def configuration(self) -> dict[str, Any]:
-        """The encoder's own configuration."""
         found = self.read(lambda: json.loads(self._text(_ENCODER)))
         if not isinstance(found, dict):
             raise self._damaged(f"{_ENCODER} holds no settings")

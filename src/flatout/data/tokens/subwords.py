@@ -132,7 +132,6 @@ class Subwords:
 
     @classmethod
     def from_json(cls, text: str) -> Subwords:
-        """The tokenizer that `to_json` wrote."""
         held = json.loads(text)
         for name in held["files"]:
             is_plain = Path(name).name == name and name.endswith(_ENDINGS)

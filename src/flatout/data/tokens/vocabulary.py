@@ -85,7 +85,6 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:
-        """The tokenizer that `to_json` wrote."""
         return cls(Tokenizer.from_str(text))
 
     def to_json(self) -> str:
