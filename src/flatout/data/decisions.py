@@ -20,6 +20,9 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, as_texts, decoded
 from flatout.errors import UserError, printable, require
 
+Line = dict[str, str]
+"""A line of a file, by its columns."""
+
 
 class DecidedTable(Table):
     """A table with some of its rows to be left out, and others with a new label."""
@@ -57,7 +60,7 @@ class DecidedTable(Table):
 
 
 def decide(
-    tables: Mapping[str, Table], roles: Roles, files: tuple[str | None, str | None], escapes: Escapes
+    tables: Mapping[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes
 ) -> dict[str, Table]:
     """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of their rows."""
     decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
@@ -69,9 +72,9 @@ def decide(
     return {split: DecidedTable(table, roles, [*excluded[split]], labels[split]) for split, table in tables.items()}
 
 
-def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, dict[str, str]]]:
+def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, Line]]:
     """The lines of a file, by split and number of the row from 0."""
-    found: dict[str, dict[int, dict[str, str]]] = {split: {} for split in tables}
+    found: dict[str, dict[int, Line]] = {split: {} for split in tables}
     for number, line in enumerate(_lines(key, file), 2):
         place, row = f"{file}:{number}", (line.get("row") or "").strip()
         require(row.isdecimal() and int(row) > 0, key, f"{place} names row {row!r}", allowed="1 or more")
@@ -81,11 +84,11 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     return found
 
 
-def _label(line: Mapping[str, str]) -> str:
+def _label(line: Line) -> str:
     return line.get("label") or line.get("likely") or ""
 
 
-def _lines(key: str, file: str) -> list[dict[str, str]]:
+def _lines(key: str, file: str) -> list[Line]:
     path = Path(file)
     require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
     try:
@@ -100,7 +103,7 @@ def _lines(key: str, file: str) -> list[dict[str, str]]:
         raise UserError(key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8.") from None
 
 
-def _split_of(key: str, place: str, line: Mapping[str, str], tables: Mapping[str, Table]) -> str:
+def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:
     given = line.get("file")
     names = {split: table.name for split, table in tables.items()}
     found = [split for split, name in names.items() if not given or given == name]
@@ -110,9 +113,7 @@ def _split_of(key: str, place: str, line: Mapping[str, str], tables: Mapping[str
     return found[0]
 
 
-def _require_rows(
-    key: str, file: str, table: Table, roles: Roles, lines: Mapping[int, Mapping[str, str]], escapes: Escapes
-) -> None:
+def _require_rows(key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes) -> None:
     """Each row must be there, with the text that the file has beside it."""
     waiting, num_rows = dict(lines), 0
     for rows, block in table.numbered(roles.texts) if waiting else ():

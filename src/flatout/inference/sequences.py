@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.recordings import LongRecording, ReadingNotes, Recording, Scratch, files_of, read_recordings
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    Scratch,
+    files_of,
+    read_recordings,
+)
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
 from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
@@ -123,7 +129,7 @@ class SequencePredictor(RunPredictor):
                 self._require_same_rate(recording)
                 yield recording
 
-    def read_long(self, table: Table) -> Iterator[Recording | LongRecording]:
+    def read_long(self, table: Table) -> Iterator[Recording]:
         """The same; a large file that is one recording stays out of memory."""
         with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
@@ -252,7 +258,7 @@ class SequencePredictor(RunPredictor):
         for recording in self.read_long(table):
             yield from self._answer_recording(recording)
 
-    def _answer_recording(self, recording: Recording | LongRecording) -> Iterator[Answered]:
+    def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         """Rows with the recording's name, the time and the answers."""
         time, samples = self.rules.time or "step", len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
@@ -342,19 +348,16 @@ class SequencePredictor(RunPredictor):
                 self._squares = self._squares + np.square(block).sum(axis=0)
             self._samples += len(block)
 
-    def _require_same_rate(self, recording: Recording | LongRecording) -> None:
+    def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
-        if isinstance(recording, LongRecording):
-            step = recording.step or 0.0
-        else:
-            step = float(np.median(np.diff(recording.times)))
+        step = recording.step
         if abs(step / self.step_s - 1) > _OTHER_RATE:
             what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
             raise UserError("data.time", what, hint=f"Resample it, or train with data.step={self.step_s:g}.")
 
 
-def _block(recording: Recording | LongRecording, columns: dict[str, Any], done: int) -> Answered:
+def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered:
     arrays = {name: pa.array(values) for name, values in columns.items()}
     names = pa.array([recording.name] * len(next(iter(arrays.values()))), pa.string())
     return Answered(pa.RecordBatch.from_pydict({"recording": names, **arrays}), done=done)

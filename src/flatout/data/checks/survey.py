@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.characters import Characters, read_characters
 from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule, clean_block
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
-from flatout.data.checks.labels import LabelCensus, normalise_labels
+from flatout.data.checks.labels import LabelCensus, Rows, normalise_labels
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, find_twins
 from flatout.data.decisions import DecidedTable
@@ -98,17 +97,8 @@ _ROWS_SAMPLED = 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A block, what is used of it, and what its bytes tell."""
-
-    block: pa.RecordBatch
-    clean: CleanBlock
-    places: NDArray[np.int64]
-    """Where in the block the rows lie that are used."""
-    characters: Future[Characters]
-
-
+_Looked = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64], Future[Characters]]
+"""A block, what is used of it, where in the block these rows lie, and what their bytes tell."""
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
@@ -175,19 +165,18 @@ class TextSurvey:
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
         for looked in self._looked_at(name):
-            fate = np.full(looked.block.num_rows, _DROPPED, np.int8)
-            is_changed = np.zeros(looked.block.num_rows, np.bool_)
-            kept = self._take(name, looked, files)
-            fate[looked.places[kept]] = SPLITS.index(name)
-            is_changed[looked.places] = looked.clean.is_changed
-            fates.append(fate)
-            changed.append(is_changed)
-            advance(looked.block.num_rows)
+            block, clean, places, _ = looked
+            fates.append(np.full(block.num_rows, _DROPPED, np.int8))
+            changed.append(np.zeros(block.num_rows, np.bool_))
+            fates[-1][places[self._take(name, looked, files)]] = SPLITS.index(name)
+            changed[-1][places] = clean.is_changed
+            advance(block.num_rows)
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
     def _take(self, name: str, looked: _Looked, files: RecordFiles) -> NDArray[np.bool_]:
         """Number the labels of a block and leave a record of each row; which rows stay."""
-        clean, characters, table = looked.clean, looked.characters.result(), self.tables[name]
+        (_, clean, _, waiting), table = looked, self.tables[name]
+        characters = waiting.result()
         kept = self._odd(name, clean, characters)
         how: dict[str, Any] = {"problem": self.problem, "delimiter": self.label_delimiter}
         labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
@@ -218,7 +207,7 @@ class TextSurvey:
             for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
                 clean = clean_block(block, rows=rows, **rules)
                 places = clean.rows - rows[0] if len(rows) else rows
-                waiting.append(_Looked(block, clean, places, threads.submit(read_characters, clean.texts)))
+                waiting.append((block, clean, places, threads.submit(read_characters, clean.texts)))
                 if len(waiting) >= _WAITING:
                     yield waiting.popleft()
             while waiting:
@@ -250,21 +239,21 @@ class TextSurvey:
         return ~is_excluded
 
     def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
-        records = np.empty(len(looked.clean.rows), RECORD)
-        characters = looked.characters.result()
-        records["alike"], records["exact"] = characters.alike, characters.exact
-        records["row"], records["code"], records["table"] = looked.clean.rows, codes, SPLITS.index(name)
-        records["group"] = self._groups(looked) if self.splitting.group and name == "train" else 0
+        block, clean, places, characters = looked
+        records = np.empty(len(clean.rows), RECORD)
+        records["alike"], records["exact"] = characters.result().alike, characters.result().exact
+        records["row"], records["code"], records["table"] = clean.rows, codes, SPLITS.index(name)
+        records["group"] = self._groups(block, places, clean.rows) if self.splitting.group and name == "train" else 0
         return records
 
-    def _groups(self, looked: _Looked) -> NDArray[np.uint64]:
+    def _groups(self, block: pa.RecordBatch, places: Rows, rows: Rows) -> NDArray[np.uint64]:
         """A hash of each row's group; a row without one is a group of its own."""
-        group = decoded(looked.block.column(self.splitting.group)).take(pa.array(looked.places))
+        group = decoded(block.column(self.splitting.group)).take(pa.array(places))
         if pa.types.is_nested(group.type):
             what = f"column {self.splitting.group!r} holds {group.type}"
             raise UserError("data.group", what, allowed="texts or numbers")
         is_null = group.is_null().to_numpy(zero_copy_only=False)
-        return np.where(is_null, reseeded(looked.clean.rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
+        return np.where(is_null, reseeded(rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
 
     def _decide(self, files: RecordFiles) -> None:
         """The split of every row, and what becomes of rows that have a twin."""

@@ -74,11 +74,14 @@ class TagCensus:
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
         values = pc.dictionary_encode(pc.fill_null(pc.list_flatten(tags), ""))
-        lengths = pc.list_value_length(tags).to_numpy(zero_copy_only=False)
-        offsets = np.append(0, np.cumsum(lengths)).astype(np.int64)
+        offsets = np.append(0, np.cumsum(pc.list_value_length(tags))).astype(np.int64)
         codes = values.indices.to_numpy(zero_copy_only=False)
         names = values.dictionary.to_pylist()
-        self._require_known(names, codes, offsets, rows)
+        if wrong := [name for name in names if not _KNOWN.fullmatch(name)]:
+            row = int(np.searchsorted(offsets, np.argmax(codes == names.index(wrong[0])), "right")) - 1
+            what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:5]))}"
+            allowed = "O, or a letter of BIO, IOBES or BILOU with a type: B-person"
+            raise UserError("data.label", what, allowed=allowed, hint="Write the tags so.")
         parsed = np.array([self._parsed(name) for name in names] or [(0, 0)], np.int32)
         return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
 
@@ -101,17 +104,6 @@ class TagCensus:
         for name, number in self.types.items():
             if found[number]:
                 counts[name] = counts.get(name, 0) + int(found[number])
-
-    def _require_known(
-        self, names: list[str], codes: NDArray[np.int32], offsets: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> None:
-        if not (wrong := [name for name in names if not _KNOWN.fullmatch(name)]):
-            return
-        place = int(np.flatnonzero(codes == names.index(wrong[0]))[0])
-        row = int(np.searchsorted(offsets, place, "right")) - 1
-        what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:5]))}"
-        allowed = "O, or a letter of BIO, IOBES or BILOU with a type: B-person"
-        raise UserError("data.label", what, allowed=allowed, hint="Write the tags so.")
 
     def _parsed(self, name: str) -> tuple[int, int]:
         if name == "O":

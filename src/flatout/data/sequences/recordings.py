@@ -33,12 +33,14 @@ class Recording:
     """Of its file and its group."""
     part: str
     """What splits keep together: its file, or the first column of its group."""
-    values: Floats
-    """[samples, columns]"""
-    times: Floats
+    values: Any
+    """[samples, columns] float64; of a large file `ScratchValues`."""
+    times: Any
     """[samples] seconds; numbers from 0 where there is no column of times."""
     rows: NDArray[np.int64]
-    """[samples] numbers of the rows in their file, from 0; of resampled ones the row at or before."""
+    """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large file."""
+    step: float = 1.0
+    """Median seconds between two samples, as they were written."""
     label: str | None = None
     is_dated: bool = False
     """Whether `times` were dates, and count from 1970."""
@@ -132,7 +134,7 @@ def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: 
             notes.short += 1
             continue
         notes.steps.append(float(np.median(np.diff(piece.times))))
-        yield _with_integrals(even, rules) if rules.cumulate else even
+        yield replace(_with_integrals(even, rules) if rules.cumulate else even, step=notes.steps[-1])
 
 
 def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
@@ -227,25 +229,6 @@ class ScratchValues:
         return read.reshape(count, width)[:, self.columns]
 
 
-@dataclass(frozen=True, slots=True)
-class LongRecording:
-    """One run of samples that are not in memory."""
-
-    name: str
-    part: str
-    values: ScratchValues
-    step: float | None
-    """Median seconds between two samples; None without a column of times."""
-    times: ScratchValues
-    """Its last column, where the scratch keeps them."""
-    is_dated: bool = False
-    """Whether times were dates, and count from 1970."""
-    label: None = None
-
-
-AnyRecording = Recording | LongRecording
-
-
 class Scratch:
     """The scratch files of the large files of one preparation, so that memory does not grow with a file.
 
@@ -256,19 +239,19 @@ class Scratch:
 
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
         self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
-        self._found: dict[str, LongRecording | None] = {}
+        self._found: dict[str, Recording | None] = {}
 
-    def read(self, file: Table, notes: ReadingNotes) -> LongRecording | None:
+    def read(self, file: Table, notes: ReadingNotes) -> Recording | None:
         """A large file as a recording; None where it has to be read as a whole."""
         if not self.rules.are_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
             return None
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
         if (found := self._found[file.name]) is not None:
-            notes.steps.append(1.0 if found.step is None else found.step)
+            notes.steps.append(found.step)
         return found
 
-    def _copy(self, file: FileTable, path: Path) -> LongRecording | None:
+    def _copy(self, file: FileTable, path: Path) -> Recording | None:
         """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
         rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
         with written():
@@ -287,9 +270,10 @@ class Scratch:
                     output.write(np.ascontiguousarray(numbers).data)
         if samples < 2:
             return None
-        step, columns = None if rules.time is None else float(np.median(steps)), len(rules.columns)
-        kept = [ScratchValues(path, samples, columns + self.keeps_times, chosen) for chosen in (slice(columns), -1)]
-        return LongRecording(file.name, file.name, kept[0], step, kept[1], is_dated)
+        width = (columns := len(rules.columns)) + self.keeps_times
+        kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
+        kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
+        return Recording(name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated)
 
 
 def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:

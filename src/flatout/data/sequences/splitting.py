@@ -61,10 +61,8 @@ class Splitter:
             self.how = "each recording is cut in time"
             return [segment for number, each in enumerate(recordings) for segment in self._cut(number, each)]
         splits = self._deal(own, by)
-        names = [each.part if by else each.name for each in recordings]
-        dealt = [
-            splits[name] if each.split == "train" else each.split for name, each in zip(names, recordings, strict=True)
-        ]
+        key = "part" if by else "name"
+        dealt = [splits[getattr(each, key)] if each.split == "train" else each.split for each in recordings]
         return [Segment(split, number, 0, recordings[number].samples) for number, split in enumerate(dealt)]
 
     def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:

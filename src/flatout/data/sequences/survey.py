@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
-from flatout.data.sequences.recordings import AnyRecording, ReadingNotes, Scratch, blocks_of, files_of, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, describe_units
 from flatout.data.sequences.splitting import Copies, Overlaps, RecordingEntry, Segment, Splitter
@@ -92,7 +92,7 @@ class SequencePreparation:
 
     def _read(
         self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
-    ) -> Iterator[tuple[str, AnyRecording]]:
+    ) -> Iterator[tuple[str, Recording]]:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
@@ -137,7 +137,7 @@ class Survey:
         targets = config.targets if config.problem is SequenceProblem.estimate else []
         self._copies, self._overlaps = Copies(columns, targets), Overlaps()
 
-    def add(self, split: str, recording: AnyRecording) -> None:
+    def add(self, split: str, recording: Recording) -> None:
         values = recording.values
         self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
         if recording.label is not None:

@@ -178,9 +178,8 @@ class DartsWindows(TableWindows):
 
     def __getitem__(self, number: int) -> Any:
         fields = first_of(self._fields(np.array([range(len(self))[number]])))
-        return self._made(
-            self._kinds[0], {name: part if part is None else part.numpy() for name, part in fields.items()}
-        )
+        arrays = {name: None if part is None else part.numpy() for name, part in fields.items()}
+        return self._made(self._kinds[0], arrays)
 
     def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
         start = self.start[numbers]

@@ -16,6 +16,7 @@ _HEAD_SHARE = 4
 """A quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)."""
 
 Counts = NDArray[np.int64]
+Tokens = NDArray[np.int32]
 
 
 class Long(StrEnum):
@@ -62,9 +63,7 @@ class LongTexts:
 CUT = LongTexts()
 
 
-def pieces_of(
-    tokens: NDArray[np.int32], lengths: Counts, starts: Counts, sizes: Counts, text: Counts
-) -> NDArray[np.int32]:
+def pieces_of(tokens: Tokens, lengths: Counts, starts: Counts, sizes: Counts, text: Counts) -> Tokens:
     """So many tokens from there on of each of these texts, one piece after the other."""
     begins = (np.cumsum(lengths) - lengths)[text] + starts
     return tokens[np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))]
