@@ -203,9 +203,4 @@ class LostWords:
             self.straddling += (found.row[(found.start < end) & (found.stop > end)] + first).tolist()
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "words": self.words,
-            "words_lost": self.words_lost,
-            "entities_lost": self.entities_lost,
-            "straddling": self.straddling,
-        }
+        return {name: getattr(self, name) for name in ("words", "words_lost", "entities_lost", "straddling")}

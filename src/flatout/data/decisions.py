@@ -59,9 +59,7 @@ class DecidedTable(Table):
             yield block
 
 
-def decide(
-    tables: Mapping[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes
-) -> dict[str, Table]:
+def decide(tables: dict[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes) -> dict[str, Table]:
     """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of their rows."""
     decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
     for key, file, into in zip(("data.exclude", "data.relabel"), files, decided, strict=True):

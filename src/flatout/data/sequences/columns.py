@@ -44,18 +44,10 @@ class RecordingRules:
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
         """Features are read, then targets; labels are no column of a recording."""
-        features, label = config.features or [], config.label
-        return cls(
-            columns=[name for name in features if name not in config.targets] + ([] if label else config.targets),
-            time=config.time,
-            group=list(config.group or []),
-            label=label,
-            step=config.step,
-            max_gap=config.max_gap,
-            missing=config.missing,
-            cumulate=list(config.cumulate),
-            targets=config.targets,
-        )
+        targets, label, group = config.targets, config.label, list(config.group or [])
+        columns = [name for name in config.features or [] if name not in targets] + ([] if label else targets)
+        shared = {name: getattr(config, name) for name in ("time", "step", "max_gap", "missing", "targets")}
+        return cls(columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared)
 
     @property
     def names(self) -> list[str]:

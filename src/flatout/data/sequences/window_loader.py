@@ -82,13 +82,8 @@ def windows(
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _listed(columns) for role, columns in named.items()}
-        rules = RecordingRules(
-            columns=[name for names in roles.values() for name in names],
-            time=time,
-            group=_listed(group),
-            max_gap=max_gap,
-            missing=as_choice(Missing, missing, "missing"),
-        )
+        columns, how = [name for names in roles.values() for name in names], as_choice(Missing, missing, "missing")
+        rules = RecordingRules(columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how)
         found = _of_table(source, roles, rules, Cut(lookback=lookback, horizon=horizon, stride=stride), layout)
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}

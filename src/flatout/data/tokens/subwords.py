@@ -206,7 +206,7 @@ class Subwords:
         cut = np.minimum(lengths, max(1, max_length - frame.size))
         opening, closing = (np.zeros(len(ids), np.int32) if marks else ids for ids in (frame.opening, frame.closing))
         whole = _put_together([opening, (tokens, lengths, cut), closing], len(lengths))
-        return self._block(whole, cut + frame.size, lengths + frame.size)
+        return EncodedBlock.of(whole, cut + frame.size, lengths + frame.size, frame.unknown)
 
     def _framed_pieces(self, runs: Runs, max_length: int, long: LongTexts) -> EncodedBlock:
         """Each window in a frame, or the first and the last tokens in one."""
@@ -217,7 +217,7 @@ class Subwords:
         framed = sizes if long.window else kept
         whole = _put_together([frame.opening, (tokens, framed, framed), frame.closing], len(framed))
         rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else kept + frame.size
-        block = self._block(whole, kept + frame.size, lengths + frame.size)
+        block = EncodedBlock.of(whole, kept + frame.size, lengths + frame.size, frame.unknown)
         return replace(block, lengths=rows.astype(np.int32))
 
     def _framed_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
@@ -228,17 +228,7 @@ class Subwords:
         more_cuts = np.minimum(second[1], room - cuts)
         parts = [frame.opening, (*first, cuts), frame.parting, (*second, more_cuts), frame.closing]
         whole = _put_together(parts, len(cuts))
-        return self._block(whole, cuts + more_cuts + added, first[1] + second[1] + added)
-
-    def _block(self, tokens: NDArray[np.int32], lengths: NDArray[np.int64], whole: NDArray[np.int64]) -> EncodedBlock:
-        return EncodedBlock(
-            tokens=tokens,
-            lengths=lengths.astype(np.int32),
-            unknown=int((tokens == self.frame.unknown).sum()),
-            truncated_rows=int((whole > lengths).sum()),
-            truncated_tokens=int((whole - lengths).sum()),
-            whole_lengths=whole,
-        )
+        return EncodedBlock.of(whole, cuts + more_cuts + added, first[1] + second[1] + added, frame.unknown)
 
 
 Encoder = Vocabulary | Subwords

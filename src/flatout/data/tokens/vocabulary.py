@@ -27,6 +27,7 @@ PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
 PADDING_ID, UNKNOWN_ID, SEPARATOR_ID = 0, 1, 2
 _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
 NUM_SPECIAL = len(_SPECIAL)
+Counts = NDArray[np.int64]
 _ROWS_A_DOCUMENT = 500
 
 
@@ -68,6 +69,12 @@ class EncodedBlock:
     whole_lengths: NDArray[np.int64]
     """Tokens of each row before it was cut."""
 
+    @classmethod
+    def of(cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int) -> EncodedBlock:
+        """Rows of so many tokens each, which had so many before they were cut."""
+        unknown, lost = int((tokens == unknown_id).sum()), np.maximum(whole - lengths, 0)
+        return cls(tokens, lengths.astype(np.int32), unknown, int((lost > 0).sum()), int(lost.sum()), whole)
+
 
 class Vocabulary:
     """A trained tokenizer, as encoder of text blocks."""
@@ -101,20 +108,13 @@ class Vocabulary:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
         tokens, lengths = self._encode_whole(_without_special(texts))
         cut = np.minimum(lengths, max_length)
-        if lost := int(lengths.sum() - cut.sum()):
+        if (cut < lengths).any():
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = tokens[place < max_length]
         if (empty := np.flatnonzero(cut == 0)).size:
             tokens = np.insert(tokens, (np.cumsum(cut) - cut)[empty], UNKNOWN_ID)
             cut = np.maximum(cut, 1)
-        return EncodedBlock(
-            tokens=tokens,
-            lengths=cut.astype(np.int32),
-            unknown=int((tokens == UNKNOWN_ID).sum()),
-            truncated_rows=int((lengths > max_length).sum()),
-            truncated_tokens=lost,
-            whole_lengths=lengths,
-        )
+        return EncodedBlock.of(tokens, cut, lengths, UNKNOWN_ID)
 
     def _encode_whole(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         if len(texts) == 0:
