@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flatout import CellsConfig
 from flatout.data import SequenceData
 from flatout.data.batches.plan import PlanSettings, StreamPlan
-from flatout.data.sequences.views import Segments, chunks, estimate_windows, forecast_windows
+from flatout.data.sequences.views import Cut, Segments, estimate_windows, forecast_windows
 
 recordings = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 places = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
@@ -27,7 +27,7 @@ def segments_of(lengths: list[int]) -> Segments:
 def plans_of(lengths: list[int], size: int, settings: tuple[int, int, int], epoch: int = 0) -> list[StreamPlan]:
     """The plan of each rank."""
     rows, world, accumulate = settings
-    view = chunks(segments_of(lengths), size)
+    view = Cut(chunk=size).rows(segments_of(lengths))
     each = [PlanSettings(rows_per_batch=rows, world=world, rank=r, accumulate=accumulate, seed=4) for r in range(world)]
     return [StreamPlan(view.length, view.recording, settings, epoch) for settings in each]
 
@@ -42,7 +42,7 @@ def batches_of(plan: StreamPlan) -> list[list[int]]:
 @given(recordings, st.integers(1, 20), places)
 def test_each_chunk_is_in_one_batch_of_one_rank_and_follows_the_one_before(lengths, size, settings):
     plans = plans_of(lengths, size, settings)
-    view = chunks(segments_of(lengths), size)
+    view = Cut(chunk=size).rows(segments_of(lengths))
     seen: dict[int, tuple[int, int]] = {}
     for rank, plan in enumerate(plans):
         for number, rows in enumerate(batches_of(plan)):
