@@ -141,13 +141,7 @@ class Steps:
     """Steps of one way over batches that never end."""
 
     def __init__(
-        self,
-        task: Task,
-        way: Way,
-        batches: Iterator[FlatBatch],
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip: float = 0.0,
+        self, task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer, *, clip: float = 0.0
     ) -> None:
         """`optimizer`: a standing one, which ways of one model share, as its state is large."""
         self.task, self.way, self.batches, self.clip = task, way, batches, clip

@@ -233,11 +233,7 @@ def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
     ordered = np.asarray(rows, dtype=np.int64)[np.argsort(lengths, kind="stable")]
     count = np.array([len(ordered)])
     whole = BatchRows(
-        rows=ordered,
-        bounds=np.append(0, count),
-        num_real=count,
-        step_rows=count,
-        ends_step=np.array([True]),
+        rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=np.array([True])
     )
     # On the host, whatever the device: a store may be larger than that.
     batch = next(cut_run(Gatherer(parts.split, torch.device("cpu")).run(whole)))
