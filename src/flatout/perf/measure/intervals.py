@@ -38,10 +38,6 @@ class Interval:
         digits = 2 if self.value < 1.5 else 1
         return f"{self.value:.{digits}f}× ({self.low:.{digits}f}–{self.high:.{digits}f})"
 
-    def mapped(self, change: Callable[[float], float]) -> Interval:
-        """Value and bounds through a function that never falls."""
-        return Interval(change(self.value), change(self.low), change(self.high))
-
     def widened(self, factor: float) -> Interval:
         """The same value, with both bounds further away by a factor of 1 or more."""
         return Interval(self.value, self.low / factor, self.high * factor)
@@ -52,10 +48,9 @@ class Interval:
 
 def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
-    logs = sorted(math.log(each) for each in ratios)
+    logs = sorted(map(math.log, ratios))
     left_out = _outside(len(logs))
-    ordered = (statistics.median(logs), logs[left_out], logs[len(logs) - 1 - left_out])
-    return Interval(*(math.exp(each) for each in ordered))
+    return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:

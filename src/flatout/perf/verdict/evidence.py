@@ -18,8 +18,6 @@ _MANY_GRAPHS = 3
 """A few are made once; from so many on a run compiles again and again."""
 OWN_LOADER = "own"
 """The feed of a run with the user's own DataModule."""
-
-
 MODEL = ("forward", "backward", "optimizer")
 """Parts that another model changes."""
 COMPUTED = ("wait", "transfer", *MODEL)
@@ -47,10 +45,6 @@ class Tried:
         value = max(self.rows_per_s, 1e-9) / max(self.as_was, 1e-9)
         low, high = self.low or value, self.high or value
         return Interval(value, min(low, value), max(high, value))
-
-    @staticmethod
-    def from_dict(kept: Mapping[str, Any]) -> Tried:
-        return Tried(**_known(Tried, kept))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,23 +115,21 @@ class Evidence:
         return sum(self.ms.values())
 
     @property
-    def computed_ms(self) -> float:
-        """Milliseconds of a batch with its feed and model alone."""
-        return sum(self.ms.get(part, 0.0) for part in COMPUTED)
-
-    @property
     def model_ms(self) -> float:
-        """Milliseconds of a batch with its model alone."""
-        return sum(self.ms.get(part, 0.0) for part in MODEL)
+        return self.ms_of(*MODEL)
 
     @property
     def model_rows_per_s(self) -> float:
         """Rows a second with nothing but feed and model."""
-        return 1000 * self.rows_per_batch / max(self.computed_ms, 1e-9)
+        return 1000 * self.rows_per_batch / max(self.ms_of(*COMPUTED), 1e-9)
+
+    def ms_of(self, *parts: str) -> float:
+        """Milliseconds that these parts took of a batch."""
+        return sum(self.ms.get(part, 0.0) for part in parts)
 
     def share(self, *parts: str) -> float:
         """Of all the time, what these parts took."""
-        return sum(self.ms.get(part, 0.0) for part in parts) / max(self.total_ms, 1e-9)
+        return self.ms_of(*parts) / max(self.total_ms, 1e-9)
 
     @property
     def compiling_share(self) -> float:
@@ -151,9 +143,9 @@ class Evidence:
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Evidence:
-        """What `as_dict` has written, by this version or another: what it does not know is left out."""
+        """From `as_dict` of this version or another: what it does not know is left out."""
         given = _known(Evidence, kept)
-        given["tried"] = [Tried.from_dict(each) for each in given.get("tried", [])]
+        given["tried"] = [Tried(**_known(Tried, each)) for each in given.get("tried", [])]
         return Evidence(**given)
 
 

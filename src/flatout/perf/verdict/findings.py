@@ -161,24 +161,19 @@ def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
 
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     """The gain of the run in the way that was tried; what is not of the model costs what it did."""
-    return carried_over(tried.speedup.mapped(lambda speedup: _gain_at(evidence, tried, speedup)))
-
-
-def _gain_at(evidence: Evidence, tried: Tried, speedup: float) -> float:
-    def each(*parts: str) -> float:
-        return sum(evidence.ms.get(part, 0.0) for part in parts)
-
-    rows = evidence.rows_per_batch
-    fed = each("wait", "transfer") / rows
+    ms_of, rows = evidence.ms_of, evidence.rows_per_batch
+    fed = ms_of("wait", "transfer") / rows
     own, around = ((*MODEL, "other"), ()) if tried.cause == "loop" else (MODEL, ("other",))
-    changed = each(*own) / rows + (fed if tried.cause == "data" else 0.0)
-    each_batch = each(*around, "callbacks") / tried.rows_per_batch
+    changed = ms_of(*own) / rows + (fed if tried.cause == "data" else 0.0)
+    each_batch = ms_of(*around, "callbacks") / tried.rows_per_batch
     # Logging comes with optimizer steps, checkpoints and validations with epochs.
     steps_change = rows * evidence.accumulate / (tried.rows_per_batch * tried.batches_per_step)
-    kept = each("logging") / rows * steps_change + each("checkpoint", "validation") / rows
+    kept = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
     kept += 0.0 if tried.cause == "data" else fed
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
-    return max(evidence.total_ms, 1e-9) / rows / max(changed / max(speedup, 1e-9) + each_batch + kept, 1e-9)
+    total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
+    bounds = (changed / max(times, 1e-9) + each_batch + kept for times in (steps.value, steps.low, steps.high))
+    return carried_over(Interval(*(total / max(left, 1e-9) for left in bounds)))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
@@ -197,22 +192,16 @@ def by_trying(
         return None
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
-    return Finding(
-        cause=cause,
-        limit=limit,
-        share=1 - 1 / gain.value,
-        evidence=f"{also}; {why}" if also else why,
-        override=tried.override,
-        gain=gain,
-        changes_training=changes_training,
-    )
+    why = f"{also}; {why}" if also else why
+    fix: dict[str, Any] = {"override": tried.override, "gain": gain, "changes_training": changes_training}
+    return Finding(cause=cause, limit=limit, share=1 - 1 / gain.value, evidence=why, **fix)
 
 
 def by_removing(
-    evidence: Evidence, ms: float, *, cause: str, limit: str, why: str, override: str | None, advice: str | None = None
+    evidence: Evidence, ms: float, cause: str, limit: str, why: str, override: str | None = None, **more: Any
 ) -> Finding | None:
     """A part that its fix takes away, where that is worth naming."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
     gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
-    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, advice=advice, gain=gain)
+    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, gain=gain, **more)
