@@ -25,8 +25,7 @@ from flatout.engine.random_state import RandomState
 from flatout.errors import as_choice, require
 from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
-from flatout.perf.tune.probe import Parts, Setting
-from flatout.perf.tune.prober import Here
+from flatout.perf.tune.probe import Here, Parts, Setting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.perf.tune.speeds import OpenSettings

@@ -22,7 +22,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
 from flatout.perf.tune.answers import Answers
-from flatout.perf.tune.prober import Child
+from flatout.perf.tune.probe import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import FoundAnswers, Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import Timeout
 
@@ -152,13 +152,3 @@ class NoAnswer:
     why: str
     is_memory: bool = False
     """Whether it was, or may have been, too much memory."""
-
-
-class Prober(Protocol):
-    """Answers questions by measuring."""
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
-
-    def close(self) -> None:
-        """Forget what was built; the next question builds it again."""

@@ -10,9 +10,10 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,13 @@ from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.engine.compile import compile_in_place
+from flatout.engine.limits import keep_freed_memory
 from flatout.engine.optimizer import ScaleRate, Schedule
+from flatout.engine.passes import is_out_of_memory
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
+from flatout.errors import UserError
 from flatout.models.contract import contract
+from flatout.perf.measure.apart import Apart, Failed
 from flatout.perf.measure.steps import (
     Steps,
     Taken,
@@ -41,6 +46,7 @@ from flatout.perf.measure.steps import (
     standing_optimizer,
 )
 from flatout.perf.notes import micro_batch_key
+from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_STEPS, smoothed
 from flatout.tasks.task import Task
 
@@ -102,24 +108,21 @@ def about(parts: Parts) -> dict[str, Any]:
     lengths = parts.split.lengths(TOKENS)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     longest = int(lengths.max()) if len(lengths) else 1
-    recurrent = any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules())
+    fits = partial(micro_batch_key, parts.task.model, longest=longest, device=parts.device)
     return {
         "weights": sum(weight.numel() for weight in weights),
         "fixed_bytes": _BYTES_A_WEIGHT * trained,
         "base_bytes": held_bytes(parts.device),
         "longest": longest,
-        "is_recurrent": recurrent,
-        "row_keys": {
-            name: micro_batch_key(parts.task.model, longest=longest, device=parts.device, precision=name)
-            for name in Precision
-        },
+        "is_recurrent": any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules()),
+        "row_keys": {name: fits(precision=name) for name in Precision},
     }
 
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
     """Rows a second of each kind of feed, with no model behind it."""
     measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), _FEED_S) for kind in kinds}
-    return {kind: found.rows_per_s if found else 0.0 for kind, found in measured.items()}
+    return {kind: found[0] if found else 0.0 for kind, found in measured.items()}
 
 
 def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
@@ -129,10 +132,9 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
     batches = [longest_batch(parts, rows), _batch_of(parts, typical)]
     task, found = parts.task.to(parts.device).eval(), {}
     try:
-        for name in precisions:
-            precision = Precision(name)
-            with torch.no_grad(), fast_fp32_products(precision, parts.device), arithmetic(precision, parts.device):
-                found[name] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
+        for name in map(Precision, precisions):
+            with torch.no_grad(), fast_fp32_products(name, parts.device), arithmetic(name, parts.device):
+                found[str(name)] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
     finally:
         task.train()
     return found
@@ -145,20 +147,20 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     feed, task = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train()
     if setting.compile:
         compile_in_place(task.model, parts.device)
-    _thaw(task.model)
+    contract(task.model).thaw(float("inf"))  # layers that thaw later cost their memory then: they count as thawed
     forget_peak(parts.device)
-    worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
+    rows, cap = setting.rows, plan.tokens_per_batch
+    if cap is not None:
+        rows = max(1, cap // max(1, int(parts.split.lengths(TOKENS).max())))
+    worst = longest_batch(parts, rows)
     way = Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=task.model)
     with fast_fp32_products(setting.precision, parts.device):
-        optimizer = standing_optimizer(task.model, task)
-        timed = Steps(task, way, chain([worst], endless(feed)), optimizer, clip=parts.clip)
-        try:
+        batches, optimizer = itertools.chain([worst], endless(feed)), standing_optimizer(task.model, task)
+        with closing(Steps(task, way, batches, optimizer, clip=parts.clip)) as timed:
             for _ in range(_WARM_STEPS):
                 timed.take(1)
             warm_s = time.perf_counter() - began
             taken = list(_typical_steps(timed, steps, until))
-        finally:
-            timed.close()
     return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
 
 
@@ -174,16 +176,13 @@ def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate
     losses: list[float] = []
     with fast_fp32_products(kind, parts.device):
         optimizer = optim.build(task.model)
-        steps = Steps(task, way, endless(fed), optimizer, clip=parts.clip)
-        try:
+        with closing(Steps(task, way, endless(fed), optimizer, clip=parts.clip)) as steps:
             while len(rates) < RANGE_STEPS and not _is_over(losses) and time.time() <= until:
                 rates.append(LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1)))
                 for group in optimizer.param_groups:
                     group["lr"] = rates[-1] * group["lr_share"]
                 steps.take(1)
                 losses.append(steps.last_loss)
-        finally:
-            steps.close()
     return {"rates": rates, "losses": losses}
 
 
@@ -223,9 +222,8 @@ def _measured(taken: list[Taken], warm_s: float, peak_bytes: int) -> Measured:
 def longest_batch(parts: Parts, rows: int) -> FlatBatch:
     """The longest rows of the split as one batch that ends a step."""
     lengths = np.asarray(parts.split.lengths(TOKENS))
-    rows = min(rows, len(lengths))
-    chosen = np.argpartition(lengths, len(lengths) - rows)[len(lengths) - rows :]
-    return _batch_of(parts, chosen)
+    first = len(lengths) - min(rows, len(lengths))
+    return _batch_of(parts, np.argpartition(lengths, first)[first:])
 
 
 def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
@@ -240,15 +238,70 @@ def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
     return batch if parts.device.type == "cpu" else batch.to(parts.device)
 
 
-def _rows_of_a_cap(parts: Parts, plan: PlanSettings) -> int:
-    assert plan.tokens_per_batch is not None
-    return max(1, plan.tokens_per_batch // max(1, int(parts.split.lengths(TOKENS).max())))
-
-
 def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
     return Feed(parts.split, plan, kind=kind, device=parts.device, workers=parts.workers)
 
 
-def _thaw(model: nn.Module) -> None:
-    """Layers that thaw later cost their memory then: they count as thawed."""
-    contract(model).thaw(float("inf"))
+ANSWERS: dict[str, Callable[..., Any]] = {"about": about, "feeds": feeds_alone, "losses": losses, "measure": measure}
+ANSWERS |= {"range": range_test}
+
+
+class Child:
+    """Builds the parts of a run in a process apart, at the first question and again after that process was lost.
+
+    So the one that asks keeps its memory, its random numbers and its model.
+    """
+
+    def __init__(self, build: Callable[[], Parts], threads: int) -> None:
+        """`build`: makes what would be trained; pickled by its name."""
+        self.build, self.threads = build, threads
+        self._apart: Apart | None = None
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer; soon after `latest` the process is killed."""
+        if self._apart is None:
+            self._apart = Apart(partial(_build, self.build, self.threads))
+        try:
+            return self._apart.ask(partial(ANSWERS[what], **asked), latest)
+        except Failed as failed:
+            self.close()  # what it has left in memory would count for the next question
+            if failed.is_unread:
+                what = "the process that measures could not read this script"
+                hint = "Put what trains below: if __name__ == '__main__':"
+                raise UserError("tune", what, hint=hint) from None
+            return NoAnswer(failed.why, failed.is_memory)
+
+    def close(self) -> None:
+        """End the process, at once."""
+        if self._apart is not None:
+            self._apart.close()
+        self._apart = None
+
+
+class Here:
+    """Measures parts of this process: whoever asks gives a copy of the task, and puts random numbers back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer, whatever `latest` says."""
+        try:
+            return ANSWERS[what](self.parts, **asked)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return NoAnswer("out of memory", is_memory=True)
+        except UserError as error:  # a single row at once was too much
+            return NoAnswer(str(error), is_memory=True)
+
+    def close(self) -> None:
+        return
+
+
+def _build(build: Callable[[], Parts], threads: int) -> Parts:
+    torch.set_num_threads(threads)
+    parts = build()
+    if parts.device.type == "cpu":
+        keep_freed_memory()
+    return parts

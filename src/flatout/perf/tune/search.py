@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer, Prober
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, knee, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
 if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Measured, Setting
+    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
 _SMALL = 8
 """Rows at once on a CPU whose memory is seen before that of more is predicted."""
@@ -35,7 +35,9 @@ _LEAST_STEPS_AN_EPOCH = 8
 class Search:
     """One search; `decide` once."""
 
-    def __init__(self, asked: OpenSettings, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, asked: OpenSettings, prober: Child | Here, store: AnswerStore, say: Callable[[str], None]
+    ) -> None:
         self.asked, self.prober, self.store, self.say = asked, prober, store, say
         self.settings = asked.settings
         self.answers = Answers()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, Attempt, NoAnswer, Prober
+from flatout.perf.tune.answers import Answers, Attempt, NoAnswer
 from flatout.perf.tune.reading import predicted_bytes
 from flatout.perf.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Measured, Setting
+    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
 _PROBES_A_SEARCH = 6
 
@@ -56,7 +56,7 @@ def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
 class Speeds:
     """Measures settings and knows what each has reached; every try becomes a line of the answers' table."""
 
-    def __init__(self, asked: OpenSettings, prober: Prober, answers: Answers) -> None:
+    def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
         self.asked, self.prober, self.answers = asked, prober, answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s

@@ -31,8 +31,8 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import memory_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Prober
-from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice
+from flatout.perf.tune.probe import Child, Here, Setting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
@@ -81,7 +81,7 @@ class Question:
     device: torch.device
     overrides: Sequence[str]
     """What was typed: it stays."""
-    prober: Prober
+    prober: Child | Here
     """Measures the parts of the run, in another process."""
     counts_time: bool = True
     """Whether the expected run bounds the time; false for a search alone."""
