@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,7 @@ def _read_limits(path: Path) -> tuple[str, dict[str, Limit], str]:
     """The key of a note for tuning, its limits, and a sentence where it is damaged."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        found = {
-            str(name): Limit(_count(each["most"]), bool(each["has_ended"])) for name, each in noted["limits"].items()
-        }
+        found = {str(name): Limit(_count(of["most"]), bool(of["has_ended"])) for name, of in noted["limits"].items()}
         return str(noted.get("row_key", "")), found, ""
     except FileNotFoundError:
         return "", {}, ""
@@ -131,11 +129,8 @@ def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, st
 
     None where no such rung was measured. `OSError` where the disk refuses.
     """
-    gains = {
-        settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]}
-        for rung in found["rungs"]
-        if rung["measured"] and settings.get(rung["name"])
-    }
+    noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
+    gains = {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}
     if not gains:
         return None
     path = cache / _LADDERS / f"{found['name']}.json"
@@ -150,13 +145,10 @@ def known_gain(cache: Path, override: str, device: str) -> Gain | None:
 
     `override` is a whole word (`precision=bf16`), or a word whose key alone was noted (`data.batch_size=64`).
     """
-    found = [
-        gain
-        for path in (cache / _LADDERS).glob("*.json")
-        for noted, gain in _read_gains(path).items()
-        if gain.device == device and noted in (override, override.partition("=")[0])
-    ]
-    return max(found, key=lambda gain: (gain.date, gain.ladder), default=None)
+    words = (override, override.partition("=")[0])
+    noted = (gain for path in (cache / _LADDERS).glob("*.json") for gain in _read_gains(path, words))
+    alike = (gain for gain in noted if gain.device == device)
+    return max(alike, key=lambda gain: (gain.date, gain.ladder), default=None)
 
 
 def measured_before(override: str | None) -> str | None:
@@ -173,16 +165,12 @@ def machine_name() -> str:
     return f"{about['device']}, {about['cores']} cores"
 
 
-def _read_gains(path: Path) -> dict[str, Gain]:
-    """The gains of a note; of a damaged one none, as a verdict does without."""
+def _read_gains(path: Path, words: Sequence[str]) -> list[Gain]:
+    """The gains of a note for an override; of a damaged note none, as a verdict does without."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        about = (str(noted["date"]), str(noted["device"]))
-        return {
-            str(override): Gain(
-                str(noted["name"]), str(gain["rung"]), float(gain["value"]), gain["low"], gain["high"], *about
-            )
-            for override, gain in noted["gains"].items()
-        }
+        name, date, device, gains = (noted[part] for part in ("name", "date", "device", "gains"))
+        found = [gains[word] for word in words if word in gains]
+        return [Gain(name, of["rung"], float(of["value"]), of["low"], of["high"], date, device) for of in found]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return []

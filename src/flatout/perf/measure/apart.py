@@ -66,7 +66,11 @@ class Apart:
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         warm_start()
         self.output = (environment or {}).get(OUTPUT, "")
-        given = {**own_environment(), OUTPUT: os.devnull, **(environment or {})}
+        # Without what tells a rank who it is.
+        own = {
+            name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
+        }
+        given = {**own, OUTPUT: os.devnull, **(environment or {})}
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(make, given, theirs))
@@ -124,11 +128,6 @@ class Apart:
         name = signal.Signals(-code).name
         words = ", out of memory is the usual cause" if name == "SIGKILL" else ""
         return Failed(f"its process was ended by {name}{words}{where}", is_memory=name == "SIGKILL", code=code)
-
-
-def own_environment() -> dict[str, str]:
-    """This process's environment, without what tells a rank who it is."""
-    return {name: text for name, text in os.environ.items() if name not in _RANKS and not name.startswith(_LAUNCHERS)}
 
 
 def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connection) -> None:

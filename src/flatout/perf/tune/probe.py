@@ -143,19 +143,17 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
 def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
     """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is begun."""
     began = time.perf_counter()
-    plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
-    feed, task = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train()
+    way, task = _way_of(parts, setting), parts.task
     if setting.compile:
         compile_in_place(task.model, parts.device)
     contract(task.model).thaw(float("inf"))  # layers that thaw later cost their memory then: they count as thawed
     forget_peak(parts.device)
-    rows, cap = setting.rows, plan.tokens_per_batch
+    rows, cap = setting.rows, parts.plan.tokens_per_batch
     if cap is not None:
         rows = max(1, cap // max(1, int(parts.split.lengths(TOKENS).max())))
-    worst = longest_batch(parts, rows)
-    way = Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=task.model)
+    batches = itertools.chain([longest_batch(parts, rows)], endless(way.feed))
     with fast_fp32_products(setting.precision, parts.device):
-        batches, optimizer = itertools.chain([worst], endless(feed)), standing_optimizer(task.model, task)
+        optimizer = standing_optimizer(task.model, task)
         with closing(Steps(task, way, batches, optimizer, clip=parts.clip)) as timed:
             for _ in range(_WARM_STEPS):
                 timed.take(1)
@@ -164,19 +162,23 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
 
 
-def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate: int, until: float) -> dict[str, Any]:
+def _way_of(parts: Parts, setting: Setting) -> Way:
+    """The way that a setting asks for; the task is then on the device, and trains."""
+    plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
+    feed, model = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train().model
+    return Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=model)
+
+
+def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
     """Rates and losses of steps whose rate rises from step to step, in the process that measures."""
-    plan = replace(parts.plan, rows_per_batch=rows, accumulate=accumulate)
-    task, kind = parts.task.to(parts.device).train(), Precision(precision)
-    fed = feed_of(parts, FeedKind(feed), plan)
-    way = Way(feed=fed, precision=kind, threads=torch.get_num_threads(), model=task.model)
+    way, task = _way_of(parts, setting), parts.task
     # The rate is the test's own.
     optim = replace(task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none)
     rates: list[float] = []
     losses: list[float] = []
-    with fast_fp32_products(kind, parts.device):
+    with fast_fp32_products(way.precision, parts.device):
         optimizer = optim.build(task.model)
-        with closing(Steps(task, way, endless(fed), optimizer, clip=parts.clip)) as steps:
+        with closing(Steps(task, way, endless(way.feed), optimizer, clip=parts.clip)) as steps:
             while len(rates) < RANGE_STEPS and not _is_over(losses) and time.time() <= until:
                 rates.append(LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1)))
                 for group in optimizer.param_groups:

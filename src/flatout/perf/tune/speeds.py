@@ -48,8 +48,7 @@ class OpenSettings:
 
 def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
     """What measuring may take, once it is known what a step takes."""
-    run_s = asked.planned_steps * step_s
-    settings = asked.settings
+    settings, run_s = asked.settings, asked.planned_steps * step_s
     return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
 
 
@@ -87,11 +86,10 @@ class Speeds:
         row = Attempt(what=what, value=_value(setting, what))
         self.answers.tried.append(row)
         room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
-        predicted = self._predicted(setting)
-        if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
+        predicted = self._predicted(setting) if self.asked.is_cpu else None
+        if predicted is not None and predicted > self.asked.room_bytes:
             row.memory_gb, row.is_predicted, row.verdict = predicted / 1e9, True, f"not run: {room}"
-            why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {room}"
-            return NoAnswer(why, is_memory=True)
+            return NoAnswer(f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}", is_memory=True)
         began, steps = time.time(), steps or self.asked.settings.steps
         soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
         found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
@@ -122,15 +120,13 @@ class Speeds:
             if not each.compile:
                 seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
-        alike = [
-            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
-        ]
-        if alike or any(each == (setting.precision, setting.rows) for each in seen):
-            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
-        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
-        if not others:
+        fewer = [(name, rows, peak) for (name, rows), peak in seen.items() if rows <= setting.rows]
+        alike = [(rows, peak) for name, rows, peak in fewer if name is setting.precision and rows < setting.rows]
+        if alike:
+            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed)
+        if not fewer or (setting.precision, setting.rows) in seen:
             return None
-        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        there = predicted_bytes([each[1:] for each in fewer], setting.rows, base=base, fixed=fixed)
         return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
 
     def rate(self, setting: Setting) -> float:
@@ -148,10 +144,6 @@ class Speeds:
 
 def _value(setting: Setting, what: str) -> str:
     rows = f"{setting.rows} × {setting.accumulate}"
-    shown = {
-        "feed": str(setting.feed),
-        "precision": str(setting.precision),
-        "compile": "true",
-        "as set": f"{setting.feed}, {setting.precision}, {rows}",
-    }
+    shown = {"feed": str(setting.feed), "precision": str(setting.precision), "compile": "true"}
+    shown["as set"] = f"{setting.feed}, {setting.precision}, {rows}"
     return shown.get(what.removesuffix(" again"), rows)

@@ -100,7 +100,7 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     task: Any = OwnTask(trainer, module, device)
     about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
     about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
-    feed: Any = OwnFeed.of(copy_of_loader(loader, trainer), task, **about)
+    feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
     was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
     evidence.native = _other_precision(precision, device)
     if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
