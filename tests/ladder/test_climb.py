@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,7 +269,7 @@ def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_pat
 
 def test_rounds_of_a_slow_machine_change_no_ratio_and_two_rounds_bound_none():
     steps = steps_of(foot=[100, 50, 10], bf16=[200, 100, 20])
-    assert ratio(steps[0], steps[1]).as_dict() == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert asdict(ratio(steps[0], steps[1])) == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
     few = ratio(*steps_of(foot=[100, 50], bf16=[200, 150])[:2])
     assert (few.value, few.low, few.high) == (pytest.approx(math.sqrt(6)), None, None)
 

@@ -18,8 +18,7 @@ from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
-_DEPTH = ("", "*/", "*/*/")
-_SWEEP, _CONFIRMING = "sweep.json", "confirm-*/"
+_SWEEP = "sweep.json"
 _SMALLER_IS_BETTER = ("rmse", "mae", "max_error", "mse_scaled", "mae_scaled", "loss")
 
 
@@ -39,12 +38,11 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """What to print below the table."""
-        lines = [f"left out: {each}" for each in self.left_out]
-        if self.unit:
-            return [*lines, quality_sentence(self.difference)]
-        found = self.difference
-        sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
-        return [*lines, f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"]
+        found, said = self.difference, quality_sentence(self.difference)
+        if not self.unit:
+            sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            said = f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"
+        return [*(f"left out: {each}" for each in self.left_out), said]
 
 
 def is_group(folder: Path) -> bool:
@@ -74,8 +72,8 @@ def compare_groups(first: Path, second: Path) -> Comparison:
 
 def _summaries(folder: Path) -> list[Path]:
     """Summaries of the runs of a group."""
-    patterns = [f"{_CONFIRMING}{SUMMARY}"] if (folder / _SWEEP).is_file() else [f"{up}{SUMMARY}" for up in _DEPTH]
-    return next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), [])
+    depths = ["confirm-*/"] if (folder / _SWEEP).is_file() else ["", "*/", "*/*/"]
+    return next(filter(None, (sorted(folder.glob(depth + SUMMARY)) for depth in depths)), [])
 
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
@@ -101,9 +99,8 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
 
 def _metric_of(runs: Mapping[int, Mapping[str, Any]], folder: Path) -> str:
     names = sorted({str(summary["metric"]) for summary in runs.values()})
-    require(
-        len(names) == 1, "compare", f"{folder} has runs by {' and by '.join(names)}", hint="Compare like with like."
-    )
+    what = f"{folder} has runs by {' and by '.join(names)}"
+    require(len(names) == 1, "compare", what, hint="Compare like with like.")
     return names[0]
 
 
@@ -118,7 +115,6 @@ def _value(summary: Mapping[str, Any], metric: str) -> float:
 
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, 97.5 %, for one degree of freedom and more."""
-_T_MANY = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +124,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +142,7 @@ class Group:
 
 def t_value(freedom: int) -> float:
     """Student's t for a 95 % interval."""
-    return _T[freedom - 1] if freedom <= len(_T) else _T_MANY + 2.5 / freedom
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:

@@ -154,12 +154,10 @@ def _rung(values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, w
     require(measures in _MEASURES, f"{at}: measures", repr(measures), allowed=", ".join(_MEASURES))
     return Rung(
         name=str(values["name"]),
-        about=str(values.get("about") or ""),
-        promised=str(values.get("promised") or ""),
+        **{key: str(values.get(key) or "") for key in ("about", "promised", "setting")},
         factor=None if factor is None else (float(factor[0]), float(factor[1])),
         measures=measures,
         needs=tuple(map(str, values.get("needs") or ())),
-        setting=str(values.get("setting") or ""),
         keywords=keywords,
         words=tuple(words) if keywords is None else (),
     )

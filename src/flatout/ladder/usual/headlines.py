@@ -113,10 +113,8 @@ class Program:
         self.texts = train["text"].tolist()
         self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
         size, least = case.reading["words"], case.reading["min_frequency"]
-        is_keras = how.tokenise == "keras"
-        self.vocabulary: Any = (
-            KerasWords(self.texts, size, self.length) if is_keras else WordVocabulary(self.texts, size, least)
-        )
+        words, limit = (KerasWords, self.length) if how.tokenise == "keras" else (WordVocabulary, least)
+        self.vocabulary: Any = words(self.texts, size, limit)
         self.tokens = self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.lr, fused=how.fused or None)
@@ -140,12 +138,10 @@ class Program:
 
     def batches(self) -> Iterator[tuple[Any, Tensor]]:
         """Rows and targets: texts where the model makes numbers of them, else ids."""
-        if self.how.feed == "gather":
-            return self.gathered()
-        rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
-        return iter(DataLoader(rows, batch_size=self.case.batch, shuffle=True))
-
-    def gathered(self) -> Iterator[tuple[Any, Tensor]]:
+        if self.how.feed != "gather":
+            rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
+            yield from DataLoader(rows, batch_size=self.case.batch, shuffle=True)
+            return
         assert self.tokens is not None, "rows are gathered once they are numbers"
         for chosen in self.order():
             tokens_BL = self.tokens[chosen]
