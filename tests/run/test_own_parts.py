@@ -202,7 +202,7 @@ def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkey
 
 
 def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
-    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)

@@ -24,7 +24,7 @@ import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
-from flatout.perf.verdict import anywhere, experiments, own_tries
+from flatout.perf.verdict import anywhere, experiments, own_tries, ways
 from flatout.perf.verdict.anywhere import in_python
 from tests.callbacks.plain import Rows, Small
 
@@ -54,9 +54,9 @@ class Notes:
 @pytest.fixture
 def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs are long enough to race, in few rounds, whatever else this machine does."""
-    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
-    monkeypatch.setattr(own_tries, "FREE_BYTES", 0)
+    monkeypatch.setattr(ways, "FREE_BYTES", 0)
     for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
     for name, number in {"MOST_ROUNDS": 5, "_COMPILES": 2.0, "_LOOP_MS": 1000.0}.items():
@@ -258,7 +258,7 @@ def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):
-    monkeypatch.setattr(own_tries, "SHARE", 0.5)
+    monkeypatch.setattr(experiments, "SHARE", 0.5)
     verdict = Verdict(log=Notes())
     began = anywhere.time.perf_counter()
     trainer_of(tmp_path, verdict, max_epochs=8).fit(Small(), DataLoader(Rows(slow_s=0.001), 4))

@@ -62,7 +62,7 @@ class Taken:
 
     @property
     def computing_ms(self) -> float:
-        """What the model took of a batch."""
+        """Of a batch."""
         return 1000 * self.computing_s / self.batches
 
     @property
@@ -150,12 +150,8 @@ class Steps:
         self._wait_s = 0.0
         self._losses: list[Tensor] = []
 
-    def take(self, count: int) -> Taken:
-        """Train so many optimizer steps."""
-        return self.take_for(0.0, count)
-
-    def take_for(self, seconds: float, least: int) -> Taken:
-        """Train optimizer steps for so long, and `least` of them however long they take."""
+    def take(self, least: int, seconds: float = 0.0) -> Taken:
+        """Train so many optimizer steps, and more of them until so many seconds are over."""
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step()  # threads that slept must wake

@@ -180,7 +180,7 @@ def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: 
     """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not a few."""
     with closing(_steps(task, way, endless(way.feed), optimizer)) as steps:
         steps.take(1)  # warms up
-        return steps.take_for(seconds, _CALM_STEPS)
+        return steps.take(_CALM_STEPS, seconds)
 
 
 def _with_witness(tried: Tried, other: float) -> Tried:
@@ -321,7 +321,7 @@ class _Stretch:
         with closing(_steps(self.task, self.way, endless(feed), self.optimizer)) as steps:
             first_s = steps.take(1).seconds
             steps.take(self.ahead)
-            even = steps.take_for(_FED_S, self.steps - 1 - self.ahead)
+            even = steps.take(self.steps - 1 - self.ahead, _FED_S)
         self.even.append(even.rate)
         step_s = even.seconds * feed.plan.accumulate / even.batches
         rows, start_s = feed.num_rows, max(0.0, first_s - step_s)

@@ -31,32 +31,11 @@ from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_
 from flatout.engine.step_losses import NotFinite
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
 from flatout.perf.measure.steps import Steps, Way, endless
+from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, ignore, nothing_stays
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
-from flatout.perf.verdict.experiments import (
-    LEAST_S,
-    ROUND_S,
-    ROUNDS,
-    ROWS_AROUND,
-    SHARE,
-    WAITS,
-    some_batches,
-    try_feeds,
-    try_models,
-    try_safely,
-)
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import (
-    BUSY,
-    FREE_BYTES,
-    LEAST_STEPS_AN_EPOCH,
-    MOST_WORKERS,
-    SMALL_ROWS,
-    Refused,
-    first_line,
-    most_fed,
-    other_arithmetic,
-)
+from flatout.perf.verdict.ways import Refused, first_line, most_fed, other_arithmetic
 
 _AHEAD = 4
 """How many times as many batches workers read ahead, where they keep up but for some slow batches."""
@@ -76,20 +55,20 @@ def try_own(
 
     `seconds`: most that trying takes, and never more than a tenth of the seconds that were trained.
     """
-    device, seconds = trainer.strategy.root_device, min(seconds, SHARE * trained_s)
+    device, seconds = trainer.strategy.root_device, min(seconds, experiments.SHARE * trained_s)
     step_s = evidence.total_ms * evidence.accumulate / 1000
     if trainer.world_size > 1:
         evidence.not_tried = "on several ranks nothing else is tried"
-    elif seconds < LEAST_S:
+    elif seconds < experiments.LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
-    elif 4 * ROUNDS * step_s > seconds:
+    elif 4 * experiments.ROUNDS * step_s > seconds:
         evidence.not_tried = "nothing was tried: a step takes too long for it"
     elif (found := starved(evidence)) is not None:  # what is timed between turns of others means nothing
         evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
     else:
         until = time.perf_counter() + seconds
         with nothing_stays(module, device):
-            try_safely(evidence, partial(_race, trainer, module, loader, evidence, until))
+            experiments.try_safely(evidence, partial(_race, trainer, module, loader, evidence, until))
 
 
 def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, until: float) -> None:
@@ -103,15 +82,17 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
     was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
     evidence.native = _other_precision(precision, device)
-    if evidence.share("wait") >= WAITS and try_feeds(task, was, _other_loaders, evidence, until):
+    if evidence.share("wait") >= experiments.WAITS and experiments.try_feeds(
+        task, was, _other_loaders, evidence, until
+    ):
         return
     here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
     try_fast_loop(trainer, module, here, evidence, until)
     others = [*_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
     compiles = may_compile(module, evidence)
-    try_models(task, [here, *others], evidence, (time.perf_counter() + until) / 2 if compiles else until)
-    if compiles and (ways := list(compiled(here, evidence, until))):
-        try_models(task, [here, *ways], evidence, until)
+    experiments.try_models(task, [here, *others], evidence, (time.perf_counter() + until) / 2 if compiles else until)
+    if compiles and (found := list(compiled(here, evidence, until))):
+        experiments.try_models(task, [here, *found], evidence, until)
 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
@@ -143,12 +124,12 @@ def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
 
 def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict[str, Any], int | None]]:
     """Arguments of a DataLoader, and threads where workers need their cores."""
-    now, is_cpu, is_busy = feed.num_workers, feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= BUSY
+    now, is_cpu, is_busy = feed.num_workers, feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= ways.BUSY
     if now and evidence.epochs > 1 and feed.starts == 1.0:
         yield {"persistent_workers": True}, None
     model_ms = max(evidence.model_ms, 1e-3)
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    workers = min(evidence.cores if is_busy else MOST_WORKERS, needed * max(1, now))
+    workers = min(evidence.cores if is_busy else ways.MOST_WORKERS, needed * max(1, now))
     if feed.is_stream:  # each worker would give a whole stream
         workers = 1
     if is_cpu and is_busy and not now:  # more of either would take turns on one core
@@ -168,17 +149,17 @@ def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     feed: Any = was.feed
     rows, parts = feed.plan.rows_per_batch, evidence.accumulate
-    if not feed.may_grow or (feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
+    if not feed.may_grow or (feed.device.type == "cpu" and free_bytes() < ways.FREE_BYTES):
         return
-    if parts > 1 and rows * parts <= SMALL_ROWS:
+    if parts > 1 and rows * parts <= ways.SMALL_ROWS:
         override = f"DataLoader(batch_size={rows * parts}) ++trainer.accumulate_grad_batches=1"
         yield replace(was, cause="accumulation", override=override, feed=feed.grown(parts, 1))
-    if parts > 1 or rows >= SMALL_ROWS:
+    if parts > 1 or rows >= ways.SMALL_ROWS:
         return
     left_s = until - time.perf_counter()
     for times in (16, 4):
-        is_quick = times * evidence.model_ms / 1000 < left_s / (4 * ROUNDS)
-        if is_quick and times * rows <= min(feed.num_rows // LEAST_STEPS_AN_EPOCH, 4 * SMALL_ROWS):
+        is_quick = times * evidence.model_ms / 1000 < left_s / (4 * experiments.ROUNDS)
+        if is_quick and times * rows <= min(feed.num_rows // ways.LEAST_STEPS_AN_EPOCH, 4 * ways.SMALL_ROWS):
             override = f"DataLoader(batch_size={times * rows})"
             yield replace(was, cause="batch", override=override, feed=feed.grown(times, 1))
 
@@ -187,15 +168,15 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     """Fill in what the fast loop saves of each batch, where batches are so short that it is worth it."""
     feed: Any = was.feed
     step_s, left_s = evidence.total_ms * evidence.accumulate / 1000, until - time.perf_counter()
-    length = evidence.accumulate * math.ceil(ROUND_S / max(step_s, 1e-6))
-    needed_s = 2 * (ROUNDS + 1) * length * evidence.total_ms / 1000 + _SETUP_S
+    length = evidence.accumulate * math.ceil(experiments.ROUND_S / max(step_s, 1e-6))
+    needed_s = 2 * (experiments.ROUNDS + 1) * length * evidence.total_ms / 1000 + _SETUP_S
     whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
     is_worth_it = whole_ms <= _LOOP_MS and needed_s <= _LOOP_SHARE * left_s
     if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
         return
     turns = _InTurns(length, time.perf_counter() + _LOOP_SHARE * left_s)
     try:
-        _train(trainer, feed.task, some_batches(feed), turns)
+        _train(trainer, feed.task, experiments.some_batches(feed), turns)
     except Refused:
         raise
     except Exception as error:  # of the module's own step: other tries are raced all the same
@@ -272,7 +253,7 @@ class _InTurns(FastLoop):
         if self._at:
             self.ms[self.is_turn].append(1000 * (now - self._at) / self.length)
         rounds = len(self.ms[1]) - 1
-        self.is_done = rounds >= MOST_ROUNDS or (rounds >= ROUNDS and now > self.until)
+        self.is_done = rounds >= MOST_ROUNDS or (rounds >= experiments.ROUNDS and now > self.until)
         self.is_turn, self._at = not self.is_turn, time.perf_counter()
 
 
@@ -313,7 +294,7 @@ def _compile(way: Way) -> None:
     vars(task.model)["log"] = vars(task.model)["log_dict"] = torch.compiler.disable(ignore)  # as Lightning's own would
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
-        steps.take(1 + ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate))
+        steps.take(1 + experiments.ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate))
 
 
 class _TooLong(BaseException):
