@@ -24,18 +24,13 @@ from flatout.ladder.rungs import LEARNING, OTHER, STARTUP, Ladder, Rung
 from flatout.perf.measure.apart import Failed
 from flatout.perf.measure.intervals import speedup
 
-ROUNDS = 5
-"""Most rounds, and the usual ones; more would show nothing new."""
-_LEAST_ROUNDS = 3
-"""Fewer rounds give no bounds that are worth printing."""
-_LONGEST_S, _SHORTEST_S = 5.0, 1.0
-"""Of one measurement."""
-_OF_BUDGET = 0.4
-"""Share of the budget that is training; the rest is preparing."""
+ROUNDS = 5  # most rounds, and the usual ones; more would show nothing new
+_LEAST_ROUNDS = 3  # fewer rounds give no bounds that are worth printing
+_LONGEST_S, _SHORTEST_S = 5.0, 1.0  # of one measurement
+_OF_BUDGET = 0.4  # share of the budget that is training; the rest is preparing
 TOO_SHORT = "left out: the budget was over"
 
-Make = Callable[[Rung, float], UsualProgram | OurRun]
-"""The program of a rung that trains for so many seconds."""
+Make = Callable[[Rung, float], UsualProgram | OurRun]  # the program of a rung that trains for so many seconds
 
 
 @dataclass(slots=True)

@@ -16,10 +16,8 @@ from flatout.ladder.rungs import STARTUP, Ladder
 
 FILE = "ladder.json"
 SCHEMA = 1
-LEAST_GAIN = 1.02
-"""A rung below this ratio does not pay."""
-MOST_SPREAD = 0.2
-"""Rounds that differ by more are not those of a quiet machine."""
+LEAST_GAIN = 1.02  # a rung below this ratio does not pay
+MOST_SPREAD = 0.2  # rounds that differ by more are not those of a quiet machine
 PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
 _QUIET = "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null tune=off".split()
-Compose = Callable[[Sequence[str]], "RunJob"]
-"""A run of the shared settings and more words."""
+Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings and more words
 
 
 def run_ladder(

@@ -25,8 +25,7 @@ from flatout.files import sync_folder, write_atomically
 from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
-ROWS = "training rows"
-"""The limit that tuning looks for."""
+ROWS = "training rows"  # the limit that tuning looks for
 
 
 @dataclass(frozen=True, slots=True)

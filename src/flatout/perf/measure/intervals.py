@@ -68,8 +68,7 @@ def _outside(count: int) -> int:
         left_out += 1
 
 
-MOST_ROUNDS = 12
-"""More rounds make an interval hardly narrower."""
+MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
 def take_turns(

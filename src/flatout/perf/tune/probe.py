@@ -51,16 +51,12 @@ from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_
 from flatout.tasks.task import Task
 
 _WARM_STEPS = 2
-_LEAST_STEPS = 3
-"""Of steps that take less than a second so many are timed, however late it is."""
+_LEAST_STEPS = 3  # of steps that take less than a second so many are timed, however late it is
 _SLOW_S = 1.0
-_LEAST_TIMED_S = 0.3
-"""A few steps of some milliseconds tell nothing: more are timed, where there is time."""
+_LEAST_TIMED_S = 0.3  # a few steps of some milliseconds tell nothing: more are timed, where there is time
 _FEED_S = 0.2
-_RISEN = 4.0
-"""So many times its least the smoothed loss may be before a range test is over."""
-_BYTES_A_WEIGHT = 12
-"""A gradient and the two means of AdamW, in fp32."""
+_RISEN = 4.0  # so many times its least the smoothed loss may be before a range test is over
+_BYTES_A_WEIGHT = 12  # a gradient and the two means of AdamW, in fp32
 
 
 @dataclass(slots=True)

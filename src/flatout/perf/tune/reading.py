@@ -14,11 +14,9 @@ import math
 from collections.abc import Sequence
 
 _MOST = 1 << 14
-RANGE_STEPS, LEAST_STEPS = 80, 12
-"""Of a range test: at most, and fewer of which tell nothing."""
+RANGE_STEPS, LEAST_STEPS = 80, 12  # of a range test: at most, and fewer of which tell nothing
 LEAST_RATE, MOST_RATE = 1e-6, 1.0
-_MEMORY = 0.9
-"""Share of the mean so far in a smoothed loss."""
+_MEMORY = 0.9  # share of the mean so far in a smoothed loss
 _GUESSES = ((12, 16), (16, 32), (24, 48), (40, 64), (80, 128))
 """Memory of a card in GB, and rows of 128 tokens that a BERT of 110 M weights trains on it: old guides' rule."""
 _GUESSED_WEIGHTS, _GUESSED_TOKENS = 110e6, 128

@@ -20,13 +20,11 @@ from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 if TYPE_CHECKING:
     from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
-_SMALL = 8
-"""Rows at once on a CPU whose memory is seen before that of more is predicted."""
+_SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LOSS_ROWS = 32
 _MORE_TRIES = 3
 _MOST_MISSES = 2
-_LEAST_PROBES = 2
-"""Where not even so many more fit into the time, nothing is measured."""
+_LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
 """A guess at what a compile takes at least, and at the most of a step that it can save."""
 _LEAST_STEPS_AN_EPOCH = 8

@@ -39,10 +39,8 @@ from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
 
-_WAIT_S = 30.0
-"""How much longer than its budget another process may take to measure the same."""
-_MORE_TIME, _MORE_STEPS = 1.5, 4.0
-"""From how much more time, or steps, on a search that was cut short begins again."""
+_WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
+_MORE_TIME, _MORE_STEPS = 1.5, 4.0  # from how much more time, or steps, on a search that was cut short begins again
 _BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 

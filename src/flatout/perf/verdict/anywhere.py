@@ -31,8 +31,7 @@ from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import PrintLog, RunLog
 
-_EARLY = 40
-"""Optimizer steps after which the first verdict comes."""
+_EARLY = 40  # optimizer steps after which the first verdict comes
 _LOOK_S = 2.0
 """A look at the machine takes some 2 ms of the processor: each second it would be the most that the verdict costs."""
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {

@@ -8,20 +8,13 @@ from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 
-LEAST_GAIN = 1.1
-"""What a fix must be worth to be named."""
-LEAST_STEPS = 30
-"""Optimizer steps from which on there is something to tell."""
-LEAST_COMPILING = 0.1
-"""The share of the time from which on compiling is named."""
-_MANY_GRAPHS = 3
-"""A few are made once; from so many on a run compiles again and again."""
-OWN_LOADER = "own"
-"""The feed of a run with the user's own DataModule."""
-MODEL = ("forward", "backward", "optimizer")
-"""Parts that another model changes."""
-COMPUTED = ("wait", "transfer", *MODEL)
-"""Parts that another feed or model changes."""
+LEAST_GAIN = 1.1  # what a fix must be worth to be named
+LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
+LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
+_MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again
+OWN_LOADER = "own"  # the feed of a run with the user's own DataModule
+MODEL = ("forward", "backward", "optimizer")  # parts that another model changes
+COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model changes
 
 
 @dataclass(kw_only=True, slots=True)

@@ -30,11 +30,9 @@ from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, first_line, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
-SHARE = 0.1
-"""Of the time of training, what trying may take."""
+SHARE = 0.1  # of the time of training, what trying may take
 LEAST_S, MOST_S = 0.2, 20.0
-_SHORT_S, _SHORT_SHARE = 3.0, 0.3
-"""Of a short run trying may take more: so many seconds, and such a share."""
+_SHORT_S, _SHORT_SHARE = 3.0, 0.3  # of a short run trying may take more: so many seconds, and such a share
 WAITS, _FEEDS_S = 0.05, 6.0
 """Share of waiting from which on other feeds are tried, and what that may take of a short run."""
 ROUNDS, ROUND_S = 5, 0.05
@@ -42,12 +40,10 @@ ROUNDS, ROUND_S = 5, 0.05
 ROWS_AROUND = 256
 _CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
 """Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
-_MOSTLY_WAITS = 0.3
-"""Share of waiting from which on nothing but the feed is worth trying."""
+_MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
 _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
-_START_S = 0.3
-"""A guess at what it takes to start a feed."""
+_START_S = 0.3  # a guess at what it takes to start a feed
 
 
 def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:

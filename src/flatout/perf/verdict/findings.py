@@ -18,12 +18,9 @@ from typing import Any
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
 
-RECOMMENDED = 1.05
-"""What the lower bound of a gain must exceed."""
-_LEAST_UNCERTAIN = 1.25
-"""A gain whose lower bound is too small is named only where it may be as large as this."""
-_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
-"""From where on a run that has just begun says so."""
+RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
+_LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
+_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,8 +37,7 @@ from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import Refused, first_line, most_fed, other_arithmetic
 
-_AHEAD = 4
-"""How many times as many batches workers read ahead, where they keep up but for some slow batches."""
+_AHEAD = 4  # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5
 """The longest batch for which half a millisecond matters, which is what a loop may save; of the time that is left, what
 the loops may take; a guess at what their Trainer takes to begin.

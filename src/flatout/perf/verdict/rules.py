@@ -23,8 +23,7 @@ from flatout.perf.verdict.findings import (
     gain_without,
 )
 
-_NEAR_ROOF = 0.5
-"""Share of the peak from which on a run is as fast as such a model gets."""
+_NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
 _USUAL_FLUSH = 50
 
@@ -325,10 +324,8 @@ def shared_card(evidence: Evidence) -> Finding | None:
     return Finding(cause="shared", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
-_OTHERS = 0.2
-"""Share of the machine that other processes take, from which on they count where no core is idle."""
-_ALL_IT_ASKED = 0.9
-"""Share of its threads' cores from which on a run has what it asked for."""
+_OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
+_ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
 
 def starved(evidence: Evidence) -> Finding | None:

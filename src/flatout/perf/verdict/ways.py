@@ -17,15 +17,12 @@ from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
 
-BATCHES_A_RUN = 4
-"""Gathered at once: a try is over before the many of a usual run would have come."""
-_SMALL_TOKENS, SMALL_ROWS = 2048, 128
-"""Batches below this are tried larger."""
+BATCHES_A_RUN = 4  # gathered at once: a try is over before the many of a usual run would have come
+_SMALL_TOKENS, SMALL_ROWS = 2048, 128  # batches below this are tried larger
 LEAST_STEPS_AN_EPOCH = 8
 FREE_BYTES = 4 << 30
 MOST_WORKERS = 8
-BUSY = 0.5
-"""From this share on, making batches takes the processor; below it sleeps, or reads a disk."""
+BUSY = 0.5  # from this share on, making batches takes the processor; below it sleeps, or reads a disk
 _NO_EFFECTIVE_BATCH = " data.effective_batch=null"
 
 
