@@ -187,18 +187,13 @@ def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
 class Way:
     """How a kind of data is written for a usual program, and what both sides make of it."""
 
-    kind: str
-    """What ladders call it."""
+    kind: str  # what ladders call it
     title: str
-    metric: str
-    """The test metric; a hundredth of it is a point."""
+    metric: str  # the test metric; a hundredth of it is a point
     tables: Callable[[Any], Written]
-    first_key: str = "train"
-    """The setting that names the training rows."""
-    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)
-    """Rows of an epoch."""
-    reading: Callable[[Any], dict[str, Any]] = lambda config: {}
-    """How the usual program makes numbers of rows."""
+    first_key: str = "train"  # the setting that names the training rows
+    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)  # rows of an epoch
+    reading: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the usual program makes numbers of rows
 
 
 WAYS: dict[type, Way] = {

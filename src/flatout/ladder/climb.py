@@ -38,10 +38,8 @@ class Step:
     """A rung and what was measured of it, round by round."""
 
     rung: Rung
-    found: dict[int, Measured] = field(default_factory=dict)
-    """By the number of the round."""
-    skipped: str = ""
-    """Why it was not measured."""
+    found: dict[int, Measured] = field(default_factory=dict)  # by the number of the round
+    skipped: str = ""  # why it was not measured
 
     @property
     def is_measured(self) -> bool:

@@ -30,10 +30,8 @@ class Comparison:
     seeds: list[int]
     first: Group
     second: Group
-    difference: Estimate
-    """Of the second over the first; in points where the metric is a share."""
-    left_out: list[str]
-    """Runs that have no partner, each with the reason."""
+    difference: Estimate  # of the second over the first; in points where the metric is a share
+    left_out: list[str]  # runs that have no partner, each with the reason
     unit: str
 
     def lines(self) -> list[str]:

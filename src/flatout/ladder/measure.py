@@ -39,14 +39,10 @@ class Measured:
     tokens_per_s: float | None
     wait_share: float
     padding_share: float | None
-    startup_s: float
-    """To the first batch; of a run of ours all that is no training step, which is more."""
-    memory_gb: float | None
-    """Peak of the process that trains; its workers are not counted."""
-    device_share: float | None = None
-    """Share of the time in which the GPU was busy; None without one."""
-    metrics: dict[str, float] | None = None
-    """On the test rows; None where the training was cut short."""
+    startup_s: float  # to the first batch; of a run of ours all that is no training step, which is more
+    memory_gb: float | None  # peak of the process that trains; its workers are not counted
+    device_share: float | None = None  # share of the time in which the GPU was busy; None without one
+    metrics: dict[str, float] | None = None  # on the test rows; None where the training was cut short
 
 
 @dataclass(frozen=True, slots=True)

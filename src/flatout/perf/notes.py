@@ -33,8 +33,7 @@ class Limit:
     """The most that was computed at once."""
 
     most: int
-    has_ended: bool = False
-    """Whether it ended the run, so that the run that resumes needs it at once."""
+    has_ended: bool = False  # whether it ended the run, so that the run that resumes needs it at once
 
 
 class MicroBatches:

@@ -25,17 +25,12 @@ log = logging.getLogger("usual.battery")
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    reads: int = 2
-    """Numbers read off the device for each batch: the loss and the worst error, or the loss alone."""
-    transfers: str = "blocking"
-    """blocking, or async from pinned memory."""
-    log_every: int = 1
-    """Batches between two log lines, in training and in validation."""
-    state: str = "per batch"
-    """per batch: allocated each time; kept: allocated once."""
+    reads: int = 2  # numbers read off the device for each batch: the loss and the worst error, or the loss alone
+    transfers: str = "blocking"  # blocking, or async from pinned memory
+    log_every: int = 1  # batches between two log lines, in training and in validation
+    state: str = "per batch"  # per batch: allocated each time; kept: allocated once
     compiled: bool = False
-    graphs: bool = False
-    """Whether the compiled model is replayed as a CUDA graph."""
+    graphs: bool = False  # whether the compiled model is replayed as a CUDA graph
 
 
 class UsualLSTM(nn.Module):

@@ -32,17 +32,12 @@ GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digi
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    caching: bool = False
-    """Whether prepared rows are kept in a file for the next run."""
-    labels: str = "apply"
-    """apply (row by row) or vectorised (one table look-up for all rows)."""
-    bits: str = "lists"
-    """lists of floats, or tensors."""
+    caching: bool = False  # whether prepared rows are kept in a file for the next run
+    labels: str = "apply"  # apply (row by row) or vectorised (one table look-up for all rows)
+    bits: str = "lists"  # lists of floats, or tensors
     workers: int = 2
-    accumulate: int = 1
-    """Batches whose gradients are added up before a step."""
-    transfers: str = "blocking"
-    """blocking, or async."""
+    accumulate: int = 1  # batches whose gradients are added up before a step
+    transfers: str = "blocking"  # blocking, or async
     compiled: bool = False
 
 

@@ -29,16 +29,12 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    tokenise: str = "in the model"
-    """in the model, keras (its TextVectorization, in the model) or once."""
-    feed: str = "DataLoader"
-    """DataLoader (a row at a time) or gather (a batch by one index)."""
+    tokenise: str = "in the model"  # in the model, keras (its TextVectorization, in the model) or once
+    feed: str = "DataLoader"  # DataLoader (a row at a time) or gather (a batch by one index)
     padding: str = "maximum"
     """maximum: the longest row allowed; batch: the longest of the batch, in batches of rows of like length."""
-    precision: str = "fp32"
-    """fp32 or bf16."""
-    fused: bool = False
-    """Whether AdamW is one kernel."""
+    precision: str = "fp32"  # fp32 or bf16
+    fused: bool = False  # whether AdamW is one kernel
 
 
 class WordVocabulary:

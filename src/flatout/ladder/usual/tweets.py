@@ -31,27 +31,19 @@ class How:
 
     tokenise: str = "in the loop"
     """in the loop, up front (a row at a time) or in parallel (once, all rows in one call)."""
-    padding: str = "maximum"
-    """maximum: the longest row allowed; batch: the longest of the batch."""
+    padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
     batch: int = 8
-    accumulate: int = 4
-    """Batches whose gradients are added up before a step."""
-    base_rows: int = 32
-    """Rows a step that the learning rate was chosen for."""
-    scale_lr: str = "none"
-    """none, or sqrt: by the root of the rows a step over base_rows."""
+    accumulate: int = 4  # batches whose gradients are added up before a step
+    base_rows: int = 32  # rows a step that the learning rate was chosen for
+    scale_lr: str = "none"  # none, or sqrt: by the root of the rows a step over base_rows
     workers: int = 2
     pinned: bool = False
-    prefetch: int = 2
-    """Batches that each worker makes in advance."""
-    persistent: bool = False
-    """Whether workers outlive an epoch."""
+    prefetch: int = 2  # batches that each worker makes in advance
+    persistent: bool = False  # whether workers outlive an epoch
     precision: str = "fp32"
-    checkpointing: bool = False
-    """Whether activations are computed again in the backward pass."""
+    checkpointing: bool = False  # whether activations are computed again in the backward pass
     fused: bool = False
-    devices: int = 1
-    """1, or 0: all of this machine, by DataParallel."""
+    devices: int = 1  # 1, or 0: all of this machine, by DataParallel
 
 
 class Program:

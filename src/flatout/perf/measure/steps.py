@@ -44,8 +44,7 @@ class Taken:
     """Some steps, and what they took."""
 
     seconds: float
-    wait_s: float
-    """Of it, waiting for batches."""
+    wait_s: float  # of it, waiting for batches
     batches: int
     rows: int
     tokens: int

@@ -89,13 +89,10 @@ class Measured:
     step_s: float
     rows_per_s: float
     tokens_per_s: float
-    wait_share: float
-    """Share of a step's time that was waited for the feed."""
-    peak_bytes: int
-    """Most memory that was held: the process's on a CPU, the device's elsewhere."""
+    wait_share: float  # share of a step's time that was waited for the feed
+    peak_bytes: int  # most memory that was held: the process's on a CPU, the device's elsewhere
     steps: int
-    warm_s: float
-    """From the beginning to the first step whose time was taken."""
+    warm_s: float  # from the beginning to the first step whose time was taken
 
 
 def about(parts: Parts) -> dict[str, Any]:

@@ -39,8 +39,7 @@ class Search:
         self.answers = Answers()
         self.speeds = Speeds(asked, prober, self.answers)
         self.now = asked.start
-        self._most: int | None = None
-        """Rows at once that are known to fit, where more once did not."""
+        self._most: int | None = None  # rows at once that are known to fit, where more once did not
 
     def decide(self) -> Answers:
         """What is best, with its evidence."""

@@ -23,26 +23,19 @@ class OpenSettings:
     """What is open, and what it is measured against."""
 
     settings: TuneConfig
-    start: Setting
-    """The settings as they are, with the rules' answers where nothing was set."""
+    start: Setting  # the settings as they are, with the rules' answers where nothing was set
     feeds: list[FeedKind]
     precisions: list[Precision]
-    step_rows: int
-    """Rows of one device in an optimizer step."""
-    num_rows: int
-    """Rows of the training split."""
-    most_rows: int | None = None
-    """Most rows at once that may be chosen; None: what fits."""
+    step_rows: int  # rows of one device in an optimizer step
+    num_rows: int  # rows of the training split
+    most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int
     kept: dict[str, str] = field(default_factory=dict)
     """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
-    room_bytes: int
-    """Memory that may be taken, the margin left out."""
+    room_bytes: int  # memory that may be taken, the margin left out
     is_cpu: bool
-    is_capped: bool = False
-    """Whether tokens, not rows, decide how much is computed at once."""
-    counts_time: bool = True
-    """Whether the expected run bounds the time; false for a search alone."""
+    is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
+    counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
     compile_why_not: str = ""
 
 
@@ -59,8 +52,7 @@ class Speeds:
         self.asked, self.prober, self.answers = asked, prober, answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
-        self.about: dict[str, Any] = {}
-        """What the prober knows of the model before anything is computed."""
+        self.about: dict[str, Any] = {}  # what the prober knows of the model before anything is computed
         self._seen: dict[Setting, list[Measured]] = {}
         self._small: dict[tuple[Precision, int], int] = {}
         """Most memory of sizes that were only tried to predict that of others."""

@@ -77,14 +77,10 @@ class Question:
     store: Store
     ranks: Ranks
     device: torch.device
-    overrides: Sequence[str]
-    """What was typed: it stays."""
-    prober: Child | Here
-    """Measures the parts of the run, in another process."""
-    counts_time: bool = True
-    """Whether the expected run bounds the time; false for a search alone."""
-    confirmed: Confirmed = field(default_factory=Confirmed)
-    """What is in the settings already."""
+    overrides: Sequence[str]  # what was typed: it stays
+    prober: Child | Here  # measures the parts of the run, in another process
+    counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
+    confirmed: Confirmed = field(default_factory=Confirmed)  # what is in the settings already
 
 
 def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:

@@ -211,11 +211,9 @@ class OwnFeed:
 
     loader: Any
     task: OwnTask
-    rows: float
-    """Of a batch."""
+    rows: float  # of a batch
     accumulate: int
-    batches: float
-    """Of an epoch."""
+    batches: float  # of an epoch
     epochs: float
     rows_of_batches: list[Any] | None = None
     """What a DataLoader reads for each batch; None where it is a stream, or a loader of another kind."""
@@ -233,8 +231,7 @@ class OwnFeed:
         self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
         stays = self.changed.get("persistent_workers", getattr(self.loader, "persistent_workers", False))
         self.prefetch = self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
-        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
-        """How often an epoch starts the workers."""
+        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0  # how often an epoch starts the workers
         self.is_torchs = isinstance(self.loader, DataLoader) and type(self.loader).__iter__ is DataLoader.__iter__
         self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
         if self.is_torchs and not self.is_stream and self.rows_of_batches is None:  # drawn once for all ways

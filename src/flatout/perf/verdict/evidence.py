@@ -29,8 +29,7 @@ class Tried:
     rows_per_batch: float
     batches_per_step: int = 1
     low: float | None = None
-    high: float | None = None
-    """How many times as fast, at least and at most; None in runs of earlier versions."""
+    high: float | None = None  # how many times as fast, at least and at most; None in runs of earlier versions
 
     @staticmethod
     def by(gain: Interval, as_was: float, **about: Any) -> Tried:
@@ -52,27 +51,21 @@ class Evidence:
     device: str
     steps: int
     batches: int
-    rows_per_batch: float
-    """Over all ranks."""
+    rows_per_batch: float  # over all ranks
     accumulate: int = 1
     world: int = 1
-    batch_size: int | None = None
-    """As it was set; None where tokens decide."""
-    effective_batch: int | None = None
-    """Rows of a step over all devices, where these were set."""
-    pieces: int = 1
-    """Of a batch, as memory did not suffice for it whole."""
+    batch_size: int | None = None  # as it was set; None where tokens decide
+    effective_batch: int | None = None  # rows of a step over all devices, where these were set
+    pieces: int = 1  # of a batch, as memory did not suffice for it whole
     native: str = ""
     """Arithmetic that precision=auto would choose here, where another was asked for and none was measured."""
-    ms: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of each part, for each batch."""
+    ms: dict[str, float] = field(default_factory=dict)  # milliseconds of each part, for each batch
     padding_share: float = 0.0
     mfu: float | None = None
     feed: str = "resident"
     precision: str = "32-true"
     threads: int = 1
-    cores: int = 1
-    """That this process may use."""
+    cores: int = 1  # that this process may use
     machine_cores: int = 1
     flush_every: int = 50
     counts: dict[str, int] = field(default_factory=dict)
@@ -88,25 +81,18 @@ class Evidence:
     gpu: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, float]] = field(default_factory=list)
     """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
-    feed_alone: float | None = None
-    """Rows a second of the feed with no model."""
-    feed_cores: float | None = None
-    """Cores that it kept busy meanwhile."""
+    feed_alone: float | None = None  # rows a second of the feed with no model
+    feed_cores: float | None = None  # cores that it kept busy meanwhile
     alone_ms: float | None = None
     """Milliseconds of a batch in steps with nothing between them, where that was tried."""
     eager_ms: float | None = None
     """Milliseconds of a batch's model in steps that were not compiled, where a run compiles again and again."""
-    tuned_layers: int = 0
-    """Layers of a pretrained encoder that is tuned whole; 0 for all others."""
-    untested: str = ""
-    """The override of a feed that there was no time to try."""
+    tuned_layers: int = 0  # layers of a pretrained encoder that is tuned whole; 0 for all others
+    untested: str = ""  # the override of a feed that there was no time to try
     tried: list[Tried] = field(default_factory=list)
-    not_tried: str = ""
-    """Why nothing was tried, where nothing was."""
-    compile_s: float = 0.0
-    """What torch.compile took where a compiled step was tried."""
-    notes: list[str] = field(default_factory=list)
-    """What is to be known of single tries."""
+    not_tried: str = ""  # why nothing was tried, where nothing was
+    compile_s: float = 0.0  # what torch.compile took where a compiled step was tried
+    notes: list[str] = field(default_factory=list)  # what is to be known of single tries
 
     @property
     def total_ms(self) -> float:

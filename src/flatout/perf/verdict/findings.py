@@ -28,21 +28,15 @@ class Finding:
     """One cause of lost time."""
 
     cause: str
-    limit: str
-    """In words, as they stand after "limited by"."""
-    share: float
-    """Of the time, what it takes."""
+    limit: str  # in words, as they stand after "limited by"
+    share: float  # of the time, what it takes
     evidence: str
-    override: str | None = None
-    """What to type, where that removes the cause."""
-    advice: str | None = None
-    """What to do where no override does it."""
-    gain: Interval | None = None
-    """How many times as fast the run would be, where that was measured."""
+    override: str | None = None  # what to type, where that removes the cause
+    advice: str | None = None  # what to do where no override does it
+    gain: Interval | None = None  # how many times as fast the run would be, where that was measured
     is_only_seen: bool = False
     """Whether `share` is how often it was seen, which is not what it costs: it comes after all whose gain is known."""
-    changes_training: bool = False
-    """Whether its fix changes what is learned: it takes more to name it first."""
+    changes_training: bool = False  # whether its fix changes what is learned: it takes more to name it first
     comes_last: bool = False
     """Whether it stands after all else, as a choice of the reader's: it is never the verdict."""
     takes_cores: bool = False

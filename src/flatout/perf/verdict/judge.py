@@ -39,13 +39,10 @@ class Judging:
 
     batches_in_epoch: int
     effective_batch: int | None
-    is_precision_asked: bool
-    """Whether the settings name fp32 or bf16, and no measurement chose it."""
+    is_precision_asked: bool  # whether the settings name fp32 or bf16, and no measurement chose it
     is_compiled: bool
-    may_try: bool
-    """Whether it may try other settings."""
-    pieces: int
-    """Micro-batches of a training batch."""
+    may_try: bool  # whether it may try other settings
+    pieces: int  # micro-batches of a training batch
 
 
 def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
