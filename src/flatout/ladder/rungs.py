@@ -60,8 +60,7 @@ class Ladder:
     program: str  # the usual program, a module of `ladder/usual/`
     settings: tuple[str, ...] = ()  # words of `python -m train` that all rungs share
     rungs: tuple[Rung, ...]
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    """What the usual program reads besides: see the program."""
+    reading: Mapping[str, Any] = field(default_factory=dict)  # what the usual program reads besides: see there
     in_all: str = ""  # what the guide promised in all
 
 

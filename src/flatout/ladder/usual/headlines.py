@@ -31,8 +31,7 @@ class How:
 
     tokenise: str = "in the model"  # in the model, keras (its TextVectorization, in the model) or once
     feed: str = "DataLoader"  # DataLoader (a row at a time) or gather (a batch by one index)
-    padding: str = "maximum"
-    """maximum: the longest row allowed; batch: the longest of the batch, in batches of rows of like length."""
+    padding: str = "maximum"  # maximum: the longest row allowed; batch: of the batch, whose rows are of like length
     precision: str = "fp32"  # fp32 or bf16
     fused: bool = False  # whether AdamW is one kernel
 

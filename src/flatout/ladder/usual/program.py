@@ -90,8 +90,7 @@ class Case:
     kind: str  # text, bits or sequence
     folder: Path  # where train.csv, validation.csv and test.csv are
     model: Mapping[str, Any] = field(default_factory=dict)  # sizes, by the names of our settings
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    """How rows become numbers: longest row, vocabulary, columns, samples of a window."""
+    reading: Mapping[str, Any] = field(default_factory=dict)  # longest row, vocabulary, columns, samples of a window
     batch: int = 32
     lr: float = 1e-3
     clip: float = 0.0  # longest gradient; 0: no clipping

@@ -29,8 +29,7 @@ _WARMUP = 0.06
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    tokenise: str = "in the loop"
-    """in the loop, up front (a row at a time) or in parallel (once, all rows in one call)."""
+    tokenise: str = "in the loop"  # in the loop, up front (a row at a time) or in parallel (all rows in one call)
     padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
     batch: int = 8
     accumulate: int = 4  # batches whose gradients are added up before a step

@@ -51,16 +51,14 @@ class Attempt:
 class Answers:
     """What was decided, by the dotted keys of settings, and how."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    """Settings that are to be set; those that stay as they are, too."""
+    values: dict[str, Any] = field(default_factory=dict)  # to be set; those that stay, too
     choices: list[Choice] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
     seconds: float = 0.0  # what measuring took
     allowed_s: float = 0.0  # what it might have taken
     step_s: float | None = None  # seconds of an optimizer step with the settings as they were
     planned_steps: int = 0  # optimizer steps of the run that was to come
-    unrest: float = 1.0
-    """How many times as fast the same setting was at its best as at its worst: much above 1 on a busy machine."""
+    unrest: float = 1.0  # how many times as fast a setting was at its best as at its worst: above 1 on a busy machine
     row_key: str = ""  # `micro_batch_key` of the model in the arithmetic that was decided
     is_complete: bool = True  # whether the time was enough for everything that was asked
 

@@ -30,8 +30,7 @@ class OpenSettings:
     num_rows: int  # rows of the training split
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int
-    kept: dict[str, str] = field(default_factory=dict)
-    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
+    kept: dict[str, str] = field(default_factory=dict)  # not looked at, and why; empty without a reason to print
     room_bytes: int  # memory that may be taken, the margin left out
     is_cpu: bool
     is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
@@ -54,8 +53,7 @@ class Speeds:
         self.until = self.began + asked.settings.budget_s
         self.about: dict[str, Any] = {}  # what the prober knows of the model before anything is computed
         self._seen: dict[Setting, list[Measured]] = {}
-        self._small: dict[tuple[Precision, int], int] = {}
-        """Most memory of sizes that were only tried to predict that of others."""
+        self._small: dict[tuple[Precision, int], int] = {}  # most memory of sizes tried to predict others
         self._probe_s = 0.0
 
     def __contains__(self, setting: Setting) -> bool:

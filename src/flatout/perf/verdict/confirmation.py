@@ -25,8 +25,7 @@ class Confirmation:
     predicted: Interval | None  # by the verdict; None where it had not tried the override
     measured: Interval
     steps: int  # optimizer steps of each run with the original settings
-    rates: tuple[tuple[float, ...], tuple[float, ...]]
-    """Rows a second of each round: as it was, and with the override."""
+    rates: tuple[tuple[float, ...], tuple[float, ...]]  # rows a second of each round: as it was, and with the override
     device: str
     version: str
 

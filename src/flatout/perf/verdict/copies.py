@@ -215,10 +215,8 @@ class OwnFeed:
     accumulate: int
     batches: float  # of an epoch
     epochs: float
-    rows_of_batches: list[Any] | None = None
-    """What a DataLoader reads for each batch; None where it is a stream, or a loader of another kind."""
-    changed: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the DataLoader that differ from the loader's."""
+    rows_of_batches: list[Any] | None = None  # for each batch of a DataLoader; None for streams and other loaders
+    changed: dict[str, Any] = field(default_factory=dict)  # arguments that differ from the loader's
     consumed: int = 0
     transform: None = None
 

@@ -24,8 +24,7 @@ class Tried:
     cause: str
     override: str
     rows_per_s: float
-    as_was: float
-    """Rows a second without the override: of the same try, or where feeds were tried of the run itself."""
+    as_was: float  # rows a second without the override: of the same try, or of the run itself for feeds
     rows_per_batch: float
     batches_per_step: int = 1
     low: float | None = None
@@ -57,8 +56,7 @@ class Evidence:
     batch_size: int | None = None  # as it was set; None where tokens decide
     effective_batch: int | None = None  # rows of a step over all devices, where these were set
     pieces: int = 1  # of a batch, as memory did not suffice for it whole
-    native: str = ""
-    """Arithmetic that precision=auto would choose here, where another was asked for and none was measured."""
+    native: str = ""  # what precision=auto would choose here, where another was asked for and none was measured
     ms: dict[str, float] = field(default_factory=dict)  # milliseconds of each part, for each batch
     padding_share: float = 0.0
     mfu: float | None = None
@@ -68,25 +66,19 @@ class Evidence:
     cores: int = 1  # that this process may use
     machine_cores: int = 1
     flush_every: int = 50
-    counts: dict[str, int] = field(default_factory=dict)
-    """How many validations, checkpoints and flushes there were in those batches."""
+    counts: dict[str, int] = field(default_factory=dict)  # how many validations, checkpoints and flushes
     epochs: float = 1.0
-    callbacks: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of each of your own callbacks, for each batch."""
-    reads: dict[str, float] = field(default_factory=dict)
-    """How often each of them reads a number of the device in a step."""
-    compiled: dict[str, float] = field(default_factory=dict)
-    """Graphs that torch.compile has made after the first few steps, and the seconds it took."""
+    callbacks: dict[str, float] = field(default_factory=dict)  # milliseconds of each of your own, a batch
+    reads: dict[str, float] = field(default_factory=dict)  # how often each reads a number of the device a step
+    compiled: dict[str, float] = field(default_factory=dict)  # graphs of torch.compile after the first steps; seconds
     host: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, float]] = field(default_factory=list)
     """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
     feed_alone: float | None = None  # rows a second of the feed with no model
     feed_cores: float | None = None  # cores that it kept busy meanwhile
-    alone_ms: float | None = None
-    """Milliseconds of a batch in steps with nothing between them, where that was tried."""
-    eager_ms: float | None = None
-    """Milliseconds of a batch's model in steps that were not compiled, where a run compiles again and again."""
+    alone_ms: float | None = None  # milliseconds of a batch in steps with nothing between them, where that was tried
+    eager_ms: float | None = None  # of a batch's model in uncompiled steps, where a run compiles again and again
     tuned_layers: int = 0  # layers of a pretrained encoder that is tuned whole; 0 for all others
     untested: str = ""  # the override of a feed that there was no time to try
     tried: list[Tried] = field(default_factory=list)

@@ -294,8 +294,7 @@ class _Stretch:
     way: Way
     optimizer: torch.optim.Optimizer
     starts: float
-    even: list[float] = field(default_factory=list)
-    """Rows a second of each round but for the start, which weighs less in a longer epoch."""
+    even: list[float] = field(default_factory=list)  # rows a second of each round but for its start
 
     @property
     def ahead(self) -> int:

@@ -34,13 +34,10 @@ class Finding:
     override: str | None = None  # what to type, where that removes the cause
     advice: str | None = None  # what to do where no override does it
     gain: Interval | None = None  # how many times as fast the run would be, where that was measured
-    is_only_seen: bool = False
-    """Whether `share` is how often it was seen, which is not what it costs: it comes after all whose gain is known."""
+    is_only_seen: bool = False  # whether `share` is how often it was seen, not what it costs: known gains come first
     changes_training: bool = False  # whether its fix changes what is learned: it takes more to name it first
-    comes_last: bool = False
-    """Whether it stands after all else, as a choice of the reader's: it is never the verdict."""
-    takes_cores: bool = False
-    """Whether others have the cores: these are not there, whatever else holds the run back."""
+    comes_last: bool = False  # whether it stands after all else, as a choice of the reader's, never the verdict
+    takes_cores: bool = False  # whether others have the cores: these are not there, whatever else holds the run back
 
     @property
     def is_recommended(self) -> bool:

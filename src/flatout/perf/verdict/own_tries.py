@@ -234,8 +234,7 @@ class _InTurns(FastLoop):
     def __init__(self, length: int, until: float) -> None:
         super().__init__(not_finite=NotFinite.skip)
         self.length, self.until = length, until
-        self.ms: tuple[list[float], list[float]] = ([], [])
-        """Of a batch in each stretch: by Lightning's loop without its first, and by this one."""
+        self.ms: tuple[list[float], list[float]] = ([], [])  # of a batch a stretch: by Lightning's loop, and this
         self.is_turn = self.is_done = False
         self._ended, self._at = 0, 0.0
 
