@@ -211,7 +211,6 @@ WAYS: dict[type, Way] = {
 
 
 def way_of(data: Any) -> Way:
-    """How the data of a run are written."""
     hint = "Use texts, bit strings or recordings."
     require(type(data) in WAYS, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
     return WAYS[type(data)]
@@ -231,7 +230,6 @@ PLAIN_BITS = ("model.detectors=false", "model.straight=false", "model.blend=fals
 
 
 def program_of(model: Any) -> str:
-    """The usual program of a model."""
     allowed = "bilstm, transformer, bitmlp, rnn"
     require(type(model) in _PROGRAMS, "model", f"{type(model).__name__} has no usual program", allowed=allowed)
     return _PROGRAMS[type(model)][0]

@@ -47,7 +47,6 @@ class Step:
 
     @property
     def rates(self) -> list[float]:
-        """Rows a second of each round."""
         return [each.rows_per_s for each in self.found.values()]
 
     def middle(self, name: str) -> float | None:
@@ -114,10 +113,7 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
 
 
 def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
-    """How much faster a rung is than another: over the rounds that measured both, else by their medians.
-
-    Too few rounds bound nothing.
-    """
+    """How much faster a rung is: over the rounds that measured both, else by medians; too few rounds bound nothing."""
     both = sorted(set(below.found) & set(above.found))
     if not both:
         return Estimate(median(above.rates) / median(below.rates))

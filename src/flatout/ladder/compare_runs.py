@@ -69,7 +69,6 @@ def compare_groups(first: Path, second: Path) -> Comparison:
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """Summaries of the runs of a group."""
     depths = ["confirm-*/"] if (folder / _SWEEP).is_file() else ["", "*/", "*/*/"]
     return next(filter(None, (sorted(folder.glob(depth + SUMMARY)) for depth in depths)), [])
 

@@ -33,8 +33,6 @@ _GPU_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one measurement found."""
-
     rows_per_s: float
     tokens_per_s: float | None
     wait_share: float
@@ -90,8 +88,7 @@ class OurRun:
     def measure(self, seconds: float | None, folder: Path) -> Measured:
         """Train: the job's own settings limit it; `seconds` is None where it trains to the end.
 
-        Validations and checkpoints are not counted: a usual program has none, and seconds would give them too much
-        weight.
+        Validations and checkpoints are not counted: a usual program has none, and seconds would weigh them too much.
         """
         began = time.perf_counter()
         (folder / "run").mkdir(parents=True, exist_ok=True)
@@ -117,10 +114,7 @@ class OurRun:
 
 
 def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
-    """How much faster the later steps are than all steps.
-
-    A summary's rates count the first steps, which warm up. As many are left out here as of a usual program.
-    """
+    """How much faster the steps are after the first ones, which a usual program leaves out and a summary counts."""
     warm_ms = first_ms[:WARM_STEPS]
     later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
     return trained_s / steps * later / later_s if later > 0 and later_s > 0 else 1.0

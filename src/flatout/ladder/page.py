@@ -38,7 +38,7 @@ _COLOURS = {"pays": COLOURS[0], "unsure": _AMBER, "does not pay": _RED}
 
 
 def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write the page of a ladder from the plain values of its `ladder.json`."""
+    """From the plain values of its `ladder.json`."""
     heads, cells = figures(found)
     rows = [
         {name: rung[name] for name in ("name", "about", "promised")}

@@ -79,7 +79,6 @@ def judge(gain: Estimate) -> str:
 
 
 def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
-    """The foot against the top."""
     place = top_of([step.rung for step in measured])
     if not place:
         return None
@@ -98,7 +97,6 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
 
 
 def closing_lines(found: Mapping[str, Any]) -> list[str]:
-    """The sentences below the table."""
     lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
     if lines:
         lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
@@ -124,7 +122,6 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _quality_lines(quality: Mapping[str, Any]) -> list[str]:
-    """Means, spreads, and the sentence."""
     groups = [f"{each['name']}: {mean_with_spread(each)}" for each in quality["groups"]]
     return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
 
@@ -140,7 +137,6 @@ def word_of(rung: Mapping[str, Any]) -> str:
 
 
 def written(interval: Mapping[str, Any] | None) -> str:
-    """A ratio with its interval."""
     if interval is None:
         return "–"
     value, low, high = (interval[name] for name in ("value", "low", "high"))
@@ -163,7 +159,6 @@ def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def ladder_table(found: Mapping[str, Any]) -> Table:
-    """A row for each rung."""
     names, rows = figures(found)
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(found["title"]), title_justify="left")
     table.add_column("rung")

@@ -48,10 +48,9 @@ Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings an
 def run_ladder(
     ladder: Ladder, top: RunJob, compose: Compose, folder: Path, *, command: str, budget_s: float, seeds: int
 ) -> dict[str, Any]:
-    """Climb, and write `ladder.json`; what it holds.
+    """Climb, and write `ladder.json`; what it holds. `top`: the run that the settings describe.
 
-    `top`: the run that the settings describe. `seeds`: of the foot, the top and rungs that learn something else,
-    trained to the end; 0: none is.
+    `seeds`: of the foot, the top and rungs that learn something else, trained to the end; 0: none is.
     """
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
@@ -94,7 +93,6 @@ def say(line: str) -> None:
 
 
 def write(found: dict[str, Any], folder: Path) -> None:
-    """Write `ladder.json`."""
     write_atomically(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False))
 
 

@@ -65,7 +65,6 @@ class Ladder:
 
 
 def read_ladder(path: Path) -> Ladder:
-    """A ladder from its file."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

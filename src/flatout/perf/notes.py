@@ -123,10 +123,7 @@ class Gain:
 
 
 def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> Path | None:
-    """Note the measured rungs of a ladder; `settings`: the override that does what a rung does, by its name.
-
-    None where no such rung was measured. `OSError` where the disk refuses.
-    """
+    """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung does, by its name."""
     noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
     gains = {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}
     if not gains:
@@ -139,10 +136,7 @@ def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, st
 
 
 def known_gain(cache: Path, override: str, device: str) -> Gain | None:
-    """What an override brought in the newest ladder on this device; None where no ladder measured it.
-
-    `override` is a whole word (`precision=bf16`), or a word whose key alone was noted (`data.batch_size=64`).
-    """
+    """What an override brought in the newest ladder on this device; also where its key alone was noted."""
     words = (override, override.partition("=")[0])
     noted = (gain for path in (cache / _LADDERS).glob("*.json") for gain in _read_gains(path, words))
     alike = (gain for gain in noted if gain.device == device)
@@ -157,7 +151,6 @@ def measured_before(override: str | None) -> str | None:
 
 
 def machine_name() -> str:
-    """The machine that measures."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = hardware(device, max(1, torch.cuda.device_count()), "")
     return f"{about['device']}, {about['cores']} cores"

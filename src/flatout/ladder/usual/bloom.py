@@ -55,7 +55,6 @@ class RowLists(Dataset[tuple[Tensor, Tensor]]):
 
 
 def join_fields(frame: Any, columns: Sequence[str]) -> Any:
-    """The plain text of each row."""
     texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
     return texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
 

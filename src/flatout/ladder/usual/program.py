@@ -98,5 +98,4 @@ class Case:
     seed: int = 0
 
     def rows(self, split: str) -> Path:
-        """The file of a split."""
         return self.folder / f"{split}.csv"

@@ -242,10 +242,7 @@ ANSWERS |= {"range": range_test}
 
 
 class Child:
-    """Builds the parts of a run in a process apart, at the first question and again after that process was lost.
-
-    So the one that asks keeps its memory, its random numbers and its model.
-    """
+    """Builds the parts in a process apart, and again after that was lost: who asks keeps memory and random numbers."""
 
     def __init__(self, build: Callable[[], Parts], threads: int) -> None:
         """`build`: makes what would be trained; pickled by its name."""

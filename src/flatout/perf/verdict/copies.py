@@ -246,7 +246,6 @@ class OwnFeed:
         return self.rows_of_batches is not None and self.loader.batch_sampler is not None
 
     def grown(self, times: int, accumulate: int) -> OwnFeed:
-        """So many batches in one."""
         assert self.rows_of_batches is not None
         parts = [iter(self.rows_of_batches)] * times
         rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]

@@ -37,7 +37,6 @@ class Tried:
 
     @property
     def speedup(self) -> Interval:
-        """How many times as fast the steps were."""
         value = max(self.rows_per_s, 1e-9) / max(self.as_was, 1e-9)
         low, high = self.low or value, self.high or value
         return Interval(value, min(low, value), max(high, value))
@@ -100,7 +99,6 @@ class Evidence:
         return 1000 * self.rows_per_batch / max(self.ms_of(*COMPUTED), 1e-9)
 
     def ms_of(self, *parts: str) -> float:
-        """Milliseconds that these parts took of a batch."""
         return sum(self.ms.get(part, 0.0) for part in parts)
 
     def share(self, *parts: str) -> float:

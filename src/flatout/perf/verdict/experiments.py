@@ -294,7 +294,8 @@ class _Stretch:
     way: Way
     optimizer: torch.optim.Optimizer
     starts: float
-    even: list[float] = field(default_factory=list)  # rows a second of each round but for its start
+    even: list[float] = field(default_factory=list)
+    """Rows a second of each round but for the start, which weighs less in a longer epoch."""
 
     @property
     def ahead(self) -> int:

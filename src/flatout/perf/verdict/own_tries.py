@@ -50,10 +50,7 @@ _BACKEND, _AGAIN_S = "inductor", 0.05
 def try_own(
     trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, *, seconds: float, trained_s: float
 ) -> None:
-    """Fill what other ways were worth into the evidence, or why nothing was tried.
-
-    `seconds`: most that trying takes, and never more than a tenth of the seconds that were trained.
-    """
+    """Fill in what other ways were worth, or why nothing was tried, in a tenth of `trained_s` and `seconds` at most."""
     device, seconds = trainer.strategy.root_device, min(seconds, experiments.SHARE * trained_s)
     step_s = evidence.total_ms * evidence.accumulate / 1000
     if trainer.world_size > 1:
@@ -96,11 +93,10 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
     """The number format that may be faster."""
-    if device.type == "cuda":
-        is_newer = torch.cuda.get_device_capability(device) >= (8, 0)
-        return (Precision.bf16 if is_newer else Precision.fp16).value if precision is Precision.fp32 else ""
     if precision is not Precision.fp32:
-        return Precision.fp32.value
+        return "" if device.type == "cuda" else Precision.fp32.value
+    if device.type == "cuda":
+        return (Precision.bf16 if torch.cuda.get_device_capability(device) >= (8, 0) else Precision.fp16).value
     return Precision.bf16.value if device.type == "cpu" and bf16_is_native_on_cpu() else ""
 
 
@@ -234,7 +230,8 @@ class _InTurns(FastLoop):
     def __init__(self, length: int, until: float) -> None:
         super().__init__(not_finite=NotFinite.skip)
         self.length, self.until = length, until
-        self.ms: tuple[list[float], list[float]] = ([], [])  # of a batch a stretch: by Lightning's loop, and this
+        self.ms: tuple[list[float], list[float]] = ([], [])
+        """Of a batch in each stretch: by Lightning's loop without its first, and by this one."""
         self.is_turn = self.is_done = False
         self._ended, self._at = 0, 0.0
 

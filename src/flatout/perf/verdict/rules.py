@@ -29,10 +29,7 @@ _USUAL_FLUSH = 50
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
-    """In the words of `summary.json`: what limits the run, its share, the fix and the gain, and what else counts.
-
-    `in_words`: what is said instead of an override of the command line.
-    """
+    """What limits the run, in the words of `summary.json`; `in_words`: what is said instead of an override."""
     found = [each.in_words(in_words) for each in findings(evidence)]
     if not found or found[0].comes_last:
         found.insert(0, _nothing_left(evidence))
