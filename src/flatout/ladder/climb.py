@@ -42,10 +42,6 @@ class Step:
     skipped: str = ""  # why it was not measured
 
     @property
-    def is_measured(self) -> bool:
-        return bool(self.found)
-
-    @property
     def rates(self) -> list[float]:
         return [each.rows_per_s for each in self.found.values()]
 
@@ -107,7 +103,7 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
             longest[step.rung.name] = time.monotonic() - began
             say(f"round {number + 1}, {step.rung.name}: {found.rows_per_s:,.0f} rows/s")
     for step in steps:
-        if not step.is_measured and not step.skipped:
+        if not step.found and not step.skipped:
             step.skipped = TOO_SHORT
     return steps
 

@@ -23,11 +23,11 @@ PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
-    measured = [step for step in steps if step.is_measured]
+    measured = [step for step in steps if step.found]
     rungs, below = list[dict[str, Any]](), list[Step]()
     for step in steps:
         rungs.append(_rung(step, below))
-        below += [step] if step.is_measured else []
+        below += [step] if step.found else []
     return {
         "schema": SCHEMA,
         "name": ladder.name,
@@ -55,12 +55,12 @@ def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
         "measures": rung.measures,
         "program": "flatout" if rung.is_ours else "usual",
         "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
-        "skipped": step.skipped if not step.is_measured else "",
+        "skipped": step.skipped if not step.found else "",
         "measured": None,
         "cumulative": None,
         "verdict": None,
     }
-    if not step.is_measured:
+    if not step.found:
         return found
     if below:
         gain = ratio(below[-1], step, rung.measures)

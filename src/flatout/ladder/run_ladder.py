@@ -166,7 +166,7 @@ class _Rungs:
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
     """Train the foot, the top and rungs that learn something else to the end with several seeds; None without a top."""
-    can_be = [step for step in steps if step.is_measured or step.skipped == TOO_SHORT]
+    can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
     place = top_of([step.rung for step in can_be])
     if not place:
         return None

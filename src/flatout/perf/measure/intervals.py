@@ -14,6 +14,7 @@ smallest and the largest where there are few rounds. Everything is done in logar
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -60,12 +61,8 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 def _outside(count: int) -> int:
     """How many ratios may lie beyond each bound."""
-    left_out, beyond = 0, 2 * 0.5**count
-    while True:
-        beyond += 2 * math.comb(count, left_out + 1) * 0.5**count
-        if 1 - beyond < _COVERED:
-            return left_out
-        left_out += 1
+    beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
+    return max(0, sum(1 - share >= _COVERED for share in beyond) - 1)
 
 
 MOST_ROUNDS = 12  # more rounds make an interval hardly narrower

@@ -182,7 +182,7 @@ class Search:
         for each in self.asked.precisions:
             if abs(losses[each] - exact) <= tolerated:
                 sound.append(each)
-                if (setting := replace(self.now, precision=each)) not in self.speeds:
+                if not self.speeds.rate(setting := replace(self.now, precision=each)):
                     self.speeds.attempt(setting, "precision", str(each))
             else:
                 verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
@@ -249,7 +249,7 @@ class Search:
 
     def _rate_of_rows(self, rows: int) -> float:
         setting = self._with_rows(self.now, rows)
-        if setting not in self.speeds:
+        if not self.speeds.rate(setting):
             self.speeds.attempt(setting, "rows at once", f"{rows} × {setting.accumulate}")
         return self.speeds.rate(setting)
 

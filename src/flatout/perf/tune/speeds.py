@@ -56,9 +56,6 @@ class Speeds:
         self._small: dict[tuple[Precision, int], int] = {}  # most memory of sizes tried to predict others
         self._probe_s = 0.0
 
-    def __contains__(self, setting: Setting) -> bool:
-        return setting in self._seen
-
     def all_of(self, setting: Setting) -> list[Measured]:
         """Each time that a setting was measured, the latest last."""
         return self._seen[setting]

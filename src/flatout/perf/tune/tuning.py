@@ -92,7 +92,7 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
         if devices.index(devices[ranks.rank]) != ranks.rank:
             return ""  # a rank before this one has such a device too
         found = measured_for(question, say)
-        return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
+        return json.dumps(asdict(found))
 
     given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
     each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
@@ -181,6 +181,8 @@ def asked_of(question: Question) -> OpenSettings:
     precision = choose_precision(settings.precision, device).precision
     native = precisions(device)  # fp32 stands for comparison
     steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
+    # A rank has its card, or its share of what this machine, or this container, has free.
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes() // ranks.local_world
     return OpenSettings(
         settings=settings.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
@@ -190,7 +192,7 @@ def asked_of(question: Question) -> OpenSettings:
         num_rows=split.num_rows,
         planned_steps=planned_steps(settings.trainer, feed),
         kept=kept(settings, question.overrides) | question.confirmed.why,
-        room_bytes=int(room(device, ranks) * (1 - settings.tune.memory_margin)),
+        room_bytes=int(free * (1 - settings.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_cut,
         counts_time=question.counts_time,
@@ -203,13 +205,6 @@ def precisions(device: torch.device) -> list[Precision]:
     is_gpu = device.type == "cuda"
     has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8 if is_gpu else bf16_is_native_on_cpu()
     return [Precision.fp32, *([Precision.bf16] if has_bf16 else []), *([Precision.fp16] if is_gpu else [])]
-
-
-def room(device: torch.device, ranks: Ranks) -> int:
-    """Bytes that one rank may take: of its card, or its share of what this machine, or this container, has free."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_bytes() // ranks.local_world
 
 
 def kept(settings: RunSettings, overrides: Sequence[str]) -> dict[str, str]:

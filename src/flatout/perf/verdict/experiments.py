@@ -166,7 +166,7 @@ def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -
         for side, found in zip(sides[1:], rates, strict=True):
             tried = _tried(side.steps.way, was, found)
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
-            evidence.tried.append(_with_witness(tried, of_run))
+            evidence.tried.append(_with_witnesses(tried, of_run))
     finally:
         for side in sides:
             side.steps.close()
@@ -179,10 +179,10 @@ def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: 
         return steps.take(_CALM_STEPS, seconds)
 
 
-def _with_witness(tried: Tried, other: float) -> Tried:
-    """Another witness beside the try, such as the run's own pace: where they differ, both bounds count."""
+def _with_witnesses(tried: Tried, *others: float) -> Tried:
+    """Other witnesses beside the try, such as the run's own pace: where they differ, both bounds count."""
     bounds = tried.speedup
-    tried.low, tried.high = min(bounds.low, other), max(bounds.high, other)
+    tried.low, tried.high = min(bounds.low, *others), max(bounds.high, *others)
     return tried
 
 
@@ -276,7 +276,7 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
         tried = _tried(side.way, was, [min(rate, most) for rate in found])
         even = min(statistics.median(side.even), most) / statistics.median(sides[0].even)
         of_run = statistics.median(found) / evidence.model_rows_per_s
-        evidence.tried.append(_with_witness(_with_witness(tried, of_run), even))
+        evidence.tried.append(_with_witnesses(tried, of_run, even))
 
 
 def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
