@@ -54,17 +54,13 @@ class Silent(PrintLog):
         return
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Written rows: how a run of ours reads them, how a usual program does, and how many an epoch has."""
+def write_rows(
+    config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None
+) -> tuple[list[str], dict[str, Any], int]:
+    """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has.
 
-    words: list[str]
-    reading: dict[str, Any]
-    count: int
-
-
-def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None) -> Rows:
-    """Write the rows of each split; `joined`: see `join_texts`."""
+    `joined`: see `join_texts`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
     tables, words, reading = way.tables(config)
@@ -77,7 +73,7 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = 
         pa_csv.write_csv(table, folder / f"{split}.csv")
     splits = {way.first_key: "train", "validation": "validation", "test": "test"}
     files = [f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}" for key, split in splits.items()]
-    return Rows([*words, *files], reading, way.count(config, tables["train"]))
+    return [*words, *files], reading, way.count(config, tables["train"])
 
 
 _BITS, _RECORDING = "bloomfilter", "recording"
@@ -87,8 +83,7 @@ _AS_THEY_ARE += ["data.split_by=auto", "data.split_at=null"]
 
 def quoted(text: str) -> str:
     """A text as a value on Hydra's command line, whatever is in it."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _listed(names: list[str]) -> str:

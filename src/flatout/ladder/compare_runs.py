@@ -61,11 +61,10 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     for (runs, _), folder in zip(groups, (first, second), strict=True):
         left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(runs.keys() - set(seeds))]
     is_share = metrics[0] not in _SMALLER_IS_BETTER and not metrics[0].startswith("rmse")
-    factor = 100.0 if is_share else 1.0
+    factor, unit = (100.0, "points") if is_share else (1.0, "")
     values = [[factor * _value(runs[seed], metrics[0]) for seed in seeds] for runs, _ in groups]
-    difference = paired_difference(*values)
-    unit = "points" if is_share else ""
-    return Comparison(metrics[0], seeds, Group.of(values[0]), Group.of(values[1]), difference, left_out, unit)
+    means, difference = [Group.of(each) for each in values], paired_difference(*values)
+    return Comparison(metrics[0], seeds, means[0], means[1], difference, left_out, unit)
 
 
 def _summaries(folder: Path) -> list[Path]:

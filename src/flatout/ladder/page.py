@@ -117,8 +117,7 @@ def _height(shown: Sequence[Mapping[str, Any]]) -> float:
 
 def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
     names = [printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "") for rung in shown]
-    left = 16 + 1.08 * LETTER * max(map(len, names))
-    axes = add_axes(figure, left=left, right=60, top=_TOP, bottom=_BOTTOM)
+    axes = add_axes(figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM)
     values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
     low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
     _set_axes(axes, names, low, high)

@@ -16,7 +16,6 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
 from flatout.ladder.case import (
     WAYS,
-    Rows,
     describe,
     encoder_folder,
     program_of,
@@ -60,7 +59,7 @@ def run_ladder(
     began = time.monotonic()
     rungs = _Rungs(ladder, top, compose, folder)
     wait_until_warm()
-    count, spent = rungs.rows.count, time.monotonic() - began
+    count, spent = rungs.count, time.monotonic() - began
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
     about = {
@@ -133,16 +132,15 @@ class _Rungs:
         self.ladder, self.config, self.compose, self.folder = ladder, top.config, compose, folder
         data, model, seed = top.config.data, top.config.model, top.config.seed
         reading, rows_at = dict(ladder.reading), folder / "rows"
-        self.rows: Rows = write_rows(data, rows_at, joined=reading.pop("joined", None))
-        self.words = [*self.rows.words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
+        words, read, self.count = write_rows(data, rows_at, joined=reading.pop("joined", None))
+        self.words = [*words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
         if isinstance(model, TransformerConfig):
             encoder = encoder_folder(model, data, rows_at / "train.csv", folder / "encoder", seed).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
-        reading = {**self.rows.reading, **reading}
         about = {"folder": rows_at, "clip": clip_of(top.config), "seed": seed}
         about |= {"epochs": int(top.config.trainer.get("max_epochs") or 1)}
-        self.case: Case = describe(data, model, top.config.optim, reading=reading, **about)
+        self.case: Case = describe(data, model, top.config.optim, reading={**read, **reading}, **about)
         for rung in ladder.rungs:  # a mistake in a rung's words shows before anything is measured
             if rung.is_ours:
                 compose([*self.words, *rung.words])
@@ -171,7 +169,7 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
     if not place:
         return None
     compared = [can_be[0], *can_be[place:]]
-    trained = rungs.rows.count * rungs.case.epochs * seeds
+    trained = rungs.count * rungs.case.epochs * seeds
     names = [step.rung.name for step in compared]
     if minutes := expected_minutes(compared, trained):
         say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")

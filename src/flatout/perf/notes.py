@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,64 +105,43 @@ def _count(value: Any) -> int:
 _LADDERS = "ladders"
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What a rung brought."""
-
-    ladder: str
-    rung: str
-    ratio: float
-    low: float | None
-    high: float | None
-    date: str
-    device: str
-
-    def sentence(self) -> str:
-        """Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22."""
-        sure = "" if self.low is None or self.high is None else f" ({self.low:.1f}–{self.high:.1f})"
-        return f"{self.rung} brought {self.ratio:.1f}×{sure} in your ladder {self.ladder} of {self.date}"
-
-
-def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> Path | None:
+def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:
     """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung does, by its name."""
     noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
     gains = {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}
-    if not gains:
-        return None
-    path = cache / _LADDERS / f"{found['name']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {name: found[name] for name in ("name", "date", "device")}
-    write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
-    return path
+    if gains:
+        path = cache / _LADDERS / f"{found['name']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {name: found[name] for name in ("name", "date", "device")}
+        write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
 
 
-def known_gain(cache: Path, override: str, device: str) -> Gain | None:
-    """What an override brought in the newest ladder on this device; also where its key alone was noted."""
-    words = (override, override.partition("=")[0])
-    noted = (gain for path in (cache / _LADDERS).glob("*.json") for gain in _read_gains(path, words))
-    alike = (gain for gain in noted if gain.device == device)
-    return max(alike, key=lambda gain: (gain.date, gain.ladder), default=None)
+def known_gain(cache: Path, override: str, device: str) -> str | None:
+    """What an override, or its key alone, brought in the newest ladder on this device; None where none measured it.
+
+    Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22.
+    """
+    found: list[tuple[str, str, str]] = []
+    for path in (cache / _LADDERS).glob("*.json"):
+        # A verdict does without a damaged note.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            date, name, gains = str(noted["date"]), str(noted["name"]), noted["gains"]
+            for gain in (gains[word] for word in (override, override.partition("=")[0]) if word in gains):
+                low, high = gain["low"], gain["high"]
+                sure = "" if low is None or high is None else f" ({low:.1f}–{high:.1f})"
+                said = f"{gain['rung']} brought {gain['value']:.1f}×{sure} in your ladder {name} of {date}"
+                found += [(date, name, said)] if noted["device"] == device else []
+    return max(found)[2] if found else None
 
 
 def measured_before(override: str | None) -> str | None:
     """What a ladder on this machine has measured for one of the words of an override, as a sentence."""
     folder, device = default_cache_folder(), machine_name()
-    gains = (known_gain(folder, word, device) for word in (override or "").split())
-    return next((gain.sentence() for gain in gains if gain is not None), None)
+    return next(filter(None, (known_gain(folder, word, device) for word in (override or "").split())), None)
 
 
 def machine_name() -> str:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = hardware(device, max(1, torch.cuda.device_count()), "")
     return f"{about['device']}, {about['cores']} cores"
-
-
-def _read_gains(path: Path, words: Sequence[str]) -> list[Gain]:
-    """The gains of a note for an override; of a damaged note none, as a verdict does without."""
-    try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        name, date, device, gains = (noted[part] for part in ("name", "date", "device", "gains"))
-        found = [gains[word] for word in words if word in gains]
-        return [Gain(name, of["rung"], float(of["value"]), of["low"], of["high"], date, device) for of in found]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []

@@ -192,8 +192,7 @@ class Search:
     def _decide_rows(self) -> Choice:
         before, sizes, start = self.now, self._sizes(), self.asked.start
         is_kept = self.settings.effective_batch is StepRows.kept
-        search = self._climb if is_kept else self._double
-        search(sizes)
+        (self._climb if is_kept else self._double)(sizes)
         now = self.now
         self.answers.values |= {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
         rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}

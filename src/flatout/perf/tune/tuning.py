@@ -91,8 +91,7 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
     def measure() -> str:
         if devices.index(devices[ranks.rank]) != ranks.rank:
             return ""  # a rank before this one has such a device too
-        found = measured_for(question, say)
-        return json.dumps(asdict(found))
+        return json.dumps(asdict(measured_for(question, say)))
 
     given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
     each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]

@@ -114,9 +114,7 @@ def _is_large(each: Any) -> bool:
         return len(each) > _MANY
     if isinstance(each, Tensor | np.ndarray):
         return each.nbytes > _LARGE_BYTES
-    if isinstance(each, _BaseDataLoaderIter):
-        return True
-    return type(each).__module__.partition(".")[0] in _TABLES
+    return isinstance(each, _BaseDataLoaderIter) or type(each).__module__.partition(".")[0] in _TABLES
 
 
 class OwnTask:

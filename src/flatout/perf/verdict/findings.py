@@ -101,9 +101,8 @@ class Finding:
     @property
     def is_plain(self) -> bool:
         """Whether it costs so much that the run reports it at once: you can still end and fix it."""
-        if self.gain is None and self.is_only_seen:
-            return self.share >= _PLAIN_SHARE
-        return self.worth >= _PLAIN_GAIN
+        is_gain_unknown = self.gain is None and self.is_only_seen
+        return self.share >= _PLAIN_SHARE if is_gain_unknown else self.worth >= _PLAIN_GAIN
 
 
 _MISSED, _MISSED_OF_GAIN = 0.06, 0.1

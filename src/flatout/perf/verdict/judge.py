@@ -47,8 +47,7 @@ class Judging:
 
 def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
     """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
-    epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
-    evidence = evidence_of(curves, feed, precision, epochs)
+    evidence = evidence_of(curves, feed, precision, curves.throughput.counted().batches / max(1, batches_an_epoch))
     if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
         log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 

@@ -124,9 +124,8 @@ def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict
         yield {"persistent_workers": True}, None
     model_ms = max(evidence.model_ms, 1e-3)
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    workers = min(evidence.cores if is_busy else ways.MOST_WORKERS, needed * max(1, now))
-    if feed.is_stream:  # each worker would give a whole stream
-        workers = 1
+    most = 1 if feed.is_stream else evidence.cores if is_busy else ways.MOST_WORKERS  # each would give a whole stream
+    workers = min(most, needed * max(1, now))
     if is_cpu and is_busy and not now:  # more of either would take turns on one core
         workers = max(1, evidence.cores // 2)
         threads = max(1, evidence.cores - workers)
