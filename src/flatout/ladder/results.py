@@ -139,9 +139,9 @@ def word_of(rung: Mapping[str, Any]) -> str:
 def written(interval: Mapping[str, Any] | None) -> str:
     if interval is None:
         return "–"
-    value, low, high = (interval[name] for name in ("value", "low", "high"))
-    digits = 2 if value < 10 else 1
-    return f"{value:.{digits}f}×" + ("" if low is None else f" ({low:.{digits}f}–{high:.{digits}f})")
+    digits = 2 if interval["value"] < 10 else 1
+    sure = "" if interval["low"] is None else f" ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+    return f"{interval['value']:.{digits}f}×{sure}"
 
 
 def duration(value: float) -> str:
