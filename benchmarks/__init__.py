@@ -15,6 +15,7 @@ BENCHES = {
     "gpu": "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on two cards",
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and killed",
+    "cluster": "stores built in parts: the same bytes, what parts cost, memory; plans of a billion rows",
     "doctor": "bottlenecks planted into runs: whether the verdict names them, and what its fixes are worth",
     "protections": "what the protections of a run cost: their part of each step and of each save",
     "quality": "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)",

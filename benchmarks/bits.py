@@ -44,7 +44,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
-from flatout.engine.limits import keep_freed_memory
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.run.closing import Result

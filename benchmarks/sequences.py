@@ -30,8 +30,8 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.datamodules import SequenceData
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.limits import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.rnn import RNNConfig
 from flatout.models.window_mlp import WindowMLPConfig

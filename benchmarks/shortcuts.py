@@ -20,8 +20,8 @@ from benchmarks.claim import Claim, Options, quiet
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine import fast_loop
-from flatout.engine.limits import keep_freed_memory
 
 
 def claims(options: Options) -> Iterator[Claim]:

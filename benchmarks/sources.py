@@ -21,7 +21,7 @@ from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source
-from flatout.engine.limits import keep_freed_memory
+from flatout.distributed.limits import keep_freed_memory
 
 _COLUMNS = ["text", "label"]
 

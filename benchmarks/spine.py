@@ -28,8 +28,8 @@ from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.limits import keep_freed_memory
 from flatout.engine.optimizer import OptimConfig
 from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
 from flatout.tasks.task import Task

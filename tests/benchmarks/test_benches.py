@@ -53,6 +53,10 @@ FIRST_ROWS = {
     "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
+    "cluster": [
+        "ways to build whose bytes differ from one piece",
+        "killed at 80 %: units that were done and are done again",
+    ],
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.callbacks.hardware_monitor import HOST_CURVES, Host
-from flatout.engine.limits import Limits, cpu_periods, limits
+from flatout.distributed.limits import Limits, cpu_periods, limits
 
 
 def files(root: Path, contents: dict[str, str]) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flatout.data import encoded_units
 from tests.composed import run_train
 from tests.verbs import verb
 
@@ -40,6 +41,39 @@ def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(kind, tm
     if kind == "texts":
         assert run_train([*words, *SHORT, "model.hidden=8", "model.embedding=8"], monkeypatch) == 0
         assert f"cache: {key} opened in" in capfd.readouterr().out
+
+
+def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 100)
+    words = ["data=tweets", "data.sample.rows=300", "data.sample.eval_rows=100", f"data.cache={tmp_path}/cache"]
+    for part in ("1/2", "2/2", "2/2"):
+        assert verb("build", *words, "--part", part) == 0
+    said = capfd.readouterr().out
+    assert "part 1/2: 2 units, 0 of them encoded before" in said
+    assert "part 2/2: 1 unit, 1 of them encoded before" in said
+    assert "without --part joins them" in said
+    assert verb("cache", "--cache", f"{tmp_path}/cache", "size") == 0
+    assert "of builds that are not finished" in capfd.readouterr().out
+    assert verb("build", *words) == 0
+    assert "cache: 3 of 3 units were encoded before" in capfd.readouterr().err
+    assert verb("cache", "--cache", f"{tmp_path}/cache", "size") == 0
+    assert "not finished" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write --part 2/8."),
+        (["--part", "1/2", *KINDS["bits"]], "--part: parts are of texts without tags. Build without it"),
+        (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
+    ],
+)
+def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert verb("build", *words) == 2
+    assert message in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_data_of_your_own_have_no_store(tmp_path, monkeypatch, capfd):

@@ -57,6 +57,29 @@ def fitted(data: TextData, **settings) -> TinyModule:
     return module
 
 
+def pages_read_ahead(folder: Path) -> set[bool]:
+    """Of each mapped column of a store, whether the system may read on from what is asked for."""
+    found, is_own = set(), False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split()[0]:
+            is_own = str(folder) in line
+        elif is_own and line.startswith("VmFlags:"):
+            found.add("rr" not in line.split())
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says how files are mapped")
+@pytest.mark.parametrize("free", [10, 10**12])
+def test_rows_that_memory_cannot_hold_are_read_by_single_pages(free, tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.data.store_data.free_bytes", lambda: free)
+    data = text_data(cache=str(tmp_path))
+    data.setup()
+    rows = [row for batch in data.train_dataloader() for row in batch.rows.tolist()]
+    assert sorted(rows) == list(range(data.store.splits["train"].num_rows))
+    assert (("reading", "single pages") in data.run_log.decisions) is (free == 10)
+    assert pages_read_ahead(data.store.folder) == {free != 10}
+
+
 def test_each_training_row_comes_once_an_epoch():
     data = text_data()
     module = fitted(data, max_epochs=2)

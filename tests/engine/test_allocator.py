@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
+from flatout.distributed.limits import let_segments_grow
 from flatout.distributed.ranks import Ranks
-from flatout.engine.limits import let_segments_grow
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.distributed.limits import Limits
 from flatout.engine import peaks
-from flatout.engine.limits import Limits
 from flatout.engine.peaks import Arithmetic, arithmetic_of, known_peak, listed_peak, measured_peak
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The script of docs/many_devices.md, run by Ray: each worker is a rank of one run."""
+"""Ray: the script of docs/many_devices.md, whose workers are ranks of one run; and parts of builds and answers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from flatout import CheckpointConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, TransformerConfig, fit
+from flatout.data import encoded_units
+from flatout.data.datamodules import TextData
 
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
@@ -42,6 +44,42 @@ if __name__ == "__main__":
     ray.init(address="local", num_cpus=2, include_dashboard=False)
     settings = pickle.loads(Path(sys.argv[1]).read_bytes())
     train_with_ray(settings, workers=2, use_gpu=False, storage=sys.argv[2])
+"""
+
+CLUSTER = """
+import os, sys, threading, time
+from functools import partial
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+from flatout.data import encoded_units
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import encode_part
+from flatout.distributed.engine import on_ray
+
+
+def do(folder, number, count):
+    (folder / f"begun-{number}-{os.getpid()}").touch()
+    time.sleep(3)
+    encoded_units.UNIT_ROWS = 100
+    return encode_part(TextDataConfig(source=str(folder / "rows"), cache=str(folder / "cache")), number, count)
+
+
+def lose(cluster, node, folder):
+    while len(list(folder.glob("begun-*"))) < 2:
+        time.sleep(0.05)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    node = cluster.add_node(num_cpus=1)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    threading.Thread(target=lose, args=(cluster, node, folder)).start()
+    print("parts:", on_ray(partial(do, folder), 4))
+    cluster.shutdown()
 """
 
 
@@ -130,3 +168,46 @@ def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
     alone = fit(**whole, folder=tmp_path / "alone")
     assert len(losses(folder)) == len(losses(alone.folder)) == 640
     assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-4)
+
+
+def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    (tmp_path / "rows").mkdir()
+    for number in range(8):
+        rows = [f"w{number * row} of {row} and {'x' * (row % 9)},{'ab'[row % 2]}" for row in range(50)]
+        text = "\n".join(["text,label", *rows, ""])
+        (tmp_path / "rows" / f"part-{number}.csv").write_text(text, encoding="utf-8")
+    (tmp_path / "driver.py").write_text(CLUSTER, encoding="utf-8")
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    with running([sys.executable, "driver.py", str(tmp_path)], tmp_path, **own) as process:
+        told, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, told
+    assert "parts: [(1, 0), (1, 0), (1, 0), (1, 0)]" in told
+    begun = [path.name.split("-")[1] for path in tmp_path.glob("begun-*")]
+    assert len(begun) > len(set(begun)) == 4
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 100)
+    stores = []
+    for cache in ("cache", "fresh"):
+        data = TextData(source=str(tmp_path / "rows"), cache=str(tmp_path / cache))
+        data.prepare_data()
+        stores.append({path.name: path.read_bytes() for path in sorted(data.store.folder.rglob("*.bin"))})
+    assert stores[0] == stores[1]
+
+
+def test_answers_by_ray_are_those_of_one_process(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    run = fit(**{**SETTINGS, "epochs": 1}, folder=tmp_path / "run")
+    (tmp_path / "rows").mkdir()
+    for number in range(4):
+        text = "\n".join(["text", *(f"w{number * row} of {row}" for row in range(30)), ""])
+        (tmp_path / "rows" / f"{number}.csv").write_text(text, encoding="utf-8")
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    words = [sys.executable, "-m", "flatout", "predict", str(run.folder), str(tmp_path / "rows"), "--out"]
+    for out, more in {"alone/": [], "ray/": ["--on", "ray", "--parts", "2"]}.items():
+        with running([*words, out, *more], tmp_path, **own) as process:
+            told, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, told
+        assert f"written to {out}: 120 rows" in told
+    alone, by_ray = ({path.name: path.read_bytes() for path in (tmp_path / out).iterdir()} for out in ("alone", "ray"))
+    assert len(alone) == 4
+    assert alone == by_ray

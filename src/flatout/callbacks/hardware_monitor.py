@@ -25,8 +25,8 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.gpu import watched_card
+from flatout.distributed.limits import cpu_periods
 from flatout.engine.lightning_internals import is_second
-from flatout.engine.limits import cpu_periods
 
 HOST_CURVES = {
     "host/process_cpu_cores": "cores' worth of processor time that this process and its children took",

@@ -1,16 +1,20 @@
 """`python -m flatout build …`: the store of a run's data, built without training, where no GPU waits for it.
 
-Takes the words of `python -m train`, and the settings that decide the store are the same: the run finds it. What a kill
-has left is removed, and a store that is there is opened.
+Takes the words of `python -m train`, and the settings that decide the store are the same: the run finds it. A store
+that is there is opened. Texts are encoded by the unit, and a build that was killed goes on with the unit it had begun:
+`--part 2/8` encodes every eighth unit alone, for jobs that share a disk, and a build without it joins them.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flatout.cli.train import start_measuring
+from flatout.data.checks.findings import counted
+from flatout.distributed import engine
 from flatout.errors import require
 from flatout.run_log import print_line
 
@@ -21,19 +25,30 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE [+experiment=NAME] [key=value ...]"
     parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+    engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    start_measuring(arguments.words, build)
+    start_measuring(arguments.words, partial(build, arguments=arguments))
 
 
-def build(config: RunConfig, overrides: Sequence[str]) -> None:
+def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, with the lines that a run would print of its data."""
+    from flatout.data.text_preparation import encode_part
     from flatout.run.kinds import kind_of
     from flatout.run_log import PrintLog
 
     hint = "Call prepare_data of your DataModule."
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
+    if arguments.part is not None:
+        number, count = engine.part_of(arguments.part)
+        units, found = encode_part(config.data, number, count)
+        print_line(f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before")
+        print_line("when all parts are there, the same command without --part joins them")
+        return
+    if arguments.on == "ray":
+        each = engine.on_ray(partial(encode_part, config.data), arguments.parts)
+        print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
     data.prepare_data()
     data.setup()

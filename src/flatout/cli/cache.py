@@ -38,6 +38,9 @@ def show_size(cache: Cache) -> None:
     entries = cache.entries()
     total = sum(entry.num_bytes for entry in entries)
     print(f"{total / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
+    if units := cache.of_units().entries():
+        total = sum(unit.num_bytes for unit in units)
+        print(f"{total / 1e6:,.1f} MB in {len(units)} units of builds that are not finished")
 
 
 def verify(cache: Cache) -> None:

@@ -28,7 +28,7 @@ from flatout.data.checkup import check, check_recordings
 from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.text import TextDataConfig
-from flatout.engine.limits import keep_freed_memory
+from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 
 Settings = TypeVar("Settings")

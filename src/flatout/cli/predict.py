@@ -26,6 +26,7 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer, told
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in
+from flatout.distributed import engine
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, require, settings_of
@@ -35,6 +36,7 @@ from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _OTHER = "Name another folder."
+_MANY = "Write --out FOLDER/ for a folder of answers."
 _OPTIONS = ("text", "top_k", "bits", "rebuild", "names")
 
 
@@ -52,10 +54,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
     text = f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for each file"
     parser.add_argument("--out", metavar="FILE", help=text)
-    parser.add_argument("--part", metavar="I/N", help="of the files, every N-th from the I-th on, for --out FOLDER/")
+    engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.on == "here":
+        rows = _answered(arguments)
+    else:
+        require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
+        rows = sum(engine.on_ray(partial(_answered_part, arguments), arguments.parts, uses_gpu=True))
+    if arguments.out is not None:
+        print(f"written to {arguments.out}: {rows:,} rows")
+
+
+def _answered_part(arguments: argparse.Namespace, number: int, count: int) -> int:
+    return _answered(argparse.Namespace(**vars(arguments) | {"part": f"{number}/{count}"}))
+
+
+def _answered(arguments: argparse.Namespace) -> int:
+    """Answer what is named; the number of rows."""
     predictors, options = load_predictors(arguments), file_options(arguments)
     if options.top_k < 0:
         raise UserError("--top-k", f"{options.top_k}", allowed="1 or more")
@@ -63,19 +80,22 @@ def run(arguments: argparse.Namespace) -> None:
         what = f"this run answers {predictors[0].answers_to}"
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
     reading = reading_of(arguments)
-    if arguments.out is not None and (arguments.out.endswith("/") or Path(arguments.out).is_dir()):
-        files = part_of(files_in(arguments.file, "FILE"), arguments.part)
+    if _is_folder(arguments.out):
+        number, count = engine.part_of(arguments.part or "1/1")
+        files = files_in(arguments.file, "FILE")[number - 1 :: count]
         answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
         rows = answer_files(files, Path(arguments.out), answer_one)
     else:
-        hint = "Write --out FOLDER/ for a folder of answers."
-        require(arguments.part is None, "--part", "is of many files", hint=hint)
+        require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
         print(line, file=sys.stderr)
-    if arguments.out is not None:
-        print(f"written to {arguments.out}: {rows:,} rows")
+    return rows
+
+
+def _is_folder(out: str | None) -> bool:
+    return out is not None and (out.endswith("/") or Path(out).is_dir())
 
 
 def answer(
@@ -97,17 +117,6 @@ def answer(
 
 
 # Many files, into a folder: each is answered once, whichever process began it.
-
-
-def part_of(files: list[str], part: str | None) -> list[str]:
-    """The files of one part of many, as `2/8` names it: every eighth from the second on."""
-    if part is None:
-        return files
-    number, _, count = part.partition("/")
-    are_numbers = number.isdecimal() and count.isdecimal()
-    is_known = are_numbers and 1 <= int(number) <= int(count)
-    require(is_known, "--part", repr(part), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
-    return files[int(number) - 1 :: int(count)]
 
 
 def answer_files(files: list[str], folder: Path, answer_one: Callable[[str, str], int]) -> int:

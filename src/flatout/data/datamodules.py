@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,12 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import open_views
-from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.store.store import Ragged, StoreSplit, StoreWriter
 from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import TextPreparation, open_source, open_tables
+from flatout.data.text_preparation import TextBlocks, TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource, TextBlock
 from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
@@ -180,9 +181,14 @@ class TagPreparation(TextPreparation):
         return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
     def _encoded(
-        self, split: str, block: TextBlock, surveyed: TextSurvey, vocabulary: Encoder
-    ) -> tuple[EncodedBlock, Any]:
+        self, blocks: TextBlocks, surveyed: TextSurvey, vocabulary: Encoder, writer: StoreWriter
+    ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
         assert isinstance(vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+        for split, block in blocks:
+            yield split, block, *self._with_tags(split, block, vocabulary)
+
+    def _with_tags(self, split: str, block: TextBlock, vocabulary: Subwords) -> tuple[EncodedBlock, Any]:
+        """Ids of some rows, and a tag or none for each."""
         encoded = vocabulary.encode_words(block.texts, max_length=self.config.max_length)
         tags = self.source.census.numbered(block.labels, block.rows)
         ids = as_bio(tags)

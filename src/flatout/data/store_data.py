@@ -17,10 +17,12 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.large_plan import WINDOW_ROWS, is_large, is_sorted_by
 from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
-from flatout.data.store.store import Store
+from flatout.data.store.store import Ragged, Store, StoreSplit
+from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog
 
@@ -195,6 +197,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if is_train:
             feed.load_state_dict(self._position)
             self._report_step(plan)
+            self._warn_of_order(split, plan)
         self._feeds[name] = feed
         return feed
 
@@ -204,7 +207,19 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             num_bytes = sum(split.num_bytes for split in self.store.splits.values())
             choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device, None)
             self._report("feed", choice.kind.value, choice.why, choice.evidence)
+            self._read_with_care()
         return self._choices[device]
+
+    def _read_with_care(self) -> None:
+        """Read no pages ahead where the rows that are shuffled together are more than memory holds."""
+        train = self.store.splits["train"]
+        share = 1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
+        together, free = train.num_bytes * share, free_bytes()
+        if together > free:
+            for split in self.store.splits.values():
+                split.read_single_pages()
+            evidence = f"rows shuffled together {together / 1e9:.1f} GB, free {free / 1e9:.1f} GB"
+            self._report("reading", "single pages", "what is read ahead would be dropped before it is used", evidence)
 
     def _current_placement(self) -> Placement:
         trainer = self.trainer
@@ -254,6 +269,15 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
             value = f"{plan.rows_per_batch * plan.parts} rows"
             self._report("rows a step", value, "each rank trains its share", product)
+
+    def _warn_of_order(self, split: StoreSplit, plan: PlanSettings) -> None:
+        """Tell where rows that are too many to be shuffled at once lie in the order of their labels."""
+        targets = split.columns.get("targets")
+        if targets is None or isinstance(targets, Ragged) or targets.dtype.kind != "i":
+            return
+        if is_large(split.num_rows, plan) and self._is_first and is_sorted_by(targets):
+            shuffled = f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled together"
+            self.run_log.say(f"data: the source is sorted by label, and {shuffled}; bring its rows into random order")
 
 
 def _require_constant_accumulation(trainer: L.Trainer) -> None:

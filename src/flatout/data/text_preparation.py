@@ -7,8 +7,10 @@ is kept in the store's facts, so an opened store says the same as a built one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide
+from flatout.data.encoded_units import FACT, Encode, EncodedUnits, units_of
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -32,6 +35,9 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import UserError, require
+
+TextBlocks = Iterable[tuple[str, TextBlock]]
+"""Blocks of rows, each with its split."""
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
@@ -55,6 +61,13 @@ def open_source(config: TextDataConfig) -> TextSource:
     if config.exclude is not None or config.relabel is not None:
         tables = decide(tables, roles, (config.exclude, config.relabel), config.clean.escapes)
     return TextSource(config, tables, roles, config.group)
+
+
+def encode_part(config: Any, number: int, count: int) -> tuple[int, int]:
+    """Encode a part of the units of some texts; how many these are, and how many were there (see `encoded_units`)."""
+    is_text = isinstance(config, TextDataConfig) and config.problem is not Problem.tags
+    require(is_text, "--part", "parts are of texts without tags", hint="Build without it: one process is enough.")
+    return TextPreparation(open_source(config)).encode_part(number, count)
 
 
 class TextPreparation:
@@ -93,6 +106,8 @@ class TextPreparation:
         """The store, built where it is missing, how it was opened, and its vocabulary."""
         cache = Cache(self.config.cache)
         store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
+        if not report.hit:
+            cache.of_units().remove(store.facts.get(FACT, {}))
         self.source.require_words(store.facts.get("has_words", True))  # another run may have named the column
         return store, report, read_encoder(store.read_text("tokenizer.json"))
 
@@ -113,13 +128,31 @@ class TextPreparation:
             "schema": SCHEMA,
         }
 
+    def encode_part(self, number: int, count: int) -> tuple[int, int]:
+        """Encode every `count`-th unit from the `number`-th on; the units of this part, and how many were there."""
+        with Progress() as progress:
+            surveyed, vocabulary = self._surveyed(progress)
+            units = self._units(vocabulary)
+            blocks = self.source.texts_and_labels(surveyed.fates, progress.task("encoding"))
+            own = list[int]()
+            for place, unit in enumerate(units_of(blocks)):
+                if unit.is_full and place % count == number - 1:
+                    units.write(unit, self._encoding(vocabulary))
+                    own.append(place)
+        self.source.require_unchanged()
+        return len(own), units.found
+
+    def _surveyed(self, progress: Progress) -> tuple[TextSurvey, Encoder]:
+        """Two passes: the fate of each row, and the vocabulary."""
+        surveyed = TextSurvey(self.source).run(progress.task("checking"))
+        self.source.require_words(surveyed.has_words)
+        self._require_rows(surveyed)
+        self._require_classes(surveyed)
+        return surveyed, self._train_vocabulary(surveyed, progress.task("reading"))
+
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            surveyed = TextSurvey(self.source).run(progress.task("checking"))
-            self.source.require_words(surveyed.has_words)
-            self._require_rows(surveyed)
-            self._require_classes(surveyed)
-            vocabulary = self._train_vocabulary(surveyed, progress.task("reading"))
+            surveyed, vocabulary = self._surveyed(progress)
             totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
         self.source.require_unchanged()
         writer.write_text("tokenizer.json", vocabulary.to_json())
@@ -186,8 +219,8 @@ class TextPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
         writer.expected_rows = sum(surveyed.rows(split) for split in writers)
         totals = {split: _Totals() for split in writers}
-        for split, block in self.source.texts_and_labels(surveyed.fates, advance):
-            encoded, targets = self._encoded(split, block, surveyed, vocabulary)
+        blocks = self.source.texts_and_labels(surveyed.fates, advance)
+        for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):
             given = {} if self.config.problem is Problem.none else {"targets": targets}
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
             totals[split].windows += self.config.long_texts.windows_of(encoded.lengths)
@@ -195,13 +228,28 @@ class TextPreparation:
         return totals
 
     def _encoded(
-        self, split: str, block: TextBlock, surveyed: TextSurvey, vocabulary: Encoder
-    ) -> tuple[EncodedBlock, Any]:
-        """Ids and targets of some rows."""
-        return (
-            encode_texts(vocabulary, block.texts, self.config.max_length, self.config.long_texts),
-            surveyed.census.targets(block.labels),
-        )
+        self, blocks: TextBlocks, surveyed: TextSurvey, vocabulary: Encoder, writer: StoreWriter
+    ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
+        """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
+        units = self._units(vocabulary)
+        for unit in units_of(blocks):
+            found = units.read(unit, self._encoding(vocabulary))
+            for (split, block), encoded in zip(unit.blocks, unit.cut(found), strict=True):
+                yield split, block, encoded, surveyed.census.targets(block.labels)
+        if units.found:
+            print(f"cache: {units.found} of {len(units.used)} units were encoded before", file=sys.stderr)
+        writer.facts |= {FACT: units.used} if units.used else {}
+
+    def _units(self, vocabulary: Encoder) -> EncodedUnits:
+        """The units of this way of encoding."""
+        config = self.config
+        how = {"encoder": vocabulary.to_json(), "max_length": config.max_length, "long": asdict(config.long_texts)}
+        dtype = smallest_token_type(vocabulary.size)
+        return EncodedUnits(Cache(config.cache), self.source.name, how, dtype)
+
+    def _encoding(self, vocabulary: Encoder) -> Encode:
+        config = self.config
+        return partial(encode_texts, vocabulary, max_length=config.max_length, long=config.long_texts)
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())

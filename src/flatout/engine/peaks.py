@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import torch
 
+from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
-from flatout.engine.limits import limits
 
 
 class Arithmetic(StrEnum):

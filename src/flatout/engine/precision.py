@@ -19,7 +19,7 @@ from filelock import Timeout
 
 from flatout.data.store.cache import default_cache_folder, recipe_key
 from flatout.data.store.lock import acquire, file_lock
-from flatout.engine.limits import processor_name
+from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
 from flatout.files import write_synced
 

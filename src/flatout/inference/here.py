@@ -21,7 +21,7 @@ from flatout.data.problem import Problem
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
-from flatout.engine.limits import processor_name
+from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX, quiet_library

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from flatout.data.store_data import StoreData
-from flatout.engine.limits import free_bytes
+from flatout.distributed.limits import free_bytes
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import RandomState

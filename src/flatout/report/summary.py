@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from flatout.engine.limits import processor_name
+from flatout.distributed.limits import processor_name
 from flatout.errors import UserError
 from flatout.files import write_atomically
 

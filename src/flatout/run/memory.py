@@ -22,7 +22,6 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.limits import free_bytes
 from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError
@@ -52,7 +51,7 @@ def require_memory(settings: Any, build: Build, device: torch.device, copies: fl
         raise
     except (RuntimeError, TypeError, ValueError, LookupError):
         return  # some families of transformers cannot be built without memory, or not with other numbers of layers
-    free = free_bytes() if device.type == "cpu" else free_memory(device)
+    free = free_memory(device)
     if needed > free:
         raise _too_large(settings, needed, free)
 

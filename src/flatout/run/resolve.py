@@ -19,9 +19,9 @@ from flatout.checkpoints.settings import best_mode
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
+from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.engine.compile import CompileChoice, choose_compile, compile_in_place, compiles_layers
-from flatout.engine.limits import keep_freed_memory, let_segments_grow
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, PrecisionChoice, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps

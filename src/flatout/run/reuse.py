@@ -18,8 +18,8 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import StoreSplit
+from flatout.distributed.limits import give_back_freed_memory
 from flatout.distributed.ranks import Ranks
-from flatout.engine.limits import give_back_freed_memory
 from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer, TransformerConfig
 from flatout.run.run_folder import RunFolder

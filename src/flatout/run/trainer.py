@@ -28,11 +28,11 @@ from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.checkpoints.kept import CHECKPOINTS, Start
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed, Feeds, free_memory
+from flatout.distributed.limits import limits
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling
-from flatout.engine.limits import limits
 from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import Precision, PrecisionChoice
 from flatout.engine.run_length import EPOCHS

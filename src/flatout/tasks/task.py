@@ -12,7 +12,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
@@ -20,7 +20,6 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
 from flatout.engine import lightning_internals as internals
@@ -30,6 +29,9 @@ from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 from flatout.tasks.score_intervals import Interval
+
+if TYPE_CHECKING:
+    from flatout.data.batches.feed import Feed, Feeds
 
 AVERAGE = "average"
 """Where a checkpoint keeps the running mean of the weights."""

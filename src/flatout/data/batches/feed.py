@@ -18,19 +18,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
-import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_run, move_run
+from flatout.data.batches.large_plan import LargePlan, is_large
 from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, StreamPlan, count_batches
 from flatout.data.store.store import StoreSplit
+from flatout.distributed.limits import free_bytes
 
 Transform = Callable[[FlatBatch], FlatBatch]
 """A change of a batch that differs in each epoch, such as dropping words."""
 
-AnyPlan = Plan | StreamPlan
+AnyPlan = Plan | LargePlan | StreamPlan
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
@@ -62,7 +63,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that may still be used on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return free_bytes()
 
 
 class Feed:
@@ -118,8 +119,7 @@ class Feed:
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
-        plan = self._make_plan(epoch)
-        return plan.order[plan.bounds[step] : plan.bounds[step + 1]]
+        return self._make_plan(epoch).rows_of_step(step)
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "consumed": self.consumed}
@@ -144,7 +144,8 @@ class Feed:
     def _make_plan(self, epoch: int) -> AnyPlan:
         if self.plan.is_stream:
             return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
-        return Plan(self._lengths, self.plan, epoch)
+        kind = LargePlan if is_large(self.num_rows, self.plan) else Plan
+        return kind(self._lengths, self.plan, epoch)
 
     def _batches(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
@@ -200,7 +201,7 @@ class Feed:
 
     def _spans(self, plan: AnyPlan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
-        rows_a_batch = max(1, len(plan.order) // max(1, plan.num_batches * self.plan.world))
+        rows_a_batch = max(1, self.num_rows // max(1, plan.num_batches * self.plan.world))
         step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
         yield from [(start, start + 1)] if start < plan.num_batches else []
         for first in range(start + 1, plan.num_batches, step):

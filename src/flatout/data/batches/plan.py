@@ -103,9 +103,12 @@ class PlanSettings:
 class Plan:
     """One epoch of one rank: `num_batches` batches, `accumulate` of them to an optimizer step."""
 
-    def __init__(self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0) -> None:
+    def __init__(
+        self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0, *, window: int = 0
+    ) -> None:
+        """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another order."""
         self.settings, self.lengths = settings, lengths
-        self.order, self.bounds = _global_steps(lengths, settings, epoch)
+        self.order, self.bounds = _global_steps(lengths, settings, epoch, window)
 
     @property
     def num_steps(self) -> int:
@@ -114,6 +117,10 @@ class Plan:
     @property
     def num_batches(self) -> int:
         return self.num_steps * self.settings.accumulate
+
+    def rows_of_step(self, step: int) -> Rows:
+        """Numbers of the rows that all ranks train in a step."""
+        return self.order[self.bounds[step] : self.bounds[step + 1]]
 
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank, without making those before them."""
@@ -150,13 +157,13 @@ def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
     return Plan(lengths, settings).num_batches
 
 
-def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: int) -> tuple[Rows, Rows]:
+def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
     """All rows in training order, and where each optimizer step begins among them."""
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned without those before it.
-    key = [settings.seed & (2**64 - 1), 0 if settings.repeats else epoch]
+    key = [settings.seed & (2**64 - 1), (0 if settings.repeats else epoch) + (window << 40)]
     random = np.random.Generator(np.random.Philox(key=key))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
     if settings.tokens_per_batch is not None:
@@ -367,6 +374,9 @@ class StreamPlan:
     @property
     def num_batches(self) -> int:
         return self.num_steps * self.settings.accumulate
+
+    def rows_of_step(self, step: int) -> Rows:
+        return self.order[self.bounds[step] : self.bounds[step + 1]]
 
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank; one without a row of its own has a filler that does not count."""

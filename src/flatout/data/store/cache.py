@@ -28,7 +28,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -75,6 +75,8 @@ Recipe = dict[str, Any]
 
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
+_UNITS, FETCHED = ".units", ".fetched"
+"""The folders of units of builds that are not finished, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
@@ -133,6 +135,26 @@ class Cache:
                 self._build(key, build, {"key": key, "name": name, "recipe": recipe})
         return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
 
+    def of_units(self) -> Cache:
+        """The stores of units, from which stores are joined (see `encoded_units`)."""
+        return Cache(self.folder / _UNITS)
+
+    def build(self, key: str, name: str, build: Callable[[StoreWriter], None]) -> None:
+        """Build a store of a key that says all; what a dead builder left of it goes."""
+        with self._refusals_told():
+            with written():
+                self.folder.mkdir(parents=True, exist_ok=True)
+            with self._locked(key) as is_locked:
+                self._remove_leftovers(key if is_locked else None)
+                self._build(key, build, {"key": key, "name": name, "recipe": {}})
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove stores that nobody needs any more, and the locks that they were built under."""
+        with suppress(OSError):
+            for key in keys:
+                shutil.rmtree(self.folder / key, ignore_errors=True)
+            remove_locks(self.folder)
+
     def opened(self, key: str) -> Store | None:
         """The store of a key, its bytes checked; None where there is none, or a damaged one."""
         folder = self.folder / key
@@ -167,6 +189,8 @@ class Cache:
             for gone in [key] if key else keys:
                 self._remove(self.folder / gone)
         if key is None:
+            for name in (_UNITS, FETCHED):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
             self._remove_leftovers()
             with suppress(OSError):
                 remove_locks(self.folder)

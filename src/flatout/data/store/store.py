@@ -11,6 +11,7 @@ must also agree with itself, so that even one with a right checksum cannot make 
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -106,12 +107,26 @@ class StoreSplit:
         return column.lengths if isinstance(column, Ragged) else np.broadcast_to(column.shape[1], len(column))
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes that a copy of every column takes."""
+    def arrays(self) -> list[Array]:
+        """Every array of the columns."""
         arrays: list[Array] = []
         for column in self.columns.values():
             arrays += [column.values, column.offsets, column.lengths] if isinstance(column, Ragged) else [column]
-        return sum(array.nbytes for array in arrays)
+        return arrays
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a copy of every column takes."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def read_single_pages(self) -> None:
+        """Let the system read what is asked for and nothing ahead: for rows in random order that memory cannot hold."""
+        for array in self.arrays:
+            mapped = array
+            while isinstance(mapped, np.ndarray) and mapped.base is not None:
+                mapped = mapped.base
+            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+                mapped.madvise(mmap.MADV_RANDOM)
 
 
 class Store:

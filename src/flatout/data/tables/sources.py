@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from flatout.data.tables.fetched import fetch, is_address
 from flatout.data.tables.formats.columnar import ArrowTable, Hdf5Table, NpyTable, ParquetTable
 from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.tables.formats.file import FileTable, require_file
@@ -86,7 +87,7 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
         return _many(list(given), where, reading)
     if not isinstance(given, str | Path):
         return table_of(given, where=where)
-    path = Path(given).expanduser()
+    path = _path_of(given, where)
     if _is_folder(path) and is_text_folder(path):
         return TextFolder(path, where, reading)
     if _is_pattern(path) or _is_folder(path):
@@ -96,7 +97,7 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
 
 def files_in(given: str | Path, where: str) -> list[str]:
     """The files of a pattern, the tables of a folder, or the one file that is named."""
-    path = Path(given).expanduser()
+    path = _path_of(given, where)
     if _is_pattern(path):
         root, pattern = (Path(path.anchor), str(path.relative_to(path.anchor))) if path.anchor else (Path(), str(path))
         if found := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
@@ -114,7 +115,7 @@ def files_in(given: str | Path, where: str) -> list[str]:
 def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:
     """The table in a file; `where` is the setting that named it."""
     reading = reading or ReadingConfig()
-    file = Path(path).expanduser()
+    file = _path_of(path, where)
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
@@ -130,6 +131,11 @@ def format_of(file: Path) -> Format | None:
     if suffixes and suffixes[-1] == ".gz":
         suffixes.pop()
     return ENDINGS.get(suffixes[-1]) if suffixes else None
+
+
+def _path_of(given: str | Path, where: str) -> Path:
+    """A path that is named, or where a copy lies of what an address names."""
+    return Path(fetch(str(given), where) if is_address(given) else given).expanduser()
 
 
 def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
@@ -160,7 +166,7 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
     if not isinstance(source, str | Path):
         return {"train": open_source(source, where=where, reading=reading)}
-    path = Path(source).expanduser()
+    path = _path_of(source, where)
     is_there = path.exists() or path.is_symlink()  # a link that leads nowhere names no data set
     if not _is_pattern(path) and not is_there and may_be_hub_name(str(source)) and format_of(path) is None:
         return _splits_of(from_hub(str(source), where), where, reading)

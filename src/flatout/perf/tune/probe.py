@@ -26,8 +26,8 @@ from flatout.data.batches.gather import TOKENS, Gatherer, cut_run
 from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.compile import compile_in_place
-from flatout.engine.limits import keep_freed_memory
 from flatout.engine.optimizer import ScaleRate, Schedule
 from flatout.engine.passes import is_out_of_memory
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products

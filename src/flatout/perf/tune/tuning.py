@@ -24,9 +24,9 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import Store
+from flatout.distributed.limits import free_bytes, limits, processor_name
 from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
-from flatout.engine.limits import free_bytes, limits, processor_name
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps

@@ -23,10 +23,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
+from flatout.distributed.limits import free_bytes
 from flatout.engine.compile import why_not
 from flatout.engine.fast_loop import FastLoop, fast_loop_of, reason_against
 from flatout.engine.lightning_internals import disable_signal_handling
-from flatout.engine.limits import free_bytes
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
 from flatout.engine.step_losses import NotFinite
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup

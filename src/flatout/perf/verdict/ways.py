@@ -10,7 +10,7 @@ from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.engine.limits import free_bytes
+from flatout.distributed.limits import free_bytes
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
 from flatout.perf.measure.steps import Way

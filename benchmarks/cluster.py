@@ -1,0 +1,294 @@
+"""Stores built in parts, and plans of more rows than one order holds: the same bytes, and what parts cost.
+
+`--pretrained FOLDER` takes that folder's tokenizer; without it one is made from the sample's own texts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+
+from benchmarks.claim import Claim, Options, at_least, at_most, bounded, in_turn, measured_apart, not_here, quiet
+from flatout.data import encoded_units
+from flatout.data.batches.large_plan import LargePlan
+from flatout.data.batches.plan import PlanSettings
+from flatout.data.datamodules import TextData
+from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+from flatout.data.store.cache import Cache
+from flatout.data.text_preparation import encode_part
+from flatout.data.tokens.long_texts import CUT
+from flatout.data.tokens.subwords import Subwords, encode_texts
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.distributed.engine import on_ray
+from flatout.files import sync_tree
+
+UNITS = 10
+"""Units of the source that is measured; a unit has a tenth of its rows."""
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    num_rows = options.choose(1_000_000, 200_000, 20_000)
+    with tempfile.TemporaryDirectory() as folder:
+        work = _Work(Path(folder), num_rows, options.pretrained)
+        with quiet():
+            found = list(_bytes(work))
+        yield from found
+        with quiet():
+            found = list(_costs(work, options))
+        yield from found
+        yield from _memory(work, options)
+        yield from _plans(Path(folder), options)
+
+
+class _Work:
+    """A source of many files, a tokenizer, and builds of it with caches of their own."""
+
+    def __init__(self, folder: Path, num_rows: int, pretrained: str | None) -> None:
+        self.folder, self.rows, self.num_rows = folder, folder / "rows", num_rows
+        self.rows.mkdir()
+        self.tokenizer = pretrained or str(folder / "tokenizer")
+        table = pa.Table.from_batches(list(_sample(num_rows + num_rows // UNITS).blocks(["text", "label"])))
+        self.texts = table.column("text").slice(0, min(num_rows, 50_000)).combine_chunks()
+        step = num_rows // (2 * UNITS)
+        for number in range(2 * UNITS + 2):
+            self._write(table.slice(number * step, step), number)
+        if pretrained is None:
+            Path(self.tokenizer).mkdir()
+            Subwords.train([self.texts], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(Path(self.tokenizer))
+        self.unit_rows = 2 * step
+
+    def _write(self, table: pa.Table, number: int) -> None:
+        """A file; the last two are what the source grows by, and lie beside it until then."""
+        folder = self.rows if number < 2 * UNITS else self.folder / "more"
+        folder.mkdir(exist_ok=True)
+        pyarrow.csv.write_csv(table, folder / f"part-{number}.csv")
+
+    def data(self, cache: str) -> TextData:
+        return TextData(source=str(self.rows), tokenizer=self.tokenizer, cache=str(self.folder / cache))
+
+    @contextmanager
+    def units(self, rows: int) -> Iterator[None]:
+        before, encoded_units.UNIT_ROWS = encoded_units.UNIT_ROWS, rows
+        try:
+            yield
+        finally:
+            encoded_units.UNIT_ROWS = before
+
+    def built(self, cache: str, rows: int) -> dict[str, bytes]:
+        """The files of a store that is built by units of so many rows."""
+        data = self.data(cache)
+        with self.units(rows):
+            data.prepare_data()
+        return {
+            str(path.relative_to(data.store.folder)): path.read_bytes() for path in data.store.folder.rglob("*.bin")
+        }
+
+    def seconds(self, rows: int) -> float:
+        """A build into an empty cache."""
+        shutil.rmtree(self.folder / "timed", ignore_errors=True)
+        sync_tree(self.folder / "rows")
+        data, began = self.data("timed"), time.perf_counter()
+        with self.units(rows):
+            data.prepare_data()
+        return time.perf_counter() - began
+
+
+def _sample(rows: int) -> HeadlinesTable:
+    return HeadlinesTable(HeadlinesConfig(rows=rows, eval_rows=100), "train")
+
+
+def _parts(work: _Work, cache: str, number: int, count: int) -> tuple[int, int]:
+    with work.units(work.unit_rows):
+        return encode_part(work.data(cache).config, number, count)
+
+
+def _bytes(work: _Work) -> Iterator[Claim]:
+    whole, differing = work.built("whole", 1 << 60), []
+    ways: dict[str, Callable[[], Any]] = {
+        "units": lambda: None,
+        "four parts": lambda: [_parts(work, "four parts", number, 4) for number in (3, 1, 4, 2)],
+        "two processes at once": lambda: _at_once(work, "two processes at once"),
+        "killed at 80 %": lambda: _killed(work, "killed at 80 %", UNITS * 8 // 10),
+    }
+    has_ray = importlib.util.find_spec("ray") is not None
+    if has_ray:
+        ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2)
+    again = 0
+    for way, prepare in ways.items():
+        prepare()
+        if way.startswith("killed"):
+            again = UNITS * 8 // 10 - len(_units_of(work, way))
+        if work.built(way, work.unit_rows) != whole:
+            differing.append(way)
+    note = f"{', '.join(ways)}{'' if has_ray else '; Ray is not installed'}"
+    yield bounded("ways to build whose bytes differ from one piece", len(differing), "", most=0, note=note)
+    yield bounded("killed at 80 %: units that were done and are done again", again, "", most=0)
+
+
+def _units_of(work: _Work, cache: str) -> list[str]:
+    return [entry.key for entry in Cache(work.folder / cache).of_units().entries()]
+
+
+def _at_once(work: _Work, cache: str) -> None:
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_parts, args=(work, cache, number, 2)) for number in (1, 2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def _killed(work: _Work, cache: str, after: int) -> None:
+    process = multiprocessing.get_context("fork").Process(target=work.built, args=(cache, work.unit_rows))
+    process.start()
+    while process.is_alive() and len(_units_of(work, cache)) < after:
+        time.sleep(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def _costs(work: _Work, options: Options) -> Iterator[Claim]:
+    encoder = Subwords.load(work.tokenizer)
+    texts = work.texts.to_pylist()
+
+    def bare() -> float:
+        began = time.perf_counter()
+        encoder.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return len(texts) / (time.perf_counter() - began)
+
+    def ours() -> float:
+        began = time.perf_counter()
+        encode_texts(encoder, work.texts, 128, CUT)
+        return len(texts) / (time.perf_counter() - began)
+
+    rates = in_turn([ours, bare], options.rounds)
+    yield at_least("encoding, against encode_batch_fast alone", *rates, "rows/s", 0.85)
+    sides = in_turn(
+        [lambda: work.seconds(work.unit_rows), lambda: work.seconds(1 << 60)], options.choose_rounds(3, 1, 1)
+    )
+    yield at_most("a build by units, against one in one piece", *sides, "s", 1.05)
+    yield _second_run(work)
+    if importlib.util.find_spec("ray") is None:
+        yield not_here("parts by Ray, against one process here", "Ray is not installed")
+    else:
+        yield _by_ray(work)
+    for file in (work.folder / "more").iterdir():
+        shutil.copy(file, work.rows)
+    began = time.perf_counter()
+    work.built("units", work.unit_rows)
+    grown = time.perf_counter() - began
+    share = grown / work.seconds(work.unit_rows)
+    yield bounded("ten per cent more rows, as a share of a build", share, "", most=0.15, note=f"{grown:.1f} s")
+
+
+def _second_run(work: _Work) -> Claim:
+    size = sum(path.stat().st_size for path in work.rows.iterdir())
+    work.data("whole").prepare_data()
+    before = psutil.Process().io_counters().read_chars  # type: ignore[attr-defined]
+    work.data("whole").prepare_data()
+    read = psutil.Process().io_counters().read_chars - before  # type: ignore[attr-defined]
+    note = "each file's first lines, for the names of its columns, the tokenizer and the manifest"
+    return bounded("read by a second run, as a share of the source", read / size, "", most=1.0, note=note)
+
+
+def _nothing(number: int, count: int) -> None:
+    """A part without work: what starting and ending Ray takes."""
+
+
+def _by_ray(work: _Work) -> Claim:
+    began = time.perf_counter()
+    on_ray(_nothing, 2)
+    empty = time.perf_counter() - began
+    began = time.perf_counter()
+    on_ray(partial(_parts, work, "timed by Ray"), 2)
+    by_ray = time.perf_counter() - began - empty
+    began = time.perf_counter()
+    _parts(work, "timed here", 1, 1)
+    here = time.perf_counter() - began
+    return at_most(
+        "parts by Ray, against one process here", by_ray, here, "s", 1.1, f"Ray's start, {empty:.0f} s, left out"
+    )
+
+
+def _memory(work: _Work, options: Options) -> Iterator[Claim]:
+    peaks = []
+    for rows in (options.choose(1_000_000, 100_000, 2_000), options.choose(4_000_000, 400_000, 4_000)):
+        settings = {"rows": rows, "tokenizer": work.tokenizer, "folder": str(work.folder / f"memory-{rows}")}
+        peak = measured_apart("benchmarks.cluster:measure_a_build", settings)["gb"]
+        peaks.append(peak)
+        yield bounded(f"memory of a build of {rows:,} rows", peak, "GB", most=1.0)
+
+
+def measure_a_build() -> None:
+    """Most memory of its own that a build holds; mapped files are not counted."""
+    settings = json.loads(sys.stdin.read())
+    watch = _Watch()
+    data = TextData(
+        source=None,
+        sample=HeadlinesConfig(rows=settings["rows"], eval_rows=100),
+        tokenizer=settings["tokenizer"],
+        cache=settings["folder"],
+    )
+    data.prepare_data()
+    print(json.dumps({"gb": watch.peak() / 1e9}))
+
+
+class _Watch:
+    """The most memory of its own that this process has held, looked at often."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._most, self._process = 0, psutil.Process()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def peak(self) -> int:
+        return max(self._most, self._own())
+
+    def _own(self) -> int:
+        memory = self._process.memory_info()
+        return int(memory.rss - memory.shared)
+
+    def _look(self) -> None:
+        while True:
+            self._most = max(self._most, self._own())
+            time.sleep(0.01)
+
+
+def _plans(folder: Path, options: Options) -> Iterator[Claim]:
+    rows = options.choose(1_000_000_000, 100_000_000, 20_000_000)
+    lengths = np.memmap(folder / "lengths.bin", np.int32, "w+", shape=rows)
+    for begin in range(0, rows, 1 << 24):
+        lengths[begin : begin + (1 << 24)] = np.random.default_rng(begin).integers(5, 40, min(1 << 24, rows - begin))
+    lengths.flush()
+    found = measured_apart("benchmarks.cluster:measure_a_plan", {"path": str(folder / "lengths.bin"), "rows": rows})
+    yield bounded(f"plan of {rows:,} rows: memory", found["gb"], "GB", most=1.0)
+    yield bounded(f"plan of {rows:,} rows: first batch of a later epoch", found["seconds"], "s", most=5.0)
+    (folder / "lengths.bin").unlink()
+
+
+def measure_a_plan() -> None:
+    settings = json.loads(sys.stdin.read())
+    lengths = np.memmap(settings["path"], np.int32, "r", shape=settings["rows"]).view(np.ndarray)
+    watch, began = _Watch(), time.perf_counter()
+    LargePlan(lengths, PlanSettings(rows_per_batch=32, world=8), 3).batches(0, 1)
+    print(json.dumps({"seconds": time.perf_counter() - began, "gb": watch.peak() / 1e9}))

@@ -1,0 +1,203 @@
+"""Texts encoded by the unit: what one build has encoded, no other one encodes again.
+
+A unit is some hundred thousand texts in a row, known by their bytes and by how they are encoded. Each becomes a small
+store of its own beside the others, as soon as it is encoded, and goes when the store it was made for is whole. So a
+build that was killed continues, builds on several machines that share a cache can each take a part of the units, and
+the store that is joined from them is the same to the byte. A finished store says which units it was made from: a
+source that has grown takes those it had before from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from flatout.data.store.cache import Cache, Recipe, recipe_key
+from flatout.data.store.store import SCHEMA, Array, Column, DamagedStore, Store, StoreWriter, read_manifest
+from flatout.data.tables.splits import bytes_of
+from flatout.data.tokens.vocabulary import EncodedBlock
+
+UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
+"""A unit is full with so many texts, or when they have so many bytes."""
+FACT = "units"
+"""The fact of a store that says which units it was made from, and where their rows begin in each split."""
+
+_NONE = np.empty(0, np.int64)
+
+
+class Texts(Protocol):
+    """Rows that have a text each."""
+
+    @property
+    def texts(self) -> pa.Array: ...
+
+
+Block = TypeVar("Block", bound=Texts)
+Encode = Callable[[pa.Array], EncodedBlock]
+BySplit = dict[str, EncodedBlock]
+
+
+@dataclass(slots=True)
+class Unit(Generic[Block]):
+    """Blocks of texts one after the other, each with the split it goes to."""
+
+    blocks: list[tuple[str, Block]] = field(default_factory=list)
+    rows: int = 0
+    num_bytes: int = 0
+
+    def add(self, split: str, block: Block) -> None:
+        self.blocks.append((split, block))
+        self.rows += len(block.texts)
+        self.num_bytes += block.texts.nbytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.rows >= UNIT_ROWS or self.num_bytes >= UNIT_BYTES
+
+    def encoded(self, encode: Encode) -> BySplit:
+        """The rows of each split, encoded."""
+        found: dict[str, list[EncodedBlock]] = {}
+        for split, block in self.blocks:
+            found.setdefault(split, []).append(encode(block.texts))
+        return {split: _joined(blocks) for split, blocks in found.items()}
+
+    def cut(self, encoded: BySplit) -> Iterator[EncodedBlock]:
+        """The encoded rows of each block; the first of a split has what was counted of them all."""
+        left = dict(encoded)
+        for split, block in self.blocks:
+            whole, rows = left[split], len(block.texts)
+            end = int(whole.lengths[:rows].sum())
+            yield replace(whole, tokens=whole.tokens[:end], lengths=whole.lengths[:rows])
+            left[split] = EncodedBlock(whole.tokens[end:], whole.lengths[rows:], 0, 0, 0, _NONE)
+
+    def key(self, how: Recipe) -> str:
+        digest = xxhash.xxh3_128()
+        for split, block in self.blocks:
+            data, offsets = bytes_of(block.texts)
+            digest.update(split.encode())
+            digest.update(np.diff(offsets).tobytes())
+            digest.update(data[offsets[0] : offsets[-1]].tobytes())
+        return recipe_key({**how, "texts": digest.hexdigest()})
+
+
+def units_of(blocks: Iterable[tuple[str, Block]]) -> Iterator[Unit[Block]]:
+    """Blocks gathered into units; all but the last are full."""
+    unit = Unit[Block]()
+    for split, block in blocks:
+        unit.add(split, block)
+        if unit.is_full:
+            yield unit
+            unit = Unit[Block]()
+    if unit.blocks:
+        yield unit
+
+
+class EncodedUnits:
+    """The units of one way of encoding: those that lie in the cache, and those in finished stores."""
+
+    def __init__(self, cache: Cache, name: str, how: Recipe, dtype: str) -> None:
+        """`name`: whose data it is; `how`: all that texts become tokens by; `dtype`: the type of a token."""
+        self.name, self.how, self.dtype = name, how | {"schema": SCHEMA}, dtype
+        self.cache = cache.of_units()
+        self.used: dict[str, dict[str, Any]] = {}
+        """Of each full unit where its rows begin in every split, and what was counted of them."""
+        self.found = 0
+        """Units that were there."""
+        self._rows: dict[str, int] = {}
+        self._stores, self._before = cache, dict(_units_of_stores(cache))
+        self._opened: dict[str, Store | None] = {}
+
+    def read(self, unit: Unit[Any], encode: Encode) -> BySplit:
+        """The rows of a unit, from where they lie or encoded now; every one of a source is asked for, in order."""
+        if unit.is_full:
+            key = unit.key(self.how)
+            found = self._kept(key, unit, encode)
+            self.used[key] = {split: [self._rows.get(split, 0), *_counted(block)] for split, block in found.items()}
+        else:
+            found = unit.encoded(encode)
+        for split, block in found.items():
+            self._rows[split] = self._rows.get(split, 0) + len(block.lengths)
+        return found
+
+    def write(self, unit: Unit[Any], encode: Encode) -> None:
+        """See that a unit lies in the cache, for another build to join."""
+        self._kept(unit.key(self.how), unit, encode)
+
+    def _kept(self, key: str, unit: Unit[Any], encode: Encode) -> BySplit:
+        if (found := self._there(key)) is not None:
+            self.found += 1
+            return found
+        found = unit.encoded(encode)
+
+        def build(writer: StoreWriter) -> None:
+            for split, block in found.items():
+                columns = {"tokens": Column(self.dtype, ragged=True)}
+                writer.split(split, columns).append(tokens=(block.tokens, block.lengths))
+            writer.facts |= {split: _counted(block) for split, block in found.items()}
+
+        self.cache.build(key, self.name, build)
+        return found
+
+    def _there(self, key: str) -> BySplit | None:
+        """A unit by its key, from the cache or else from a store that was made from it."""
+        if (store := self.cache.opened(key)) is not None:
+            return {split: _rows_of(store, split, 0, *counted) for split, counted in store.facts.items()}
+        if key not in self._before:
+            return None
+        whole, starts = self._before[key]
+        if whole not in self._opened:
+            self._opened[whole] = self._stores.opened(whole)
+        store = self._opened[whole]
+        if store is None:
+            return None
+        return {split: _rows_of(store, split, *start) for split, start in starts.items()}
+
+
+def _units_of_stores(cache: Cache) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    for entry in cache.entries():
+        with suppress(DamagedStore, OSError):
+            units = read_manifest(cache.folder / entry.key)["facts"].get(FACT, {})
+            yield from ((key, (entry.key, starts)) for key, starts in units.items())
+
+
+def _counted(block: EncodedBlock) -> list[Any]:
+    """What is known of encoded rows besides their tokens: how many, what was lost, and how long they were."""
+    lengths, counts = np.unique(block.whole_lengths, return_counts=True)
+    lost = [block.unknown, block.truncated_rows, block.truncated_tokens]
+    return [len(block.lengths), *lost, lengths.tolist(), counts.tolist()]
+
+
+def _rows_of(
+    store: Store, split: str, first: int, rows: int, unknown: int, cut_rows: int, cut_tokens: int, *whole: list[int]
+) -> EncodedBlock:
+    """Rows of a store as they were encoded; their whole lengths are in another order, which nothing asks for."""
+    tokens = store.splits[split].ragged("tokens")
+    begin, end = tokens.offsets[first], tokens.offsets[first + rows]
+    return EncodedBlock(
+        tokens=tokens.values[begin:end],
+        lengths=tokens.lengths[first : first + rows],
+        unknown=unknown,
+        truncated_rows=cut_rows,
+        truncated_tokens=cut_tokens,
+        whole_lengths=np.repeat(*(np.array(each, np.int64) for each in whole)),
+    )
+
+
+def _joined(blocks: list[EncodedBlock]) -> EncodedBlock:
+    def together(name: str) -> Array:
+        return np.concatenate([getattr(block, name) for block in blocks])
+
+    return EncodedBlock(
+        tokens=together("tokens"),
+        lengths=together("lengths"),
+        unknown=sum(block.unknown for block in blocks),
+        truncated_rows=sum(block.truncated_rows for block in blocks),
+        truncated_tokens=sum(block.truncated_tokens for block in blocks),
+        whole_lengths=together("whole_lengths"),
+    )

@@ -1,0 +1,89 @@
+"""Sources that lie elsewhere: `s3://`, `gs://`, `hdfs://` and whatever else pyarrow reads, fetched into the cache.
+
+A source is read several times, so each file is fetched once, to where its address leads below `.fetched` in the cache,
+and again when its size or its time there is another. What is read is that copy, by the checks that any file gets.
+Credentials are found as pyarrow finds them (the environment, the profile, the machine's role).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from flatout.data.store.cache import FETCHED, default_cache_folder
+from flatout.data.store.lock import acquire, file_lock
+from flatout.errors import UserError, require
+from flatout.files import write_atomically
+
+_PIECE = 1 << 24
+
+
+def is_address(given: object) -> bool:
+    """Whether a source is named by a scheme and a place rather than by a path."""
+    return isinstance(given, str) and re.match(r"[a-z][a-z0-9+.-]+://", given) is not None
+
+
+def fetch(address: str, where: str) -> str:
+    """The path of a file or a folder that lies elsewhere, after what is new or has changed of it was fetched."""
+    scheme = address.partition("://")[0]
+    with _refusals_told(address, where):
+        system, path = fs.FileSystem.from_uri(address)
+        found = system.get_file_info(path)
+    require(found.type is not fs.FileType.NotFound, where, f"nothing is at {address}")
+    if isinstance(system, fs.LocalFileSystem):
+        return path
+    require(".." not in Path(path).parts, where, f"{address} leads upwards", hint="Name the place without '..'.")
+    local = default_cache_folder() / FETCHED / scheme / path.strip("/")
+    with _refusals_told(address, where):
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(local.with_name(f".lock-{local.name}")) as lock:
+            acquire(lock, -1)
+            if found.type is fs.FileType.File:
+                _fetch_file(system, found, local)
+            else:
+                _fetch_folder(system, path, local)
+    return str(local)
+
+
+def _fetch_folder(system: fs.FileSystem, path: str, local: Path) -> None:
+    there = system.get_file_info(fs.FileSelector(path, recursive=True))
+    files = {local / info.path[len(path) :].lstrip("/"): info for info in there if info.type is fs.FileType.File}
+    if local.is_dir():
+        for gone in {file for file in local.rglob("*") if file.is_file() and not file.name.startswith(".")} - set(
+            files
+        ):
+            gone.unlink()
+    for file, info in files.items():
+        if ".." not in file.relative_to(local).parts:
+            _fetch_file(system, info, file)
+
+
+def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
+    """Copy a file unless the copy that is there was made of it as it is."""
+    note, state = local.with_name(f".{local.name}.fetched"), json.dumps([info.size, info.mtime_ns])
+    with suppress(OSError):
+        if local.stat().st_size == info.size and note.read_text(encoding="utf-8") == state:
+            return
+    local.parent.mkdir(parents=True, exist_ok=True)
+    partial = local.with_name(f".{local.name}.partial")
+    with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
+        shutil.copyfileobj(source, copy, _PIECE)
+    partial.replace(local)
+    write_atomically(note, state)
+
+
+@contextmanager
+def _refusals_told(address: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        what = f"{address} cannot be read ({str(error).splitlines()[0].rstrip('.')})"
+        hint = "See that the address is right and that pyarrow finds credentials for it."
+        raise UserError(where, what, hint=hint) from None

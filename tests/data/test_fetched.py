@@ -1,0 +1,107 @@
+"""Sources behind an address: fetched once, and again when they change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+from tests.verbs import verb
+
+from flatout.data.store.cache import Cache
+from flatout.data.tables import fetched
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.sources import files_in, open_source, open_splits
+
+TABLE = "text,label\nsome words,a\nother words,b\n"
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch) -> Path:
+    """A folder behind `s3://bucket/`, read by a file system of pyarrow's that is no local one."""
+    folder = tmp_path / "far" / "bucket"
+    (folder / "rows").mkdir(parents=True)
+    for name in ("rows/train.csv", "rows/test.csv", "one.csv"):
+        (folder / name).write_text(TABLE.replace("some", name), encoding="utf-8")
+    far = fs.SubTreeFileSystem(str(tmp_path / "far"), fs.LocalFileSystem())
+
+    class Addresses:
+        @staticmethod
+        def from_uri(address: str) -> tuple[fs.FileSystem, str]:
+            return far, address.removeprefix("s3://")
+
+    monkeypatch.setattr(fetched.fs, "FileSystem", Addresses)
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def texts_of(given: str) -> list[str]:
+    table = open_source(given, where="data.source")
+    return [text for block in table.blocks(["text"]) for text in block.column("text").to_pylist()]
+
+
+def test_a_file_and_a_folder_are_read_as_if_they_were_here(bucket):
+    assert texts_of("s3://bucket/one.csv") == ["one.csv words", "other words"]
+    splits = open_splits("s3://bucket/rows", {}, ReadingConfig())
+    assert list(splits) == ["train", "test"]
+    assert [Path(name).name for name in files_in("s3://bucket/rows", "FILE")] == ["test.csv", "train.csv"]
+
+
+def test_a_file_is_fetched_once_and_again_when_it_has_changed(bucket):
+    copy = Path(fetched.fetch("s3://bucket/one.csv", "data.source"))
+    before = copy.stat().st_ino
+    assert Path(fetched.fetch("s3://bucket/one.csv", "data.source")).stat().st_ino == before
+    (bucket / "one.csv").write_text(TABLE.replace("some", "changed"), encoding="utf-8")
+    assert texts_of("s3://bucket/one.csv") == ["changed words", "other words"]
+    assert copy.stat().st_ino != before
+
+
+def test_a_folder_loses_the_files_that_are_gone_there(bucket):
+    texts_of("s3://bucket/rows/train.csv")
+    copy = Path(fetched.fetch("s3://bucket/rows", "data.source"))
+    (bucket / "rows" / "test.csv").unlink()
+    fetched.fetch("s3://bucket/rows", "data.source")
+    assert [path.name for path in copy.iterdir() if not path.name.startswith(".")] == ["train.csv"]
+
+
+def test_what_a_killed_fetch_has_left_is_no_table(bucket):
+    copy = Path(fetched.fetch("s3://bucket/one.csv", "data.source"))
+    copy.unlink()
+    copy.with_name(".one.csv.partial").write_text("text,la", encoding="utf-8")
+    assert texts_of("s3://bucket/one.csv") == ["one.csv words", "other words"]
+
+
+def test_clearing_the_cache_removes_the_copies(bucket, tmp_path):
+    copy = Path(fetched.fetch("s3://bucket/one.csv", "data.source"))
+    Cache(tmp_path / "cache").clear()
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("s3://bucket/none.csv", "data.source: nothing is at s3://bucket/none.csv"),
+        ("s3://bucket/../../etc/passwd", "leads upwards"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_one_message(address, message, bucket, monkeypatch, capfd):
+    (bucket.parents[1] / "etc").mkdir()
+    (bucket.parents[1] / "etc" / "passwd").touch()
+    assert verb("check", f"data.source={address}") == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_bucket_that_denies_is_one_message(bucket, capfd):
+    (bucket / "one.csv").chmod(0)
+    (bucket / "one.csv").unlink()
+    (bucket / "one.csv").mkdir()
+    (bucket / "one.csv" / "x.csv").symlink_to("/proc/self/mem")
+    assert verb("check", "data.source=s3://bucket/one.csv") == 2
+    error = capfd.readouterr().err
+    assert error.startswith("data.source: s3://bucket/one.csv cannot be read (")
+    assert error.strip().endswith("that pyarrow finds credentials for it.")
+
+
+def test_a_scheme_that_nobody_knows_is_one_message(capfd):
+    assert verb("check", "data.source=gopher://host/rows.csv") == 2
+    assert "gopher://host/rows.csv cannot be read (Unrecognized filesystem" in capfd.readouterr().err

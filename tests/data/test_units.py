@@ -1,0 +1,183 @@
+"""Texts encoded by the unit: whichever process encodes them, and whenever, the store is the same to the byte."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flatout.data import encoded_units, text_preparation
+from flatout.data.datamodules import TagData, TextData
+from flatout.data.store.cache import Cache
+from flatout.data.text_preparation import encode_part
+from flatout.data.tokens.subwords import Subwords
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.errors import UserError
+
+FILES, ROWS = 8, 50
+UNIT = 100
+"""Rows of a unit: two files."""
+
+
+def write_files(folder: Path, files: int = FILES) -> str:
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        rows = [
+            f"w{number * 7 + row} likes w{row * row % 41} of {'x' * (row % 9)}y,{'ab'[row % 2]}" for row in range(ROWS)
+        ]
+        (folder / f"part-{number}.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    texts = pa.array([f"w{number} likes of xxy" for number in range(60)], pa.large_string())
+    Subwords.train([texts], VocabularyConfig(kind=VocabularyKind.wordpiece, size=200)).save(folder)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", UNIT)
+
+
+@pytest.fixture
+def encoded(monkeypatch) -> list[int]:
+    """How many texts each call encoded."""
+    counts: list[int] = []
+    encode = text_preparation.encode_texts
+
+    def counting(encoder: Any, texts: pa.Array, **how: Any) -> Any:
+        counts.append(len(texts))
+        return encode(encoder, texts, **how)
+
+    monkeypatch.setattr(text_preparation, "encode_texts", counting)
+    return counts
+
+
+def data_of(source: str, cache: Path, **settings: Any) -> TextData:
+    return TextData(source=source, cache=str(cache), **settings)
+
+
+def built(source: str, cache: Path, **settings: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Every file of a store, and its facts."""
+    data = data_of(source, cache, **settings)
+    data.prepare_data()
+    folder = data.store.folder
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.bin")}
+    return files | {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}, data.store.facts
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "words": {},
+    "word pieces": {"vocabulary": VocabularyConfig(kind=VocabularyKind.wordpiece, size=200)},
+    "texts alone": {"problem": "none"},
+    "cut": {"max_length": 5},
+}
+LONG: dict[str, dict[str, Any]] = {
+    "windows": {"long": "windows", "window": 6, "overlap": 2, "max_length": 24},
+    "both ends": {"long": "head_tail", "max_length": 6},
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, *LONG])
+def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_path, monkeypatch, encoded):
+    settings = WAYS[way] if way in WAYS else LONG[way] | {"tokenizer": tokenizer}
+    source = write_files(tmp_path / "rows")
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 1 << 30)
+    whole, facts = built(source, tmp_path / "whole", **settings)
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", UNIT)
+    by_units, unit_facts = built(source, tmp_path / "units", **settings)
+    config = data_of(source, tmp_path / "parts", **settings).config
+    done = [encode_part(config, number, 3) for number in (3, 1, 2)]
+    assert sum(units for units, _ in done) == len(unit_facts["units"]) == FILES * ROWS // UNIT
+    encoded.clear()
+    joined, joined_facts = built(source, tmp_path / "parts", **settings)
+    assert not encoded
+    assert by_units == joined == whole
+    assert joined_facts == unit_facts
+    assert facts == {name: value for name, value in unit_facts.items() if name != "units"}
+    assert not list(Cache(tmp_path / "parts").of_units().folder.glob("*"))
+
+
+def test_a_part_that_is_begun_again_encodes_nothing_twice(tokenizer, tmp_path, encoded):
+    config = data_of(write_files(tmp_path / "rows"), tmp_path / "cache", tokenizer=tokenizer).config
+    assert encode_part(config, 1, 2) == (2, 0)
+    encoded.clear()
+    assert encode_part(config, 1, 2) == (2, 2)
+    assert not encoded
+
+
+def killed_at_unit(source: str, cache: Path, tokenizer: str, number: int) -> None:
+    """Build in a process that is killed when a unit of this number is to be written."""
+
+    def build() -> None:
+        units = iter(range(number))
+        write = Cache.build
+
+        def writing(*given: Any) -> None:
+            if next(units, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(*given)
+
+        Cache.build = writing  # type: ignore[method-assign]
+        data_of(source, cache, tokenizer=tokenizer).prepare_data()
+
+    process = multiprocessing.get_context("fork").Process(target=build)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_build_killed_three_times_repeats_only_the_unit_it_was_at(tokenizer, tmp_path, encoded, capfd):
+    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    for number in (1, 1, 1):
+        killed_at_unit(source, cache, tokenizer, number)
+    files, facts = built(source, cache, tokenizer=tokenizer)
+    assert sum(encoded) == (FILES * ROWS // UNIT - 3) * UNIT
+    assert "cache: 3 of 4 units were encoded before" in capfd.readouterr().err
+    assert (files, facts) == built(source, tmp_path / "fresh", tokenizer=tokenizer)
+
+
+def test_a_source_that_has_grown_encodes_what_is_new(tokenizer, tmp_path, encoded):
+    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    built(source, cache, tokenizer=tokenizer)
+    write_files(tmp_path / "rows", FILES + 1)
+    encoded.clear()
+    grown = built(source, cache, tokenizer=tokenizer)
+    assert sum(encoded) == ROWS
+    assert grown == built(source, tmp_path / "fresh", tokenizer=tokenizer)
+
+
+def test_another_length_or_another_text_is_another_unit(tokenizer, tmp_path, encoded):
+    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    built(source, cache, tokenizer=tokenizer)
+    encoded.clear()
+    built(source, cache, tokenizer=tokenizer, max_length=100)
+    assert sum(encoded) == FILES * ROWS
+    first = tmp_path / "rows" / "part-0.csv"
+    first.write_text(first.read_text(encoding="utf-8").replace("w1 likes", "w1 liked"), encoding="utf-8")
+    encoded.clear()
+    built(source, cache, tokenizer=tokenizer)
+    assert sum(encoded) == UNIT
+
+
+def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
+    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    encode_part(data_of(source, cache, tokenizer=tokenizer).config, 1, 1)
+    unit = sorted(path for path in Cache(cache).of_units().folder.glob("*") if path.is_dir())[0]
+    (unit / "train" / "tokens.bin").write_bytes(b"\0" * (unit / "train" / "tokens.bin").stat().st_size)
+    encoded.clear()
+    assert built(source, cache, tokenizer=tokenizer) == built(source, tmp_path / "fresh", tokenizer=tokenizer)
+    assert sum(encoded) == UNIT + FILES * ROWS
+
+
+def test_tags_have_no_parts():
+    with pytest.raises(UserError, match="parts are of texts without tags"):
+        encode_part(TagData().config, 1, 2)
