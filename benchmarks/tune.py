@@ -21,8 +21,7 @@ from flatout.config import RunConfig
 from flatout.data.text import TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.perf.tune.probe import Measured, Setting
-from flatout.perf.tune.prober import Child
+from flatout.perf.tune.probe import Child, Measured, Setting
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.run.kinds import kind_of

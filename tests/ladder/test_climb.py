@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,7 +145,7 @@ def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp
         run_ladder, "measure_apart", lambda name, seconds, at: measured(1.0, metrics={"accuracy": scores[name]})
     )
     rungs = SimpleNamespace(
-        rows=SimpleNamespace(count=10),
+        count=10,
         case=SimpleNamespace(seed=0, epochs=1),
         config=SimpleNamespace(data=TextDataConfig()),
         folder=tmp_path,
@@ -209,8 +210,8 @@ def test_the_table_has_a_row_for_each_rung():
 def test_a_verdict_finds_what_a_rung_brought_on_this_machine(tmp_path):
     note_ladder(tmp_path, complete(), {"bf16": "precision=bf16", "caching": ""})
     gain = known_gain(tmp_path, "precision=bf16", "a card, 2 cores")
-    assert gain is not None and gain.sentence().startswith("bf16 brought 1.5× (")
-    assert gain.sentence().endswith("in your ladder own of 2026-11-22")
+    assert gain is not None and gain.startswith("bf16 brought 1.5× (")
+    assert gain.endswith("in your ladder own of 2026-11-22")
     assert known_gain(tmp_path, "precision=bf16", "another machine") is None
     assert known_gain(tmp_path, "compile=true", "a card, 2 cores") is None
 
@@ -268,7 +269,7 @@ def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_pat
 
 def test_rounds_of_a_slow_machine_change_no_ratio_and_two_rounds_bound_none():
     steps = steps_of(foot=[100, 50, 10], bf16=[200, 100, 20])
-    assert ratio(steps[0], steps[1]).as_dict() == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert asdict(ratio(steps[0], steps[1])) == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
     few = ratio(*steps_of(foot=[100, 50], bf16=[200, 150])[:2])
     assert (few.value, few.low, few.high) == (pytest.approx(math.sqrt(6)), None, None)
 

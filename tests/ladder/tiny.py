@@ -42,8 +42,8 @@ def parts_of(program: str) -> tuple[Any, Any]:
 def tiny_case(program: str, folder: Path) -> Case:
     """Rows on disk, and the case on them."""
     data, model = parts_of(program)
-    rows = write_rows(replace(data, cache=str(folder / "cache")), folder)
-    reading: dict[str, Any] = {**rows.reading, "usual_batch": 8}
+    _, read, _ = write_rows(replace(data, cache=str(folder / "cache")), folder)
+    reading: dict[str, Any] = {**read, "usual_batch": 8}
     if isinstance(model, TransformerConfig):
         reading["pretrained"] = str(encoder_folder(model, data, folder / "train.csv", folder / "encoder", 0))
     optim = OptimConfig(lr=1e-2)

@@ -15,8 +15,7 @@ from flatout.data import TextData
 from flatout.engine import FastLoop
 from flatout.perf.tune import probe
 from flatout.perf.tune.answers import NoAnswer
-from flatout.perf.tune.probe import Measured
-from flatout.perf.tune.prober import ANSWERS
+from flatout.perf.tune.probe import ANSWERS, Measured
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
 

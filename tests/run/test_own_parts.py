@@ -16,7 +16,7 @@ import torch
 from flatout import CheckpointConfig, RunConfig, UserError
 from flatout.checkpoints.folder import read_weights
 from flatout.engine.optimizer import OptimConfig
-from flatout.perf.verdict import experiments, own_steps, own_tries
+from flatout.perf.verdict import experiments, own_tries
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
@@ -202,11 +202,11 @@ def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkey
 
 
 def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
-    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
-    monkeypatch.setattr(own_steps, "_COMPILES", 2.0)
+    monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
     assert run_train([*own(), *QUICK, f"output={package}/plain/runs", "monitor.verdict=false"], monkeypatch) == 0
     assert summary_of(package / "plain")["evidence"]["tried"] == []
     assert run_train([*own(), *QUICK, f"output={package}/runs"], monkeypatch) == 0

@@ -41,6 +41,8 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 from flatout.run_log import PrintLog
 
+Written = tuple[dict[str, pa.Table], list[str], dict[str, Any]]
+"""The rows of each split, the words of a run of ours that reads them, and what the usual program is given."""
 _CELL = pa.large_string()
 _WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
@@ -52,22 +54,16 @@ class Silent(PrintLog):
         return
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Written rows: how a run of ours reads them, how a usual program does, and how many there are."""
+def write_rows(
+    config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None
+) -> tuple[list[str], dict[str, Any], int]:
+    """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has.
 
-    words: list[str]
-    reading: dict[str, Any]
-    count: int
-    """Rows of an epoch."""
-
-
-def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None) -> Rows:
-    """Write the rows of each split; `joined`: see `join_texts`."""
+    `joined`: see `join_texts`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
-    tables = way.tables(config)
-    words, reading = way.read(config, tables["train"].column_names)
+    tables, words, reading = way.tables(config)
     if joined is not None:
         tables = {split: join_texts(table, **joined) for split, table in tables.items()}
     missing = [split for split in SPLITS if split not in tables]
@@ -75,21 +71,19 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None = 
     require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
-    names_of_files = {way.first_key: "train", "validation": "validation", "test": "test"}
-    files = [f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}" for key, split in names_of_files.items()]
-    return Rows([*words, *files], reading, way.count(config, tables["train"]))
+    splits = {way.first_key: "train", "validation": "validation", "test": "test"}
+    files = [f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}" for key, split in splits.items()]
+    return [*words, *files], reading, way.count(config, tables["train"])
 
 
 _BITS, _RECORDING = "bloomfilter", "recording"
-_NO_SPLIT = ["data.group=null", "data.split_by=content"]
 _AS_THEY_ARE = "data.source=null data.time=null data.step=null data.max_gap=null data.cumulate=[]".split()
 _AS_THEY_ARE += ["data.split_by=auto", "data.split_at=null"]
 
 
 def quoted(text: str) -> str:
     """A text as a value on Hydra's command line, whatever is in it."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _listed(names: list[str]) -> str:
@@ -103,7 +97,7 @@ def read_rows(path: Path) -> pa.Table:
     return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
 
 
-def _texts(config: TextDataConfig) -> dict[str, pa.Table]:
+def _texts(config: TextDataConfig) -> Written:
     """Texts and labels of each split."""
     is_single = config.problem is Problem.single and not config.pair
     hint = "Leave it out: the usual programs have one class a row."
@@ -114,7 +108,8 @@ def _texts(config: TextDataConfig) -> dict[str, pa.Table]:
     for split, block in source.texts_and_labels(surveyed.fates, lambda _: None):
         columns = {"text": pc.cast(block.texts, _CELL), "label": pc.cast(block.labels, _CELL)}
         parts.setdefault(split, []).append(pa.RecordBatch.from_pydict(columns))
-    return {split: pa.Table.from_batches(blocks) for split, blocks in parts.items()}
+    words = ["data.source=null", "data.text=text", "data.label=label", "data.group=null", "data.split_by=content"]
+    return {split: pa.Table.from_batches(blocks) for split, blocks in parts.items()}, words, {}
 
 
 def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5) -> pa.Table:
@@ -134,7 +129,7 @@ def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, se
     return pa.table({"text": pa.array(made, _CELL), "label": pa.array(chosen.tolist(), _CELL)})
 
 
-def _records(config: BitsDataConfig) -> dict[str, pa.Table]:
+def _records(config: BitsDataConfig) -> Written:
     """Plain columns and Bloom filters of each split."""
     data = BitData.of(config, log=Silent())
     data.setup()
@@ -148,10 +143,11 @@ def _records(config: BitsDataConfig) -> dict[str, pa.Table]:
         bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs] + ord("0")
         columns[_BITS] = pa.array([row.tobytes().decode() for row in bits], _CELL)
         tables[split] = pa.table(columns)
-    return tables
+    texts = [name for name in info.text_columns if name != _BITS]
+    return tables, [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"], {"columns": texts}
 
 
-def _recordings(config: SequenceDataConfig) -> dict[str, pa.Table]:
+def _recordings(config: SequenceDataConfig) -> Written:
     """Samples of each split in their own units, with the number of their recording."""
     is_window = config.problem is SequenceProblem.estimate and config.lookback is not None and not config.chunk
     hint = "Set data.lookback=SAMPLES, and leave data.chunk and other problems out."
@@ -167,26 +163,9 @@ def _recordings(config: SequenceDataConfig) -> dict[str, pa.Table]:
         columns: dict[str, Any] = {name: rows[:, column] for column, name in enumerate(info.columns)}
         columns[_RECORDING] = [f"{split} {each}" for each in number]
         tables[split] = pa.table(columns)
-    return tables
-
-
-def _read_texts(config: TextDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    return ["data.source=null", "data.text=text", "data.label=label", *_NO_SPLIT], {}
-
-
-def _read_records(config: BitsDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    texts = [name for name in columns if name != _BITS]
-    return [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"], {"columns": texts}
-
-
-def _read_recordings(config: SequenceDataConfig, columns: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    features = [name for name in columns if name not in (_RECORDING, *config.targets)]
+    features = [name for name in info.columns if name not in (_RECORDING, *config.targets)]
     words = [f"data.features={_listed(features)}", f"data.target={_listed(config.targets)}"]
-    return [*words, f"data.group=[{_RECORDING}]", *_AS_THEY_ARE], {"features": features}
-
-
-def _count_rows(config: Any, table: pa.Table) -> int:
-    return int(table.num_rows)
+    return tables, [*words, f"data.group=[{_RECORDING}]", *_AS_THEY_ARE], {"features": features}
 
 
 def _count_windows(config: SequenceDataConfig, table: pa.Table) -> int:
@@ -203,36 +182,23 @@ def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
 class Way:
     """How a kind of data is written for a usual program, and what both sides make of it."""
 
-    kind: str
-    """What ladders call it."""
+    kind: str  # what ladders call it
     title: str
-    metric: str
-    """The test metric; a hundredth of it is a point."""
-    tables: Callable[[Any], dict[str, pa.Table]]
-    """The rows of each split."""
-    read: Callable[[Any, Sequence[str]], tuple[list[str], dict[str, Any]]]
-    """From the written columns: the words of a run of ours, and what the usual program is given."""
-    first_key: str = "train"
-    """The setting that names the training rows."""
-    count: Callable[[Any, pa.Table], int] = _count_rows
-    """Rows of an epoch."""
-    reading: Callable[[Any], dict[str, Any]] = lambda config: {}
-    """How the usual program makes numbers of rows."""
+    metric: str  # the test metric; a hundredth of it is a point
+    tables: Callable[[Any], Written]
+    first_key: str = "train"  # the setting that names the training rows
+    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)  # rows of an epoch
+    reading: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the usual program makes numbers of rows
 
 
 WAYS: dict[type, Way] = {
-    TextDataConfig: Way(
-        kind="text", title="texts", metric="accuracy", tables=_texts, read=_read_texts, reading=_limits_of_texts
-    ),
-    BitsDataConfig: Way(
-        kind="bits", title="bit strings", metric="dice", tables=_records, read=_read_records, first_key="source"
-    ),
+    TextDataConfig: Way(kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts),
+    BitsDataConfig: Way(kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"),
     SequenceDataConfig: Way(
         kind="sequence",
         title="recordings",
         metric="r2",
         tables=_recordings,
-        read=_read_recordings,
         count=_count_windows,
         reading=lambda config: {"lookback": config.lookback, "targets": config.targets},
     ),
@@ -240,7 +206,6 @@ WAYS: dict[type, Way] = {
 
 
 def way_of(data: Any) -> Way:
-    """How the data of a run are written."""
     hint = "Use texts, bit strings or recordings."
     require(type(data) in WAYS, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
     return WAYS[type(data)]
@@ -248,73 +213,41 @@ def way_of(data: Any) -> Way:
 
 # From the settings of a run to its rungs, and to the case.
 
-_SIZES: dict[type, tuple[str, ...]] = {
-    BiLSTMConfig: ("embedding", "hidden", "layers", "dropout", "embedding_dropout"),
-    TransformerConfig: ("pretrained", "family", "hidden", "layers", "heads", "intermediate"),
-    BitMLPConfig: ("widths", "dropout", "detectors", "straight", "blend", "start"),
-    RNNConfig: ("hidden", "layers"),
+_PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
+    BiLSTMConfig: ("headlines", ("embedding", "hidden", "layers", "dropout", "embedding_dropout")),
+    TransformerConfig: ("tweets", ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
+    BitMLPConfig: ("bloom", ("widths", "dropout", "detectors", "straight", "blend", "start")),
+    RNNConfig: ("battery", ("hidden", "layers")),
 }
-"""What the usual program of a model can follow; all else must have its default."""
-PROGRAMS: dict[type, str] = {
-    BiLSTMConfig: "headlines",
-    TransformerConfig: "tweets",
-    BitMLPConfig: "bloom",
-    RNNConfig: "battery",
-}
-"""The usual program of each model."""
+"""The usual program of each model, and what it can follow of it; all else must have its default."""
 PLAIN_BITS = ("model.detectors=false", "model.straight=false", "model.blend=false", "task.recombine=0")
 """A plain network on bits: what the usual program has."""
 
 
 def program_of(model: Any) -> str:
-    """The usual program of a model."""
-    found = PROGRAMS.get(type(model))
     allowed = "bilstm, transformer, bitmlp, rnn"
-    require(found is not None, "model", f"{type(model).__name__} has no usual program", allowed=allowed)
-    return str(found)
+    require(type(model) in _PROGRAMS, "model", f"{type(model).__name__} has no usual program", allowed=allowed)
+    return _PROGRAMS[type(model)][0]
 
 
-def describe(
-    data: Any,
-    model: Any,
-    optim: OptimConfig,
-    *,
-    folder: Path,
-    clip: float,
-    epochs: int,
-    seed: int,
-    reading: Mapping[str, Any],
-) -> Case:
-    """The case of a run whose rows lie in a folder."""
+def describe(data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str, Any], **about: Any) -> Case:
+    """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and seed."""
     require_followed(model)
     require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
     recommended = Recommended.by(model).lr
     lr = optim.lr if optim.lr is not None or recommended is None else recommended
-    return Case(
-        kind=way_of(data).kind,
-        folder=folder,
-        model=_sizes(model),
-        reading={**way_of(data).reading(data), **reading},
-        batch=data.batch_size,
-        lr=float(optim.highest if lr is None else lr),
-        clip=clip,
-        epochs=epochs,
-        seed=seed,
-    )
-
-
-def _sizes(model: Any) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in _SIZES[type(model)]}
+    about |= {"batch": data.batch_size, "lr": float(optim.highest if lr is None else lr)}
+    sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
+    return Case(kind=way_of(data).kind, model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
 
 
 def require_followed(model: Any) -> None:
     """Refuse settings that the usual program does not have."""
     program_of(model)
-    default = type(model)()
-    for each in fields(model):
-        value, usual = getattr(model, each.name), getattr(default, each.name)
-        what = f"{value} is not in the usual program"
-        require(each.name in _SIZES[type(model)] or value == usual, f"model.{each.name}", what, hint="Leave it out.")
+    default, followed = type(model)(), _PROGRAMS[type(model)][1]
+    for name in (each.name for each in fields(model) if each.name not in followed):
+        value, hint = getattr(model, name), "Leave it out."
+        require(value == getattr(default, name), f"model.{name}", f"{value} is not in the usual program", hint=hint)
     if isinstance(model, BitMLPConfig):
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
         what = "the usual program is a plain network on the bits"
@@ -342,27 +275,18 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     return folder
 
 
-_BY_BATCH = "tweets"
-"""The program whose rungs change the batch size."""
-_LARGER = "batch 64"
-"""A rung of `tweets` that has no meaning where you have set the batch size."""
-
-
 def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
     """The rungs for these data and this model; promises of guides are about other rows, and are left out."""
     kind, program = way_of(data).kind, program_of(model)
     found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
-    rungs = [_without_promise(rung) for rung in found.rungs if not _is_for_guide(rung)]
-    if program == _BY_BATCH:
+    # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch sizes.
+    kept = [rung for rung in found.rungs if rung.name != "batch 64" and rung.measures != LEARNING]
+    rungs = [_without_promise(rung) for rung in kept]
+    if program == "tweets":  # its rungs change the batch size
         rungs = [_with_batch(rung, data.batch_size) for rung in rungs]
     return replace(found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=())
-
-
-def _is_for_guide(rung: Rung) -> bool:
-    """Whether a rung belongs to the guide's batch sizes."""
-    return rung.name == _LARGER or rung.measures == LEARNING
 
 
 def _without_promise(rung: Rung) -> Rung:

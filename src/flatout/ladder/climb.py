@@ -24,19 +24,13 @@ from flatout.ladder.rungs import LEARNING, OTHER, STARTUP, Ladder, Rung
 from flatout.perf.measure.apart import Failed
 from flatout.perf.measure.intervals import speedup
 
-ROUNDS = 5
-"""Most rounds; more would show nothing new."""
-LEAST_ROUNDS = 3
-"""Fewer rounds give no bounds that are worth printing."""
-LONGEST_S, SHORTEST_S = 5.0, 1.0
-"""Of one measurement."""
-_OF_BUDGET = 0.4
-"""Share of the budget that is training; the rest is preparing."""
-_USUAL_ROUNDS = 5
+ROUNDS = 5  # most rounds, and the usual ones; more would show nothing new
+_LEAST_ROUNDS = 3  # fewer rounds give no bounds that are worth printing
+_LONGEST_S, _SHORTEST_S = 5.0, 1.0  # of one measurement
+_OF_BUDGET = 0.4  # share of the budget that is training; the rest is preparing
 TOO_SHORT = "left out: the budget was over"
 
-Make = Callable[[Rung, float], UsualProgram | OurRun]
-"""The program of a rung that trains for so many seconds."""
+Make = Callable[[Rung, float], UsualProgram | OurRun]  # the program of a rung that trains for so many seconds
 
 
 @dataclass(slots=True)
@@ -44,36 +38,27 @@ class Step:
     """A rung and what was measured of it, round by round."""
 
     rung: Rung
-    found: dict[int, Measured] = field(default_factory=dict)
-    """By the number of the round."""
-    skipped: str = ""
-    """Why it was not measured."""
+    found: dict[int, Measured] = field(default_factory=dict)  # by the number of the round
+    skipped: str = ""  # why it was not measured
 
     @property
-    def is_measured(self) -> bool:
-        return bool(self.found)
-
-    def values(self, rounds: Sequence[int] | None = None) -> list[float]:
-        """What the rung is compared by, larger is better: rows a second, or the inverse of the startup."""
-        chosen = list(self.found) if rounds is None else rounds
-        return [self.found[number].rows_per_s for number in chosen]
+    def rates(self) -> list[float]:
+        return [each.rows_per_s for each in self.found.values()]
 
     def middle(self, name: str) -> float | None:
         """The median of a figure over rounds."""
-        values = [getattr(each, name) for each in self.found.values()]
-        known = [value for value in values if value is not None]
+        known = [value for each in self.found.values() if (value := getattr(each, name)) is not None]
         return median(known) if known else None
 
     @property
     def spread(self) -> float | None:
         """Half the range of the rounds, as a fraction of their median."""
-        values = self.values()
-        return (max(values) - min(values)) / (2 * median(values)) if len(values) > 1 else None
+        return (max(self.rates) - min(self.rates)) / (2 * median(self.rates)) if len(self.found) > 1 else None
 
 
 def seconds_of_measurement(budget_s: float, rungs: int) -> float:
     """How long one measurement trains, so that the usual number of rounds fits."""
-    return min(LONGEST_S, max(SHORTEST_S, _OF_BUDGET * budget_s / (rungs * _USUAL_ROUNDS)))
+    return min(_LONGEST_S, max(_SHORTEST_S, _OF_BUDGET * budget_s / (rungs * ROUNDS)))
 
 
 def top_of(rungs: Sequence[Rung]) -> int:
@@ -86,14 +71,15 @@ def rounds_of(count: int, top: int | None = None) -> Iterator[list[int]]:
     top = count - 1 if top is None else top
     yield [0, *([top] if top else []), *(place for place in range(1, count) if place != top)]
     for number in range(1, ROUNDS):
-        upward = list(range(count))
-        yield upward[::-1] if number % 2 else upward
+        yield list(range(count))[:: -1 if number % 2 else 1]
 
 
 def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]) -> list[Step]:
     """Measure all rungs that can be measured here, as often as the budget allows."""
     until = time.monotonic() + budget_s
-    steps = [Step(rung, skipped=_why_skipped(rung)) for rung in ladder.rungs]
+    untimed = "not timed: it changes what a step learns, not its time"
+    why_skipped = [untimed if rung.measures == LEARNING else find_missing(rung.needs) for rung in ladder.rungs]
+    steps = [Step(rung, skipped=why) for rung, why in zip(ladder.rungs, why_skipped, strict=True)]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
     longest, top = dict[str, float](), top_of([step.rung for step in open_steps])
@@ -117,30 +103,22 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
             longest[step.rung.name] = time.monotonic() - began
             say(f"round {number + 1}, {step.rung.name}: {found.rows_per_s:,.0f} rows/s")
     for step in steps:
-        if not step.is_measured and not step.skipped:
+        if not step.found and not step.skipped:
             step.skipped = TOO_SHORT
     return steps
 
 
-def _why_skipped(rung: Rung) -> str:
-    is_timed = rung.measures != LEARNING
-    return find_missing(rung.needs) if is_timed else "not timed: it changes what a step learns, not its time"
-
-
 def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
-    """How much faster a rung is than another: over the rounds that measured both, else by their medians.
-
-    Too few rounds bound nothing.
-    """
+    """How much faster a rung is: over the rounds that measured both, else by medians; too few rounds bound nothing."""
     both = sorted(set(below.found) & set(above.found))
-    if measures == STARTUP:
-        values = [[1 / max(step.found[number].startup_s, 1e-9) for number in both] for step in (below, above)]
-    else:
-        values = [step.values(both) for step in (below, above)]
     if not both:
-        return Estimate(median(above.values()) / median(below.values()))
-    gain = speedup(values[0], values[1])
-    return Estimate(gain.value, gain.low, gain.high) if len(both) >= LEAST_ROUNDS else Estimate(gain.value)
+        return Estimate(median(above.rates) / median(below.rates))
+    before, after = ([step.found[number] for number in both] for step in (below, above))
+    if measures == STARTUP:  # its inverse: larger is better
+        gain = speedup(*([1 / max(each.startup_s, 1e-9) for each in side] for side in (before, after)))
+    else:
+        gain = speedup(*([each.rows_per_s for each in side] for side in (before, after)))
+    return Estimate(gain.value, gain.low, gain.high) if len(both) >= _LEAST_ROUNDS else Estimate(gain.value)
 
 
 GPU, GPUS, BF16, COMPILER = "a GPU", "several GPUs", "native bf16", "a C++ compiler"
@@ -152,25 +130,14 @@ def find_missing(needs: Iterable[str]) -> str:
 
 
 def _why_missing(need: str) -> str:
-    if need in _CHECKS:
-        return _CHECKS[need]()
-    is_there = importlib.util.find_spec(need) is not None
-    return "" if is_there else f"the package {need} is not installed"
-
-
-def _missing_gpus() -> str:
-    count = torch.cuda.device_count()
-    return "" if count > 1 else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
-
-
-def _missing_bf16() -> str:
-    is_there = torch.cuda.is_bf16_supported() if torch.cuda.is_available() else bf16_is_native_on_cpu()
-    return "" if is_there else "not measurable here: bf16 is not native"
-
-
-_CHECKS: dict[str, Callable[[], str]] = {
-    GPU: lambda: "" if torch.cuda.is_available() else "not measurable here: no GPU",
-    GPUS: _missing_gpus,
-    BF16: _missing_bf16,
-    COMPILER: lambda: why_not(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-}
+    has_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if need == GPU:
+        return "" if has_gpu else "not measurable here: no GPU"
+    if need == GPUS:
+        return "" if count > 1 else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
+    if need == BF16:
+        is_native = torch.cuda.is_bf16_supported() if has_gpu else bf16_is_native_on_cpu()
+        return "" if is_native else "not measurable here: bf16 is not native"
+    if need == COMPILER:
+        return why_not(torch.device("cuda" if has_gpu else "cpu"))
+    return "" if importlib.util.find_spec(need) else f"the package {need} is not installed"

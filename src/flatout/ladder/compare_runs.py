@@ -18,8 +18,7 @@ from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
-_DEPTH = ("", "*/", "*/*/")
-_SWEEP, _CONFIRMING = "sweep.json", "confirm-*/"
+_SWEEP = "sweep.json"
 _SMALLER_IS_BETTER = ("rmse", "mae", "max_error", "mse_scaled", "mae_scaled", "loss")
 
 
@@ -31,20 +30,17 @@ class Comparison:
     seeds: list[int]
     first: Group
     second: Group
-    difference: Estimate
-    """Of the second over the first; in points where the metric is a share."""
-    left_out: list[str]
-    """Runs that have no partner, each with the reason."""
+    difference: Estimate  # of the second over the first; in points where the metric is a share
+    left_out: list[str]  # runs that have no partner, each with the reason
     unit: str
 
     def lines(self) -> list[str]:
         """What to print below the table."""
-        lines = [f"left out: {each}" for each in self.left_out]
-        if self.unit:
-            return [*lines, quality_sentence(self.difference)]
-        found = self.difference
-        sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
-        return [*lines, f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"]
+        found, said = self.difference, quality_sentence(self.difference)
+        if not self.unit:
+            sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            said = f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"
+        return [*(f"left out: {each}" for each in self.left_out), said]
 
 
 def is_group(folder: Path) -> bool:
@@ -65,17 +61,15 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     for (runs, _), folder in zip(groups, (first, second), strict=True):
         left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(runs.keys() - set(seeds))]
     is_share = metrics[0] not in _SMALLER_IS_BETTER and not metrics[0].startswith("rmse")
-    factor = 100.0 if is_share else 1.0
+    factor, unit = (100.0, "points") if is_share else (1.0, "")
     values = [[factor * _value(runs[seed], metrics[0]) for seed in seeds] for runs, _ in groups]
-    difference = paired_difference(*values)
-    unit = "points" if is_share else ""
-    return Comparison(metrics[0], seeds, Group.of(values[0]), Group.of(values[1]), difference, left_out, unit)
+    means, difference = [Group.of(each) for each in values], paired_difference(*values)
+    return Comparison(metrics[0], seeds, means[0], means[1], difference, left_out, unit)
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """Summaries of the runs of a group."""
-    patterns = [f"{_CONFIRMING}{SUMMARY}"] if (folder / _SWEEP).is_file() else [f"{up}{SUMMARY}" for up in _DEPTH]
-    return next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), [])
+    depths = ["confirm-*/"] if (folder / _SWEEP).is_file() else ["", "*/", "*/*/"]
+    return next(filter(None, (sorted(folder.glob(depth + SUMMARY)) for depth in depths)), [])
 
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
@@ -101,9 +95,8 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
 
 def _metric_of(runs: Mapping[int, Mapping[str, Any]], folder: Path) -> str:
     names = sorted({str(summary["metric"]) for summary in runs.values()})
-    require(
-        len(names) == 1, "compare", f"{folder} has runs by {' and by '.join(names)}", hint="Compare like with like."
-    )
+    what = f"{folder} has runs by {' and by '.join(names)}"
+    require(len(names) == 1, "compare", what, hint="Compare like with like.")
     return names[0]
 
 
@@ -118,7 +111,6 @@ def _value(summary: Mapping[str, Any], metric: str) -> float:
 
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, 97.5 %, for one degree of freedom and more."""
-_T_MANY = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +120,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +138,7 @@ class Group:
 
 def t_value(freedom: int) -> float:
     """Student's t for a 95 % interval."""
-    return _T[freedom - 1] if freedom <= len(_T) else _T_MANY + 2.5 / freedom
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:

@@ -7,10 +7,11 @@ and memory are counted. Ratios and their intervals are made of several measureme
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,20 +33,14 @@ _GPU_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one measurement found."""
-
     rows_per_s: float
     tokens_per_s: float | None
     wait_share: float
     padding_share: float | None
-    startup_s: float
-    """To the first batch; of a run of ours all that is no training step, which is more."""
-    memory_gb: float | None
-    """Peak of the process that trains; its workers are not counted."""
-    device_share: float | None = None
-    """Share of the time in which the GPU was busy; None without one."""
-    metrics: dict[str, float] | None = None
-    """On the test rows; None where the training was cut short."""
+    startup_s: float  # to the first batch; of a run of ours all that is no training step, which is more
+    memory_gb: float | None  # peak of the process that trains; its workers are not counted
+    device_share: float | None = None  # share of the time in which the GPU was busy; None without one
+    metrics: dict[str, float] | None = None  # on the test rows; None where the training was cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +60,10 @@ class UsualProgram:
         began, clock = time.perf_counter(), Stopwatch(seconds)
         with _logged(folder / "usual.log", f"usual.{self.program}"):
             program = module.Program(self.case, how)
-            done = 0
-            while not clock.is_over and (seconds is not None or done < self.case.epochs):
+            for _ in itertools.count() if seconds is not None else range(self.case.epochs):
                 program.train_epoch(clock)
-                done += 1
+                if clock.is_over:
+                    break
             metrics = program.test() if seconds is None else None
         spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
         taken = max(spent.seconds, 1e-9)
@@ -93,8 +88,7 @@ class OurRun:
     def measure(self, seconds: float | None, folder: Path) -> Measured:
         """Train: the job's own settings limit it; `seconds` is None where it trains to the end.
 
-        Validations and checkpoints are not counted: a usual program has none, and seconds would give them too much
-        weight.
+        Validations and checkpoints are not counted: a usual program has none, and seconds would weigh them too much.
         """
         began = time.perf_counter()
         (folder / "run").mkdir(parents=True, exist_ok=True)
@@ -107,29 +101,23 @@ class OurRun:
         steps_ms = max(sum(parts.values()), 1e-9)
         trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
         gain = whole_s / max(trained_s, 1e-9) * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+        tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
         return Measured(
             rows_per_s=speed["rows_per_s"] * gain,
-            tokens_per_s=None if not speed["tokens_per_s"] else speed["tokens_per_s"] * gain,
+            tokens_per_s=speed["tokens_per_s"] * gain if speed["tokens_per_s"] else None,
             wait_share=parts.get("wait", 0.0) / steps_ms,
             padding_share=speed["padding_share"],
             startup_s=max(0.0, time.perf_counter() - began - trained_s),
             memory_gb=peak_memory_gb(),
-            metrics=None if seconds is not None else _tested(result.metrics),
+            metrics=tested if seconds is None else None,
         )
 
 
 def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
-    """How much faster the later steps are than all steps.
-
-    A summary's rates count the first steps, which warm up. As many are left out here as of a usual program.
-    """
+    """How much faster the steps are after the first ones, which a usual program leaves out and a summary counts."""
     warm_ms = first_ms[:WARM_STEPS]
     later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
     return trained_s / steps * later / later_s if later > 0 and later_s > 0 else 1.0
-
-
-def _tested(metrics: dict[str, float]) -> dict[str, float]:
-    return {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
 
 
 def peak_memory_gb() -> float | None:
@@ -143,7 +131,7 @@ def peak_memory_gb() -> float | None:
 def _logged(path: Path, name: str) -> Iterator[None]:
     """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
-    before = log.level, log.propagate
+    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -152,8 +140,8 @@ def _logged(path: Path, name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
-        log.setLevel(before[0])
-        log.propagate = before[1]
+        log.setLevel(level)
+        log.propagate = propagates
 
 
 def measure_apart(
@@ -165,24 +153,23 @@ def measure_apart(
 
 
 def _measure(program: UsualProgram | OurRun, seconds: float | None, folder: Path) -> Measured:
-    with _device_use() as used:
+    with _device_use() as samples:
         found = program.measure(seconds, folder)
-    return replace(found, device_share=used())
+    return replace(found, device_share=sum(samples) / len(samples) if samples else None)
 
 
 @contextmanager
-def _device_use() -> Iterator[Callable[[], float | None]]:
-    """Mean use of the GPU while it trains, from samples of a thread; None without a GPU."""
+def _device_use() -> Iterator[list[float]]:
+    """Uses of the GPU while it trains, as a thread samples them; none without a GPU."""
     samples, done = list[float](), threading.Event()
 
     def watch() -> None:
         while not done.wait(_GPU_EVERY_S):
             samples.append(torch.cuda.utilization() / 100)
 
-    thread = threading.Thread(target=watch, daemon=True)
     if torch.cuda.device_count():
-        thread.start()
+        threading.Thread(target=watch, daemon=True).start()
     try:
-        yield lambda: sum(samples) / len(samples) if samples else None
+        yield samples
     finally:
         done.set()

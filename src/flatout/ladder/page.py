@@ -34,21 +34,16 @@ PAGE = "ladder.html"
 _ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
 _RED, _AMBER = "#b3261e", "#b08900"
 _PROMISED = "#c9d4dc"
-_COLOURS = {"does not pay": _RED, "unsure": _AMBER, "pays": COLOURS[0]}
+_COLOURS = {"pays": COLOURS[0], "unsure": _AMBER, "does not pay": _RED}
 
 
 def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
-    """Write the page of a ladder from the plain values of its `ladder.json`."""
+    """From the plain values of its `ladder.json`."""
     heads, cells = figures(found)
     rows = [
-        {
-            "name": rung["name"],
-            "about": rung["about"],
-            "promised": rung["promised"],
-            "figures": texts,
-            "word": word_of(rung),
-            "kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-"),
-        }
+        {name: rung[name] for name in ("name", "about", "promised")}
+        | {"figures": texts, "word": word_of(rung)}
+        | {"kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-")}
         for rung, texts in zip(found["rungs"], cells, strict=True)
     ]
     chart = promise_chart(found["rungs"])
@@ -68,54 +63,44 @@ def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
 
 
 def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
-    whole = found["whole"]
-    if whole is None:
+    if (whole := found["whole"]) is None:
         return []
     ratio = whole["ratio"]
     sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
-    tiles = [tile(f"{ratio['value']:.1f}×", "in all", sure)]
-    for name, minutes in (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"])):
-        tiles.append(tile(duration(minutes), "an epoch", name))
-    return tiles
+    sides = (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"]))
+    epochs = [tile(duration(minutes), "an epoch", name) for name, minutes in sides]
+    return [tile(f"{ratio['value']:.1f}×", "in all", sure), *epochs]
 
 
 def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Means and seeds of both groups, and the sentence."""
     if quality is None:
         return None
-    rows = [
-        [group["name"], mean_with_spread(group), *(f"{value:.2f}" for value in group["values"])]
-        for group in quality["groups"]
-    ]
-    names = [f"seed {number + 1}" for number in range(quality["seeds"])]
-    heads = ["", f"test {quality['metric']}, points", *names]
+    groups = quality["groups"]
+    rows = [[each["name"], mean_with_spread(each), *(f"{value:.2f}" for value in each["values"])] for each in groups]
+    heads = ["", f"test {quality['metric']}, points", *(f"seed {number + 1}" for number in range(quality["seeds"]))]
     return {"heads": heads, "rows": rows, "sentence": quality["sentence"], "epochs": quality["epochs"]}
 
 
 def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
     """Promised and measured speed-up of each rung; None where nothing was measured."""
-    if not _drawn(rungs):
+    if not (shown := _drawn(rungs)):
         return None
     title = "speed-up of each rung"
-    with drawing(_WIDTH, _height(rungs)) as figure:
-        _draw(figure, rungs)
+    with drawing(_WIDTH, _height(shown)) as figure:
+        _draw(figure, shown)
         svg = draw_svg(figure, title)
-    legend = [
-        Mark("promised", _PROMISED, "█"),
-        Mark("pays", COLOURS[0], "█"),
-        Mark("unsure", _AMBER, "█"),
-        Mark("does not pay", _RED, "█"),
-    ]
+    legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
     note = "· a line reaches from the least to the most of all rounds"
     return Chart(title=title, svg=svg, legend=legend, note=note)
 
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
     """The same chart for TensorBoard."""
-    if not _drawn(rungs):
+    if not (shown := _drawn(rungs)):
         return
-    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, _height(rungs), dpi=108) as figure:
-        _draw(figure, rungs)
+    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, _height(shown), dpi=108) as figure:
+        _draw(figure, shown)
         with ignoring_missing_glyphs():
             writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
 
@@ -126,15 +111,13 @@ def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return shown if any(rung["measured"] for rung in shown) else []
 
 
-def _height(rungs: Sequence[Mapping[str, Any]]) -> float:
-    return _TOP + _BOTTOM + _ROW * len(_drawn(rungs))
+def _height(shown: Sequence[Mapping[str, Any]]) -> float:
+    return _TOP + _BOTTOM + _ROW * len(shown)
 
 
-def _draw(figure: Figure, rungs: Sequence[Mapping[str, Any]]) -> None:
-    shown = _drawn(rungs)
-    names = [_named(rung) for rung in shown]
-    left = 16 + 1.08 * LETTER * max(map(len, names))
-    axes = add_axes(figure, left=left, right=60, top=_TOP, bottom=_BOTTOM)
+def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
+    names = [printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "") for rung in shown]
+    axes = add_axes(figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM)
     values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
     low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
     _set_axes(axes, names, low, high)
@@ -189,12 +172,4 @@ _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
 def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:
     """Value and ends of the interval; empty where the rung was not measured."""
     found = rung["measured"]
-    if not found:
-        return ()
-    value = float(found["value"])
-    return value, float(found["low"] or value), float(found["high"] or value)
-
-
-def _named(rung: Mapping[str, Any]) -> str:
-    name = printable(rung["name"])
-    return f"{name} (startup)" if rung["measures"] == "startup" else name
+    return tuple(float(found[name] or found["value"]) for name in ("value", "low", "high")) if found else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -15,21 +16,18 @@ from flatout.ladder.rungs import STARTUP, Ladder
 
 FILE = "ladder.json"
 SCHEMA = 1
-LEAST_GAIN = 1.02
-"""A rung below this ratio does not pay."""
-MOST_SPREAD = 0.2
-"""Rounds that differ by more are not those of a quiet machine."""
+LEAST_GAIN = 1.02  # a rung below this ratio does not pay
+MOST_SPREAD = 0.2  # rounds that differ by more are not those of a quiet machine
 PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 
 def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
-    measured = [step for step in steps if step.is_measured]
-    rungs = list[dict[str, Any]]()
-    before: Step | None = None
+    measured = [step for step in steps if step.found]
+    rungs, below = list[dict[str, Any]](), list[Step]()
     for step in steps:
-        rungs.append(_rung(step, before, measured[0] if measured else None))
-        before = step if step.is_measured else before
+        rungs.append(_rung(step, below))
+        below += [step] if step.found else []
     return {
         "schema": SCHEMA,
         "name": ladder.name,
@@ -46,7 +44,8 @@ def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str
     }
 
 
-def _rung(step: Step, before: Step | None, foot: Step | None) -> dict[str, Any]:
+def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
+    """The figures of a rung; `below`: the rungs below it that were measured."""
     rung = step.rung
     found: dict[str, Any] = {
         "name": rung.name,
@@ -56,17 +55,17 @@ def _rung(step: Step, before: Step | None, foot: Step | None) -> dict[str, Any]:
         "measures": rung.measures,
         "program": "flatout" if rung.is_ours else "usual",
         "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
-        "skipped": step.skipped if not step.is_measured else "",
+        "skipped": step.skipped if not step.found else "",
         "measured": None,
         "cumulative": None,
         "verdict": None,
     }
-    if not step.is_measured or foot is None:
+    if not step.found:
         return found
-    if before is not None:
-        gain = ratio(before, step, rung.measures)
-        found |= {"measured": gain.as_dict(), "verdict": judge(gain), "against": before.rung.name}
-    found["cumulative"] = ratio(foot, step).as_dict()
+    if below:
+        gain = ratio(below[-1], step, rung.measures)
+        found |= {"measured": asdict(gain), "verdict": judge(gain), "against": below[-1].rung.name}
+    found["cumulative"] = asdict(ratio(below[0] if below else step, step))
     for name in ("rows_per_s", "tokens_per_s", "wait_share", "padding_share", "startup_s", "memory_gb", "device_share"):
         found[name] = step.middle(name)
     return found | {"rounds": len(step.found), "spread": step.spread}
@@ -80,7 +79,6 @@ def judge(gain: Estimate) -> str:
 
 
 def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
-    """The foot against the top."""
     place = top_of([step.rung for step in measured])
     if not place:
         return None
@@ -91,20 +89,19 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
         "top": top.rung.name,
         "minutes_before": minutes[0],
         "minutes_after": minutes[1],
-        "ratio": ratio(foot, top).as_dict(),
+        "ratio": asdict(ratio(foot, top)),
         "startup_before_s": foot.middle("startup_s"),
         "startup_after_s": top.middle("startup_s"),
-        "startup_ratio": ratio(foot, top, STARTUP).as_dict(),
+        "startup_ratio": asdict(ratio(foot, top, STARTUP)),
     }
 
 
 def closing_lines(found: Mapping[str, Any]) -> list[str]:
-    """The sentences below the table."""
     lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
     if lines:
         lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
     whole = found["whole"]
-    quality = quality_lines(found["quality"]) if found["quality"] else []
+    quality = _quality_lines(found["quality"]) if found["quality"] else []
     if whole is None:
         none = "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."
         return [*lines, none, *quality]
@@ -124,8 +121,7 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
     return [f"rounds differ by ±{widest['spread']:.0%} at {widest['name']}: {words}"]
 
 
-def quality_lines(quality: Mapping[str, Any]) -> list[str]:
-    """Means, spreads, and the sentence."""
+def _quality_lines(quality: Mapping[str, Any]) -> list[str]:
     groups = [f"{each['name']}: {mean_with_spread(each)}" for each in quality["groups"]]
     return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
 
@@ -141,22 +137,16 @@ def word_of(rung: Mapping[str, Any]) -> str:
 
 
 def written(interval: Mapping[str, Any] | None) -> str:
-    """A ratio with its interval."""
     if interval is None:
         return "–"
-    value = f"{interval['value']:.2f}×" if interval["value"] < 10 else f"{interval['value']:.1f}×"
-    if interval["low"] is None:
-        return value
     digits = 2 if interval["value"] < 10 else 1
-    return f"{value} ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+    sure = "" if interval["low"] is None else f" ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+    return f"{interval['value']:.{digits}f}×{sure}"
 
 
 def duration(value: float) -> str:
     """Minutes in words."""
     return f"{value:.1f} min" if value >= 1 else f"{60 * value:.1f} s"
-
-
-_COLOURS = {COSTS: "red", UNSURE: "yellow"}
 
 
 def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -169,7 +159,6 @@ def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def ladder_table(found: Mapping[str, Any]) -> Table:
-    """A row for each rung."""
     names, rows = figures(found)
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(found["title"]), title_justify="left")
     table.add_column("rung")
@@ -177,7 +166,7 @@ def ladder_table(found: Mapping[str, Any]) -> Table:
     for head in (*names, ""):
         table.add_column(head, justify="right" if head else "left")
     for rung, cells in zip(found["rungs"], rows, strict=True):
-        style = "bright_black" if rung["skipped"] else _COLOURS.get(rung["verdict"] or "", "")
+        style = "bright_black" if rung["skipped"] else {COSTS: "red", UNSURE: "yellow"}.get(rung["verdict"] or "", "")
         texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word_of(rung))]
         table.add_row(*(Text(text, style=style) for text in texts))
     return table
@@ -192,7 +181,9 @@ def _share(value: float | None) -> str:
 
 
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "measured": lambda rung: _of_startup(rung) + written(rung["measured"]),
+    "measured": lambda rung: (
+        ("startup " if rung["measures"] == STARTUP and rung["measured"] else "") + written(rung["measured"])
+    ),
     "in all": lambda rung: written({**rung["cumulative"], "low": None}),
     "rows/s": lambda rung: _number(rung["rows_per_s"]),
     "tokens/s": lambda rung: _number(rung["tokens_per_s"]),
@@ -203,7 +194,3 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "startup": lambda rung: f"{rung['startup_s']:.1f} s",
     "GPU": lambda rung: _share(rung["device_share"]),
 }
-
-
-def _of_startup(rung: Mapping[str, Any]) -> str:
-    return "startup " if rung["measures"] == STARTUP and rung["measured"] else ""

@@ -6,7 +6,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
 from flatout.ladder.case import (
     WAYS,
-    Rows,
     describe,
     encoder_folder,
     program_of,
@@ -27,7 +26,7 @@ from flatout.ladder.case import (
 )
 from flatout.ladder.climb import TOO_SHORT, Step, climb, top_of
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import OurRun, UsualProgram, measure_apart
 from flatout.ladder.page import write_figure, write_ladder_page
 from flatout.ladder.results import FILE, results
 from flatout.ladder.rungs import Ladder, Rung
@@ -41,27 +40,16 @@ from flatout.run.resolve import clip_of
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-_QUIET = (
-    "monitor.progress=false",
-    "monitor.rival=false",
-    "logger=none",
-    "resume=null",
-    "checkpoint.patience=null",
-    "tune=off",
-)
-
-
-Compose = Callable[[Sequence[str]], "RunJob"]
-"""A run of the shared settings and more words."""
+_QUIET = "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null tune=off".split()
+Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings and more words
 
 
 def run_ladder(
     ladder: Ladder, top: RunJob, compose: Compose, folder: Path, *, command: str, budget_s: float, seeds: int
 ) -> dict[str, Any]:
-    """Climb, and write `ladder.json`; what it holds.
+    """Climb, and write `ladder.json`; what it holds. `top`: the run that the settings describe.
 
-    `top`: the run that the settings describe. `seeds`: of the foot, the top and rungs that learn something else,
-    trained to the end; 0: none is.
+    `seeds`: of the foot, the top and rungs that learn something else, trained to the end; 0: none is.
     """
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
@@ -71,8 +59,8 @@ def run_ladder(
     began = time.monotonic()
     rungs = _Rungs(ladder, top, compose, folder)
     wait_until_warm()
-    spent = time.monotonic() - began
-    say(f"{ladder.title}: {rungs.rows.count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
+    count, spent = rungs.count, time.monotonic() - began
+    say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
     about = {
         "command": command,
@@ -83,7 +71,7 @@ def run_ladder(
         "device": machine_name(),
         "versions": versions(),
     }
-    found: dict[str, Any] = json_safe(results(ladder, steps, rows=rungs.rows.count, about=about))
+    found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     write(found, folder)
     if seeds:
         found["quality"] = json_safe(compare_quality(rungs, steps, seeds))
@@ -104,7 +92,6 @@ def say(line: str) -> None:
 
 
 def write(found: dict[str, Any], folder: Path) -> None:
-    """Write `ladder.json`."""
     write_atomically(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False))
 
 
@@ -124,19 +111,17 @@ def with_cut(ladder: Ladder, model: Any) -> Ladder:
     if not isinstance(model, TransformerConfig):
         return ladder
     cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
-    words = [tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs]
-    rungs = tuple(replace(rung, words=each) for rung, each in zip(ladder.rungs, words, strict=True))
-    return replace(ladder, rungs=rungs)
+    words = (tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs)
+    return replace(ladder, rungs=tuple(replace(rung, words=own) for rung, own in zip(ladder.rungs, words, strict=True)))
 
 
 def require_keywords(ladder: Ladder) -> None:
     """Refuse a change of a keyword that the usual program does not have."""
-    how = importlib.import_module(f"flatout.ladder.usual.{ladder.program}").How
-    known = [each.name for each in fields(how)]
+    program = ladder.program
+    known = [each.name for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").How)]
     for rung in ladder.rungs:
         for name in rung.keywords or {}:
-            what = f"the usual program {ladder.program} has no keyword {name}"
-            where = f"{ladder.name}: {rung.name}"
+            where, what = f"{ladder.name}: {rung.name}", f"the usual program {program} has no keyword {name}"
             require(name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known))
 
 
@@ -147,22 +132,15 @@ class _Rungs:
         self.ladder, self.config, self.compose, self.folder = ladder, top.config, compose, folder
         data, model, seed = top.config.data, top.config.model, top.config.seed
         reading, rows_at = dict(ladder.reading), folder / "rows"
-        self.rows: Rows = write_rows(data, rows_at, joined=reading.pop("joined", None))
-        self.words = [*self.rows.words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
+        words, read, self.count = write_rows(data, rows_at, joined=reading.pop("joined", None))
+        self.words = [*words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
         if isinstance(model, TransformerConfig):
             encoder = encoder_folder(model, data, rows_at / "train.csv", folder / "encoder", seed).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
-        self.case: Case = describe(
-            data,
-            model,
-            top.config.optim,
-            folder=rows_at,
-            clip=clip_of(top.config),
-            epochs=int(top.config.trainer.get("max_epochs") or 1),
-            seed=seed,
-            reading={**self.rows.reading, **reading},
-        )
+        about = {"folder": rows_at, "clip": clip_of(top.config), "seed": seed}
+        about |= {"epochs": int(top.config.trainer.get("max_epochs") or 1)}
+        self.case: Case = describe(data, model, top.config.optim, reading={**read, **reading}, **about)
         for rung in ladder.rungs:  # a mistake in a rung's words shows before anything is measured
             if rung.is_ours:
                 compose([*self.words, *rung.words])
@@ -186,28 +164,23 @@ class _Rungs:
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
     """Train the foot, the top and rungs that learn something else to the end with several seeds; None without a top."""
-    can_be = [step for step in steps if step.is_measured or step.skipped == TOO_SHORT]
+    can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
     place = top_of([step.rung for step in can_be])
     if not place:
         return None
     compared = [can_be[0], *can_be[place:]]
-    trained = rungs.rows.count * rungs.case.epochs * seeds
+    trained = rungs.count * rungs.case.epochs * seeds
     names = [step.rung.name for step in compared]
     if minutes := expected_minutes(compared, trained):
         say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")
     metric = way_of(rungs.config.data).metric
     values: list[list[float]] = [[] for _ in compared]
     for seed in range(rungs.case.seed, rungs.case.seed + seeds):
-        for rung, points in zip((step.rung for step in compared), values, strict=True):
-            at = rungs.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
-            found = _train(rungs.whole(rung, seed), at, rung)
-            points.append(100 * (found.metrics or {})[metric])
-            say(f"seed {seed}, {rung.name}: test {metric} {points[-1]:.2f}")
+        for step, points in zip(compared, values, strict=True):
+            points.append(100 * _train(rungs, step.rung, seed)[metric])
+            say(f"seed {seed}, {step.rung.name}: test {metric} {points[-1]:.2f}")
     difference = paired_difference(values[0], values[1])
-    groups = [
-        {"name": name, "mean": group.mean, "sd": group.sd, "values": list(group.values)}
-        for name, group in zip(names, map(Group.of, values), strict=True)
-    ]
+    groups = [{"name": name, **asdict(Group.of(points))} for name, points in zip(names, values, strict=True)]
     others = {name: paired_difference(values[1], points) for name, points in zip(names[2:], values[2:], strict=True)}
     said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
     return {
@@ -215,7 +188,7 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
         "seeds": seeds,
         "epochs": rungs.case.epochs,
         "groups": groups,
-        "difference": difference.as_dict(),
+        "difference": asdict(difference),
         "sentence": "; ".join([quality_sentence(difference), *said]),
     }
 
@@ -226,8 +199,10 @@ def expected_minutes(steps: Sequence[Step], rows: int) -> float | None:
     return sum(rows / rate / 60 for rate in rates if rate) if all(rates) else None
 
 
-def _train(program: UsualProgram | OurRun, folder: Path, rung: Rung) -> Measured:
+def _train(rungs: _Rungs, rung: Rung, seed: int) -> dict[str, float]:
+    """The metrics on the test rows of a rung that trains to its end."""
+    at = rungs.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
     try:
-        return measure_apart(program, None, folder)
+        return measure_apart(rungs.whole(rung, seed), None, at).metrics or {}
     except Failed as failed:
         raise UserError("ladder", f"{rung.name} could not be trained to the end: {failed}") from None

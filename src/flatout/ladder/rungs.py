@@ -34,23 +34,16 @@ class Rung:
     """One change, what its guide promised, and the program that is timed."""
 
     name: str
-    about: str = ""
-    """What changes."""
-    promised: str = ""
-    """In the guide's words; empty: it promised nothing."""
-    factor: tuple[float, float] | None = None
-    """The promise as a range of speed-ups."""
+    about: str = ""  # what changes
+    promised: str = ""  # in the guide's words; empty: it promised nothing
+    factor: tuple[float, float] | None = None  # the promise as a range of speed-ups
     measures: str = "training"
     """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below;
     other learning: rows a second, and its quality beside, as it learns something else."""
-    needs: tuple[str, ...] = ()
-    """What must be there: a package, or a need that `climb.py` knows."""
-    setting: str = ""
-    """The override of a run of ours that does the same; verdicts refer to the rung by it."""
-    keywords: Mapping[str, Any] | None = None
-    """Of the usual program; None: a run of ours."""
-    words: tuple[str, ...] = ()
-    """Of `python -m train`, for a run of ours."""
+    needs: tuple[str, ...] = ()  # what must be there: a package, or a need that `climb.py` knows
+    setting: str = ""  # the override of a run of ours that does the same; verdicts refer to the rung by it
+    keywords: Mapping[str, Any] | None = None  # of the usual program; None: a run of ours
+    words: tuple[str, ...] = ()  # of `python -m train`, for a run of ours
 
     @property
     def is_ours(self) -> bool:
@@ -63,21 +56,15 @@ class Ladder:
 
     name: str
     title: str
-    kind: str
-    """Of data: text, bits or sequence."""
-    program: str
-    """The usual program, a module of `ladder/usual/`."""
-    settings: tuple[str, ...] = ()
-    """Words of `python -m train` that all rungs share."""
+    kind: str  # of data: text, bits or sequence
+    program: str  # the usual program, a module of `ladder/usual/`
+    settings: tuple[str, ...] = ()  # words of `python -m train` that all rungs share
     rungs: tuple[Rung, ...]
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    """What the usual program reads besides: see the program."""
-    in_all: str = ""
-    """What the guide promised in all."""
+    reading: Mapping[str, Any] = field(default_factory=dict)  # what the usual program reads besides: see there
+    in_all: str = ""  # what the guide promised in all
 
 
 def read_ladder(path: Path) -> Ladder:
-    """A ladder from its file."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -154,12 +141,10 @@ def _rung(values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, w
     require(measures in _MEASURES, f"{at}: measures", repr(measures), allowed=", ".join(_MEASURES))
     return Rung(
         name=str(values["name"]),
-        about=str(values.get("about") or ""),
-        promised=str(values.get("promised") or ""),
+        **{key: str(values.get(key) or "") for key in ("about", "promised", "setting")},
         factor=None if factor is None else (float(factor[0]), float(factor[1])),
         measures=measures,
         needs=tuple(map(str, values.get("needs") or ())),
-        setting=str(values.get("setting") or ""),
         keywords=keywords,
         words=tuple(words) if keywords is None else (),
     )

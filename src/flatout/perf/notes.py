@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from flatout.files import sync_folder, write_atomically
 from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
-ROWS = "training rows"
-"""The limit that tuning looks for."""
+ROWS = "training rows"  # the limit that tuning looks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ class Limit:
     """The most that was computed at once."""
 
     most: int
-    has_ended: bool = False
-    """Whether it ended the run, so that the run that resumes needs it at once."""
+    has_ended: bool = False  # whether it ended the run, so that the run that resumes needs it at once
 
 
 class MicroBatches:
@@ -89,9 +88,7 @@ def _read_limits(path: Path) -> tuple[str, dict[str, Limit], str]:
     """The key of a note for tuning, its limits, and a sentence where it is damaged."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        found = {
-            str(name): Limit(_count(each["most"]), bool(each["has_ended"])) for name, each in noted["limits"].items()
-        }
+        found = {str(name): Limit(_count(of["most"]), bool(of["has_ended"])) for name, of in noted["limits"].items()}
         return str(noted.get("row_key", "")), found, ""
     except FileNotFoundError:
         return "", {}, ""
@@ -108,81 +105,43 @@ def _count(value: Any) -> int:
 _LADDERS = "ladders"
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What a rung brought."""
-
-    ladder: str
-    rung: str
-    ratio: float
-    low: float | None
-    high: float | None
-    date: str
-    device: str
-
-    def sentence(self) -> str:
-        """Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22."""
-        sure = "" if self.low is None or self.high is None else f" ({self.low:.1f}–{self.high:.1f})"
-        return f"{self.rung} brought {self.ratio:.1f}×{sure} in your ladder {self.ladder} of {self.date}"
+def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+    """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung does, by its name."""
+    noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
+    gains = {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}
+    if gains:
+        path = cache / _LADDERS / f"{found['name']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {name: found[name] for name in ("name", "date", "device")}
+        write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
 
 
-def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> Path | None:
-    """Note the measured rungs of a ladder; `settings`: the override that does what a rung does, by its name.
+def known_gain(cache: Path, override: str, device: str) -> str | None:
+    """What an override, or its key alone, brought in the newest ladder on this device; None where none measured it.
 
-    None where no such rung was measured. `OSError` where the disk refuses.
+    Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22.
     """
-    gains = {
-        settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]}
-        for rung in found["rungs"]
-        if rung["measured"] and settings.get(rung["name"])
-    }
-    if not gains:
-        return None
-    path = cache / _LADDERS / f"{found['name']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {name: found[name] for name in ("name", "date", "device")}
-    write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
-    return path
-
-
-def known_gain(cache: Path, override: str, device: str) -> Gain | None:
-    """What an override brought in the newest ladder on this device; None where no ladder measured it.
-
-    `override` is a whole word (`precision=bf16`), or a word whose key alone was noted (`data.batch_size=64`).
-    """
-    found = [
-        gain
-        for path in (cache / _LADDERS).glob("*.json")
-        for noted, gain in _read_gains(path).items()
-        if gain.device == device and noted in (override, override.partition("=")[0])
-    ]
-    return max(found, key=lambda gain: (gain.date, gain.ladder), default=None)
+    found: list[tuple[str, str, str]] = []
+    for path in (cache / _LADDERS).glob("*.json"):
+        # A verdict does without a damaged note.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            date, name, gains = str(noted["date"]), str(noted["name"]), noted["gains"]
+            for gain in (gains[word] for word in (override, override.partition("=")[0]) if word in gains):
+                low, high = gain["low"], gain["high"]
+                sure = "" if low is None or high is None else f" ({low:.1f}–{high:.1f})"
+                said = f"{gain['rung']} brought {gain['value']:.1f}×{sure} in your ladder {name} of {date}"
+                found += [(date, name, said)] if noted["device"] == device else []
+    return max(found)[2] if found else None
 
 
 def measured_before(override: str | None) -> str | None:
     """What a ladder on this machine has measured for one of the words of an override, as a sentence."""
     folder, device = default_cache_folder(), machine_name()
-    gains = (known_gain(folder, word, device) for word in (override or "").split())
-    return next((gain.sentence() for gain in gains if gain is not None), None)
+    return next(filter(None, (known_gain(folder, word, device) for word in (override or "").split())), None)
 
 
 def machine_name() -> str:
-    """The machine that measures."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     about = hardware(device, max(1, torch.cuda.device_count()), "")
     return f"{about['device']}, {about['cores']} cores"
-
-
-def _read_gains(path: Path) -> dict[str, Gain]:
-    """The gains of a note; of a damaged one none, as a verdict does without."""
-    try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        about = (str(noted["date"]), str(noted["device"]))
-        return {
-            str(override): Gain(
-                str(noted["name"]), str(gain["rung"]), float(gain["value"]), gain["low"], gain["high"], *about
-            )
-            for override, gain in noted["gains"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}

@@ -25,17 +25,12 @@ from flatout.engine.random_state import RandomState
 from flatout.errors import as_choice, require
 from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
-from flatout.perf.tune.probe import Parts, Setting
-from flatout.perf.tune.prober import Here
+from flatout.perf.tune.probe import Here, Parts, Setting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
 from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
-
-_OTHER_DECISIONS = ("data.feed", "precision", "optim.lr", "compile")
-_OF_THE_TRAINER = ("configure_optimizers", "is_in_fast_loop")
-"""What callbacks put into a module; a copy of it must not share them."""
 
 
 class ScaleBatch(Callback):
@@ -64,15 +59,9 @@ class ScaleBatch(Callback):
         is_sound = max_batch_size is None or max_batch_size >= 1
         require(is_sound, "ScaleBatch.max_batch_size", f"{max_batch_size}", allowed="1 or more")
         self.max_batch_size = max_batch_size
-        self.settings = TuneConfig(
-            enabled=True,
-            effective_batch=StepRows.free,
-            budget_s=budget_s,
-            gain=gain,
-            steps=steps,
-            memory_margin=memory_margin,
-        )
-        self.run_log: RunLog = PrintLog() if log is None else log
+        asked: dict[str, Any] = {"budget_s": budget_s, "gain": gain, "steps": steps, "memory_margin": memory_margin}
+        self.settings = TuneConfig(enabled=True, effective_batch=StepRows.free, **asked)
+        self.run_log: RunLog = log or PrintLog()
         self.batch_size: int | None = None
         """The size in use, once it is decided."""
         self.learning_rate: float | None = None
@@ -104,11 +93,10 @@ class ScaleBatch(Callback):
             self._apply(*_parts_of(trainer, pl_module), int(state["batch_size"]), state["learning_rate"])
 
     def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
-        before, optim = data.config.batch_size, task.optim
+        before, optim, device = data.config.batch_size, task.optim, trainer.strategy.root_device
         allowed = f"{before} or more, the DataModule's batch_size"
         is_sound = self.max_batch_size is None or self.max_batch_size >= before
         require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
-        device = trainer.strategy.root_device
         is_deterministic = torch.are_deterministic_algorithms_enabled()
         warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
         random = RandomState(device)
@@ -126,29 +114,25 @@ class ScaleBatch(Callback):
         """The fastest rows at once, found on a copy of the task."""
         feed, alone = data.feeds.train, _copy_of(task)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
-        clip = float(trainer.gradient_clip_val or 0.0)
+        clip, precision = float(trainer.gradient_clip_val or 0.0), by_lightning_name(str(trainer.precision))
         parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
-        start = Setting(
-            feed=feed.kind,
-            precision=by_lightning_name(str(trainer.precision)),
-            rows=data.config.batch_size,
-            accumulate=1,
-        )
+        start = Setting(feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1)
+        free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
         asked = OpenSettings(
             settings=self.settings,
             start=start,
             feeds=[feed.kind],
-            precisions=[start.precision],
+            precisions=[precision],
             step_rows=start.rows,
             num_rows=feed.split.num_rows,
             most_rows=self.max_batch_size,
             planned_steps=1,
-            kept=dict.fromkeys(_OTHER_DECISIONS, ""),
-            room_bytes=int(_usable_bytes(device) * (1 - self.settings.memory_margin)),
+            kept=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
+            room_bytes=int((free + held_bytes(device)) * (1 - self.settings.memory_margin)),
             is_cpu=device.type == "cpu",
             counts_time=False,
         )
-        search = Search(asked, Here(parts), AnswerStore(data.config.cache), self.run_log.say)
+        search = Search(asked, Here(parts), AnswerStore(data.config.cache))
         self.answers = search.decide()
         return search.now.rows
 
@@ -164,8 +148,7 @@ class ScaleBatch(Callback):
         evidence = f"{choice.evidence}; {self.answers.seconds:.1f} s"
         self.run_log.decision("data.batch_size", f"{before} → {self.batch_size}", choice.why, evidence)
         if rate is not None:
-            why = f"scaled by {self.scale_lr.value}"
-            growth = f"{self.batch_size} rows for {before}"
+            why, growth = f"scaled by {self.scale_lr.value}", f"{self.batch_size} rows for {before}"
             self.run_log.decision("optim.lr", f"{rate_before:g} → {rate:g}", why, growth)
 
 
@@ -191,12 +174,6 @@ def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, Stor
 def _copy_of(task: Task) -> Task:
     """A task with weights of its own, without its Trainer."""
     alone = copy.copy(task)
-    for name in _OF_THE_TRAINER:
+    for name in ("configure_optimizers", "is_in_fast_loop"):  # what callbacks put into it, which must not be shared
         vars(alone).pop(name, None)
     return copy.deepcopy(alone)
-
-
-def _usable_bytes(device: torch.device) -> int:
-    """Memory that training may take, this process's own included."""
-    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
-    return free + held_bytes(device)

@@ -47,7 +47,7 @@ def test_steps_for_a_while_leave_waiting_out_of_what_the_model_takes(parts):
             yield batch
 
     steps = Steps(task, way, late(), standing_optimizer(task.model, task))
-    least, longer = steps.take_for(0.0, 2), steps.take_for(0.3, 2)
+    least, longer = steps.take(2), steps.take(2, 0.3)
     steps.close()
     assert longer.batches > least.batches and longer.seconds >= 0.3
     assert longer.computing_s <= longer.seconds - 0.02 * longer.batches

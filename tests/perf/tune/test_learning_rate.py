@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.perf.tune.probe import range_test
+from flatout.data.feeding import FeedKind
+from flatout.engine.precision import Precision
+from flatout.perf.tune.probe import Setting, range_test
 from flatout.perf.tune.reading import LEAST_RATE, MOST_RATE, RANGE_STEPS, smoothed, suggested
 from tests.perf.tune.planted import small_parts
 
@@ -26,8 +28,8 @@ def test_the_steepest_fall_is_found(steepest):
     losses = [2.0 - math.tanh(math.log10(rate / steepest) * 2) + (rate / steepest / 100) ** 2 for rate in RATES]
     found = suggested(RATES, losses)
     assert found is not None
-    assert steepest / 2 < found.rate < steepest * 10  # smoothing lags
-    assert "smoothed loss" in found.evidence
+    assert steepest / 2 < found[0] < steepest * 10  # smoothing lags
+    assert "smoothed loss" in found[1]
 
 
 @pytest.mark.parametrize(
@@ -41,10 +43,11 @@ def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
 def test_a_real_test_raises_the_rate_until_the_loss_rises_and_leaves_the_settings():
     parts = small_parts()
     before = parts.task.optim
-    found = range_test(parts, feed="resident", precision="fp32", rows=32, accumulate=1, until=time.time() + 60)
+    setting = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
+    found = range_test(parts, setting, until=time.time() + 60)
     assert parts.task.optim is before
     assert len(found["rates"]) == len(found["losses"]) > 30
     assert found["rates"] == sorted(found["rates"]) and found["rates"][0] == LEAST_RATE
     suggestion = suggested(found["rates"], found["losses"])
-    assert suggestion is not None and 1e-4 < suggestion.rate < 1
+    assert suggestion is not None and 1e-4 < suggestion[0] < 1
     assert torch.isfinite(torch.tensor(found["losses"][:20])).all()

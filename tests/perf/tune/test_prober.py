@@ -14,7 +14,7 @@ import pytest
 
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.answers import NoAnswer
-from flatout.perf.tune.prober import Child
+from flatout.perf.tune.probe import Child
 from tests.perf.tune import planted
 
 

@@ -93,7 +93,7 @@ def search(machine: Machine, tmp_path, tune: dict[str, Any] | None = None, **ask
     closed = {"optim.lr": ""} | asked.pop("kept", {})
     closed.pop(asked.pop("open_too", ""), None)
     given["kept"] = closed
-    found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path), print).decide()  # type: ignore[arg-type]
+    found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path)).decide()  # type: ignore[arg-type]
     assert machine.is_closed
     return found
 
@@ -259,7 +259,7 @@ def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
             settings=TuneConfig(), start=START, feeds=[], precisions=[], step_rows=64, num_rows=1, planned_steps=1,
             room_bytes=1, is_cpu=True,
         ),
-        machine, AnswerStore(tmp_path), print,  # type: ignore[arg-type]
+        machine, AnswerStore(tmp_path),  # type: ignore[arg-type]
     ).decide()  # fmt: skip
     assert found.values == {}
     assert "nothing was measured: its process was ended by SIGKILL" in chosen(found)["tune"]

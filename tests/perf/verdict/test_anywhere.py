@@ -24,7 +24,7 @@ import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
-from flatout.perf.verdict import anywhere, experiments, own_steps, own_tries
+from flatout.perf.verdict import anywhere, experiments, own_tries, ways
 from flatout.perf.verdict.anywhere import in_python
 from tests.callbacks.plain import Rows, Small
 
@@ -54,22 +54,22 @@ class Notes:
 @pytest.fixture
 def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs are long enough to race, in few rounds, whatever else this machine does."""
-    monkeypatch.setattr(own_tries, "SHARE", 1000.0)
+    monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
-    monkeypatch.setattr(own_tries, "FREE_BYTES", 0)
+    monkeypatch.setattr(ways, "FREE_BYTES", 0)
     for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
         monkeypatch.setattr(experiments, name, value)
     for name, number in {"MOST_ROUNDS": 5, "_COMPILES": 2.0, "_LOOP_MS": 1000.0}.items():
-        monkeypatch.setattr(own_steps, name, number)
+        monkeypatch.setattr(own_tries, name, number)
 
 
 @pytest.fixture
 def everything_races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the split says, all ways are tried; a compiler that is quick stands for torch's own."""
     for name, value in {"_COMPILES": 0.0, "_LEAST_COMPILE_S": 0.0, "_BACKEND": "eager"}.items():
-        monkeypatch.setattr(own_steps, name, value)
-    monkeypatch.setattr(own_steps, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(own_steps, "why_not", lambda device: "")
+        monkeypatch.setattr(own_tries, name, value)
+    monkeypatch.setattr(own_tries, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(own_tries, "why_not", lambda device: "")
     monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(experiments, "_MOSTLY_WAITS", 1.1)
 
@@ -122,7 +122,7 @@ def trainer_of(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Train
 def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, everything_races, monkeypatch):
     """Weights, statistics, gradients, optimizer, random numbers, the loader's order and what its data set notes."""
     if workers:  # the other case compiles
-        monkeypatch.setattr(own_steps, "_COMPILES", 2.0)
+        monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
     states, notes = [], Notes()
     for callbacks in ([], [Verdict(seconds=60, log=notes)]):
         L.seed_everything(3, verbose=False)
@@ -245,7 +245,7 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
 def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
     backend, seconds, why, tmp_path, everything_races, monkeypatch
 ):
-    monkeypatch.setattr(own_steps, "_BACKEND", backend)
+    monkeypatch.setattr(own_tries, "_BACKEND", backend)
     notes = Notes()
     verdict = Verdict(seconds=seconds, log=notes)
     before, left_s = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
@@ -258,7 +258,7 @@ def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):
-    monkeypatch.setattr(own_tries, "SHARE", 0.5)
+    monkeypatch.setattr(experiments, "SHARE", 0.5)
     verdict = Verdict(log=Notes())
     began = anywhere.time.perf_counter()
     trainer_of(tmp_path, verdict, max_epochs=8).fit(Small(), DataLoader(Rows(slow_s=0.001), 4))

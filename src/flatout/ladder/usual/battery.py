@@ -25,17 +25,12 @@ log = logging.getLogger("usual.battery")
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    reads: int = 2
-    """Numbers read off the device for each batch: the loss and the worst error, or the loss alone."""
-    transfers: str = "blocking"
-    """blocking, or async from pinned memory."""
-    log_every: int = 1
-    """Batches between two log lines, in training and in validation."""
-    state: str = "per batch"
-    """per batch: allocated each time; kept: allocated once."""
+    reads: int = 2  # numbers read off the device for each batch: the loss and the worst error, or the loss alone
+    transfers: str = "blocking"  # blocking, or async from pinned memory
+    log_every: int = 1  # batches between two log lines, in training and in validation
+    state: str = "per batch"  # per batch: allocated each time; kept: allocated once
     compiled: bool = False
-    graphs: bool = False
-    """Whether the compiled model is replayed as a CUDA graph."""
+    graphs: bool = False  # whether the compiled model is replayed as a CUDA graph
 
 
 class UsualLSTM(nn.Module):
@@ -73,8 +68,7 @@ class Program:
         self.shift, self.factor = frame[names].mean(), frame[names].std(ddof=0)
         inputs, targets = self.windows("train")
         pinned = how.transfers == "async" and torch.cuda.is_available()
-        data = TensorDataset(inputs, targets)
-        self.loader: Any = DataLoader(data, case.batch, shuffle=True, pin_memory=pinned)
+        self.loader: Any = DataLoader(TensorDataset(inputs, targets), case.batch, shuffle=True, pin_memory=pinned)
         model = UsualLSTM(inputs.shape[2], targets.shape[1], case.model, how.state == "kept").to(self.device)
         self.model: Any = model
         if how.compiled:
@@ -98,9 +92,8 @@ class Program:
     def train_epoch(self, watch: Stopwatch) -> None:
         how, total, worst = self.how, 0.0, 0.0
         self.model.train()
-        for number, (inputs, targets) in enumerate(watch.batches(self.loader), 1):
-            inputs = inputs.to(self.device, non_blocking=how.transfers == "async")
-            targets = targets.to(self.device, non_blocking=how.transfers == "async")
+        for number, batch in enumerate(watch.batches(self.loader), 1):
+            inputs, targets = (part.to(self.device, non_blocking=how.transfers == "async") for part in batch)
             self.optimizer.zero_grad()
             answers = self.model(inputs)
             loss = nn.functional.mse_loss(answers, targets)
@@ -113,16 +106,14 @@ class Program:
                 worst = max(worst, (answers - targets).abs().max().item())
             if number % how.log_every == 0:
                 log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total / number, worst)
-            watch.step(len(inputs), inputs.shape[0] * inputs.shape[1], inputs.shape[0] * inputs.shape[1])
+            samples = inputs.shape[0] * inputs.shape[1]
+            watch.step(len(inputs), samples, samples)
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:
         """Share of the variance of the targets that is explained."""
         self.model.eval()
         inputs, targets = self.windows("test")
-        answers = torch.cat([self.model(inputs[chosen].to(self.device)).cpu() for chosen in self.parts(len(inputs))])
+        answers = torch.cat([self.model(part.to(self.device)).cpu() for part in inputs.split(512)])
         error = ((answers - targets) ** 2).sum(0) / ((targets - targets.mean(0)) ** 2).sum(0)
         return {"r2": float((1 - error).mean())}
-
-    def parts(self, rows: int) -> list[Tensor]:
-        return list(torch.arange(rows).split(512))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from string import ascii_lowercase, digits
 from typing import Any
@@ -31,17 +32,12 @@ GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digi
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    caching: bool = False
-    """Whether prepared rows are kept in a file for the next run."""
-    labels: str = "apply"
-    """apply (row by row) or vectorised (one table look-up for all rows)."""
-    bits: str = "lists"
-    """lists of floats, or tensors."""
+    caching: bool = False  # whether prepared rows are kept in a file for the next run
+    labels: str = "apply"  # apply (row by row) or vectorised (one table look-up for all rows)
+    bits: str = "lists"  # lists of floats, or tensors
     workers: int = 2
-    accumulate: int = 1
-    """Batches whose gradients are added up before a step."""
-    transfers: str = "blocking"
-    """blocking, or async."""
+    accumulate: int = 1  # batches whose gradients are added up before a step
+    transfers: str = "blocking"  # blocking, or async
     compiled: bool = False
 
 
@@ -59,7 +55,6 @@ class RowLists(Dataset[tuple[Tensor, Tensor]]):
 
 
 def join_fields(frame: Any, columns: Sequence[str]) -> Any:
-    """The plain text of each row."""
     texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
     return texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
 
@@ -73,7 +68,7 @@ def labels_by_apply(texts: Any) -> list[list[float]]:
 
     def row_labels(text: str) -> list[float]:
         row = [0.0] * len(GRAMS)
-        for gram in [text[place : place + 2] for place in range(len(text) - 1)]:
+        for gram in _grams(text):
             if gram in GRAMS:
                 row[GRAMS.index(gram)] = 1.0
         return row
@@ -86,8 +81,7 @@ def labels_at_once(texts: Any) -> list[list[float]]:
     numbers = {gram: number for number, gram in enumerate(GRAMS)}
     pairs = [(row, numbers[gram]) for row, text in enumerate(texts) for gram in _grams(text) if gram in numbers]
     labels = np.zeros((len(texts), len(GRAMS)), np.float32)
-    rows, columns = np.array(pairs).T
-    labels[rows, columns] = 1.0
+    labels[tuple(np.array(pairs).T)] = 1.0
     return labels.tolist()
 
 
@@ -108,9 +102,8 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
         kept = torch.load(path, weights_only=True)
         return kept["bits"].float().tolist(), kept["labels"].float().tolist()
     frame = pd.read_csv(case.rows(split), dtype=str, keep_default_na=False)
-    texts = join_fields(frame, case.reading["columns"])
+    texts, bits = join_fields(frame, case.reading["columns"]), read_bits(frame)
     labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)
-    bits = read_bits(frame)
     if how.caching:
         kept = {"bits": torch.tensor(bits, dtype=torch.uint8), "labels": torch.tensor(labels, dtype=torch.uint8)}
         torch.save(kept, path)
@@ -129,25 +122,22 @@ class Program:
         if how.bits == "tensors":
             data = TensorDataset(torch.tensor(bits), torch.tensor(labels))
         layers: list[nn.Module] = []
-        width = len(bits[0])
-        for wanted in case.model["widths"]:
+        widths = [len(bits[0]), *case.model["widths"]]
+        for width, wanted in pairwise(widths):
             layers += [nn.Linear(width, wanted), nn.ReLU(), nn.Dropout(case.model["dropout"])]
-            width = wanted
-        self.network: Any = nn.Sequential(*layers, nn.Linear(width, len(GRAMS))).to(self.device)
+        self.network: Any = nn.Sequential(*layers, nn.Linear(widths[-1], len(GRAMS))).to(self.device)
         self.trained = torch.compile(self.network) if how.compiled else self.network
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=case.lr)
-        workers: dict[str, Any] = {"num_workers": how.workers}
-        workers |= {"multiprocessing_context": "fork"} if how.workers else {}
-        pinned = how.transfers == "async" and torch.cuda.is_available()
-        self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, pin_memory=pinned, **workers)
+        settings: dict[str, Any] = {"pin_memory": how.transfers == "async" and torch.cuda.is_available()}
+        settings |= {"num_workers": how.workers, "multiprocessing_context": "fork" if how.workers else None}
+        self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, **settings)
 
     def train_epoch(self, watch: Stopwatch) -> None:
         self.network.train()
         how, total, rows, number = self.how, 0.0, 0, 0
         criterion = nn.BCEWithLogitsLoss()
-        for number, (bits, labels) in enumerate(watch.batches(self.loader), 1):
-            bits = bits.to(self.device, non_blocking=how.transfers == "async")
-            labels = labels.to(self.device, non_blocking=how.transfers == "async")
+        for number, batch in enumerate(watch.batches(self.loader), 1):
+            bits, labels = (part.to(self.device, non_blocking=how.transfers == "async") for part in batch)
             loss = criterion(self.trained(bits), labels) / how.accumulate
             loss.backward()
             total += loss.item() * how.accumulate
@@ -174,8 +164,8 @@ class Program:
         for split in ("validation", "test"):
             bits, labels = (torch.tensor(part) for part in prepare(self.case, self.how, split))
             metrics.reset()
-            for chosen in torch.arange(len(bits)).split(512):
-                metrics.update(self.network(bits[chosen].to(self.device)).sigmoid().cpu(), labels[chosen])
+            for some, wanted in zip(bits.split(512), labels.split(512), strict=True):
+                metrics.update(self.network(some.to(self.device)).sigmoid().cpu(), wanted)
             values = metrics.compute()
             metrics.given = metrics.threshold
         return {"dice": values["dice"]}

@@ -29,16 +29,11 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    tokenise: str = "in the model"
-    """in the model, keras (its TextVectorization, in the model) or once."""
-    feed: str = "DataLoader"
-    """DataLoader (a row at a time) or gather (a batch by one index)."""
-    padding: str = "maximum"
-    """maximum: the longest row allowed; batch: the longest of the batch, in batches of rows of like length."""
-    precision: str = "fp32"
-    """fp32 or bf16."""
-    fused: bool = False
-    """Whether AdamW is one kernel."""
+    tokenise: str = "in the model"  # in the model, keras (its TextVectorization, in the model) or once
+    feed: str = "DataLoader"  # DataLoader (a row at a time) or gather (a batch by one index)
+    padding: str = "maximum"  # maximum: the longest row allowed; batch: of the batch, whose rows are of like length
+    precision: str = "fp32"  # fp32 or bf16
+    fused: bool = False  # whether AdamW is one kernel
 
 
 class WordVocabulary:
@@ -113,10 +108,8 @@ class Program:
         self.texts = train["text"].tolist()
         self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
         size, least = case.reading["words"], case.reading["min_frequency"]
-        is_keras = how.tokenise == "keras"
-        self.vocabulary: Any = (
-            KerasWords(self.texts, size, self.length) if is_keras else WordVocabulary(self.texts, size, least)
-        )
+        words, limit = (KerasWords, self.length) if how.tokenise == "keras" else (WordVocabulary, least)
+        self.vocabulary: Any = words(self.texts, size, limit)
         self.tokens = self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.lr, fused=how.fused or None)
@@ -140,12 +133,10 @@ class Program:
 
     def batches(self) -> Iterator[tuple[Any, Tensor]]:
         """Rows and targets: texts where the model makes numbers of them, else ids."""
-        if self.how.feed == "gather":
-            return self.gathered()
-        rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
-        return iter(DataLoader(rows, batch_size=self.case.batch, shuffle=True))
-
-    def gathered(self) -> Iterator[tuple[Any, Tensor]]:
+        if self.how.feed != "gather":
+            rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
+            yield from DataLoader(rows, batch_size=self.case.batch, shuffle=True)
+            return
         assert self.tokens is not None, "rows are gathered once they are numbers"
         for chosen in self.order():
             tokens_BL = self.tokens[chosen]

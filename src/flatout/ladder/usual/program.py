@@ -25,8 +25,7 @@ class Spent:
 
     rows: int = 0
     tokens: int = 0
-    computed: int = 0
-    """Tokens with their padding."""
+    computed: int = 0  # tokens with their padding
     seconds: float = 0.0
     wait_s: float = 0.0
 
@@ -88,21 +87,15 @@ def wait_for_device() -> None:
 class Case:
     """One training, as a usual program and a run of ours both get it."""
 
-    kind: str
-    """text, bits or sequence."""
-    folder: Path
-    """Where train.csv, validation.csv and test.csv are."""
-    model: Mapping[str, Any] = field(default_factory=dict)
-    """Sizes, by the names of our settings."""
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    """How rows become numbers: longest row, vocabulary, columns, samples of a window."""
+    kind: str  # text, bits or sequence
+    folder: Path  # where train.csv, validation.csv and test.csv are
+    model: Mapping[str, Any] = field(default_factory=dict)  # sizes, by the names of our settings
+    reading: Mapping[str, Any] = field(default_factory=dict)  # longest row, vocabulary, columns, samples of a window
     batch: int = 32
     lr: float = 1e-3
-    clip: float = 0.0
-    """Longest gradient; 0: no clipping."""
+    clip: float = 0.0  # longest gradient; 0: no clipping
     epochs: int = 1
     seed: int = 0
 
     def rows(self, split: str) -> Path:
-        """The file of a split."""
         return self.folder / f"{split}.csv"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,29 +29,20 @@ _WARMUP = 0.06
 class How:
     """What a rung may change; the defaults are the program as usually written."""
 
-    tokenise: str = "in the loop"
-    """in the loop, up front (a row at a time) or in parallel (once, all rows in one call)."""
-    padding: str = "maximum"
-    """maximum: the longest row allowed; batch: the longest of the batch."""
+    tokenise: str = "in the loop"  # in the loop, up front (a row at a time) or in parallel (all rows in one call)
+    padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
     batch: int = 8
-    accumulate: int = 4
-    """Batches whose gradients are added up before a step."""
-    base_rows: int = 32
-    """Rows a step that the learning rate was chosen for."""
-    scale_lr: str = "none"
-    """none, or sqrt: by the root of the rows a step over base_rows."""
+    accumulate: int = 4  # batches whose gradients are added up before a step
+    base_rows: int = 32  # rows a step that the learning rate was chosen for
+    scale_lr: str = "none"  # none, or sqrt: by the root of the rows a step over base_rows
     workers: int = 2
     pinned: bool = False
-    prefetch: int = 2
-    """Batches that each worker makes in advance."""
-    persistent: bool = False
-    """Whether workers outlive an epoch."""
+    prefetch: int = 2  # batches that each worker makes in advance
+    persistent: bool = False  # whether workers outlive an epoch
     precision: str = "fp32"
-    checkpointing: bool = False
-    """Whether activations are computed again in the backward pass."""
+    checkpointing: bool = False  # whether activations are computed again in the backward pass
     fused: bool = False
-    devices: int = 1
-    """1, or 0: all of this machine, by DataParallel."""
+    devices: int = 1  # 1, or 0: all of this machine, by DataParallel
 
 
 class Program:
@@ -79,23 +69,14 @@ class Program:
         self.network = nn.DataParallel(self.model) if how.devices != 1 else self.model
         lr = case.lr * (math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=how.fused or None)
-        self.rows: Any = list(zip(self.encoded(), self.targets, strict=True))
-        steps = case.epochs * math.ceil(len(self.rows) / (how.batch * how.accumulate))
+        rows: Any = list(zip(self.encoded(), self.targets, strict=True))  # a list serves as a data set
+        steps = case.epochs * math.ceil(len(rows) / (how.batch * how.accumulate))
         self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(_WARMUP * steps), steps)
-        rows = cast(Any, self.rows)  # a list serves as a data set
-        self.loader: Any = DataLoader(rows, how.batch, shuffle=True, collate_fn=self.collate, **self.worker_settings())
-
-    def worker_settings(self) -> dict[str, Any]:
-        how = self.how
-        if not how.workers:
-            return {"pin_memory": how.pinned and torch.cuda.is_available()}
-        return {
-            "num_workers": how.workers,
-            "pin_memory": how.pinned and torch.cuda.is_available(),
-            "prefetch_factor": how.prefetch,
-            "persistent_workers": how.persistent,
-            "multiprocessing_context": "fork",
-        }
+        settings: dict[str, Any] = {"pin_memory": how.pinned and torch.cuda.is_available(), "num_workers": how.workers}
+        if how.workers:
+            settings |= {"prefetch_factor": how.prefetch, "persistent_workers": how.persistent}
+            settings |= {"multiprocessing_context": "fork"}
+        self.loader: Any = DataLoader(rows, how.batch, shuffle=True, collate_fn=self.collate, **settings)
 
     def encoded(self) -> list[Any]:
         """What the loader holds of each row: its text, or its ids."""
@@ -114,18 +95,14 @@ class Program:
         if isinstance(rows[0][0], str):
             cut = {"truncation": True, "max_length": longest, "return_tensors": "pt"}
             return {**self.tokenizer([text for text, _ in rows], padding=padding, **cut), "labels": targets}
-        ids = [self.without_padding(ids) for ids, _ in rows]
+        filler = self.tokenizer.pad_token_id
+        ids = [ids[: ids.index(filler)] if filler in ids else ids for ids, _ in rows]
         batch = self.tokenizer.pad({"input_ids": ids}, padding=padding, max_length=longest, return_tensors="pt")
         return {**batch, "labels": targets}
 
-    def without_padding(self, ids: list[int]) -> list[int]:
-        padding = self.tokenizer.pad_token_id
-        return ids[: ids.index(padding)] if padding in ids else ids
-
     def train_epoch(self, watch: Stopwatch) -> None:
         self.model.train()
-        how, total, rows, tokens, computed = self.how, 0.0, 0, 0, 0
-        number = 0
+        how, total, rows, tokens, computed, number = self.how, 0.0, 0, 0, 0, 0
         for number, batch in enumerate(watch.batches(self.loader), 1):
             mask = batch["attention_mask"]
             rows, tokens, computed = rows + len(mask), tokens + int(mask.sum()), computed + mask.numel()
@@ -153,11 +130,9 @@ class Program:
     def test(self) -> dict[str, float]:
         self.model.eval()
         test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
-        answers = [self.names[place] for logits in self.logits(test["text"].tolist()) for place in logits]
-        return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}
-
-    def logits(self, texts: list[str]) -> Iterator[list[int]]:
+        cut = {"truncation": True, "max_length": self.case.reading["max_length"], "return_tensors": "pt"}
+        texts, answers = test["text"].tolist(), list[str]()
         for start in range(0, len(texts), 64):
-            cut = {"truncation": True, "max_length": self.case.reading["max_length"], "return_tensors": "pt"}
             batch = self.tokenizer(texts[start : start + 64], padding=True, **cut).to(self.device)
-            yield self.model(**batch).logits.argmax(-1).tolist()
+            answers += [self.names[place] for place in self.model(**batch).logits.argmax(-1).tolist()]
+        return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}

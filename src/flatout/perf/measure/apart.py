@@ -32,10 +32,8 @@ class Failed(Exception):
     """Why there is no answer."""
 
     def __init__(self, why: str, *, is_memory: bool = False, code: int | None = None, is_unread: bool = False) -> None:
-        """`is_memory`: it took, or may have taken, too much memory; `is_unread`: the process could not even begin.
-
-        `code`: of a process that ended without a word, as a shell knows it; below 0 the signal that ended it.
-        """
+        """`is_memory`: it took, or may have taken, too much memory; `is_unread`: the process could not even begin;
+        `code`: of a process that ended without a word, as a shell knows it; below 0 the signal that ended it."""
         super().__init__(why)
         self.why, self.is_memory, self.code, self.is_unread = why, is_memory, code, is_unread
 
@@ -66,7 +64,11 @@ class Apart:
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         warm_start()
         self.output = (environment or {}).get(OUTPUT, "")
-        given = {**own_environment(), OUTPUT: os.devnull, **(environment or {})}
+        # Without what tells a rank who it is.
+        own = {
+            name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
+        }
+        given = {**own, OUTPUT: os.devnull, **(environment or {})}
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(make, given, theirs))
@@ -124,11 +126,6 @@ class Apart:
         name = signal.Signals(-code).name
         words = ", out of memory is the usual cause" if name == "SIGKILL" else ""
         return Failed(f"its process was ended by {name}{words}{where}", is_memory=name == "SIGKILL", code=code)
-
-
-def own_environment() -> dict[str, str]:
-    """This process's environment, without what tells a rank who it is."""
-    return {name: text for name, text in os.environ.items() if name not in _RANKS and not name.startswith(_LAUNCHERS)}
 
 
 def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connection) -> None:

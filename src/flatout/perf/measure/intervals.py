@@ -14,6 +14,7 @@ smallest and the largest where there are few rounds. Everything is done in logar
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -38,10 +39,6 @@ class Interval:
         digits = 2 if self.value < 1.5 else 1
         return f"{self.value:.{digits}f}× ({self.low:.{digits}f}–{self.high:.{digits}f})"
 
-    def mapped(self, change: Callable[[float], float]) -> Interval:
-        """Value and bounds through a function that never falls."""
-        return Interval(change(self.value), change(self.low), change(self.high))
-
     def widened(self, factor: float) -> Interval:
         """The same value, with both bounds further away by a factor of 1 or more."""
         return Interval(self.value, self.low / factor, self.high * factor)
@@ -52,10 +49,9 @@ class Interval:
 
 def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
-    logs = sorted(math.log(each) for each in ratios)
+    logs = sorted(map(math.log, ratios))
     left_out = _outside(len(logs))
-    ordered = (statistics.median(logs), logs[left_out], logs[len(logs) - 1 - left_out])
-    return Interval(*(math.exp(each) for each in ordered))
+    return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
@@ -65,16 +61,11 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
 
 def _outside(count: int) -> int:
     """How many ratios may lie beyond each bound."""
-    left_out, beyond = 0, 2 * 0.5**count
-    while True:
-        beyond += 2 * math.comb(count, left_out + 1) * 0.5**count
-        if 1 - beyond < _COVERED:
-            return left_out
-        left_out += 1
+    beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
+    return max(0, sum(1 - share >= _COVERED for share in beyond) - 1)
 
 
-MOST_ROUNDS = 12
-"""More rounds make an interval hardly narrower."""
+MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
 def take_turns(

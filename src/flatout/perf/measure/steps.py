@@ -44,8 +44,7 @@ class Taken:
     """Some steps, and what they took."""
 
     seconds: float
-    wait_s: float
-    """Of it, waiting for batches."""
+    wait_s: float  # of it, waiting for batches
     batches: int
     rows: int
     tokens: int
@@ -61,6 +60,11 @@ class Taken:
         return max(self.seconds - self.wait_s, 1e-9)
 
     @property
+    def computing_ms(self) -> float:
+        """Of a batch."""
+        return 1000 * self.computing_s / self.batches
+
+    @property
     def computing_rate(self) -> float:
         """Rows a second of the model alone."""
         return self.rows / self.computing_s
@@ -73,17 +77,8 @@ def endless(feed: Feed) -> Iterator[FlatBatch]:
         yield from feed
 
 
-@dataclass(frozen=True, slots=True)
-class FeedAlone:
-    """A feed with no model behind it."""
-
-    rows_per_s: float
-    cores: float
-    """That it kept busy."""
-
-
-def measure_feed(feed: Feed, seconds: float) -> FeedAlone | None:
-    """Rows a second of a feed; the first batch, which starts what must be started, is not counted."""
+def measure_feed(feed: Feed, seconds: float) -> tuple[float, float] | None:
+    """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not counted."""
     batches = iter(feed)
     next(batches, None)
     began, busy_s, rows = time.perf_counter(), _processor_s(), 0
@@ -92,14 +87,13 @@ def measure_feed(feed: Feed, seconds: float) -> FeedAlone | None:
         if time.perf_counter() - began > seconds:
             break
     took = max(time.perf_counter() - began, 1e-9)
-    return FeedAlone(rows / took, (_processor_s() - busy_s) / took) if rows else None
+    return (rows / took, (_processor_s() - busy_s) / took) if rows else None
 
 
 def _processor_s() -> float:
     """Processor time of this process and of its workers so far."""
     own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))  # user and system
 
 
 def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
@@ -132,50 +126,37 @@ def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):  # elsewhere the peak is that of the largest batch so far, which comes last
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        return
+    with suppress(OSError):  # elsewhere the peak is that of the largest batch so far, which comes last
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 class Steps:
     """Steps of one way over batches that never end."""
 
     def __init__(
-        self,
-        task: Task,
-        way: Way,
-        batches: Iterator[FlatBatch],
-        optimizer: torch.optim.Optimizer,
-        *,
-        clip: float = 0.0,
+        self, task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer, *, clip: float = 0.0
     ) -> None:
         """`optimizer`: a standing one, which ways of one model share, as its state is large."""
-        self.task, self.way, self.batches, self.clip = task, way, batches, clip
+        self.task, self.way, self.batches, self.optimizer, self.clip = task, way, batches, optimizer, clip
         self.device = way.feed.device
-        self.optimizer = optimizer
-        self.trained = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        self.trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=way.precision is Precision.fp16)
-        is_lean = self.device.type == "cpu" and way.precision is not Precision.fp16
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
-            embedding.keeps_gradient = is_lean
+            embedding.keeps_gradient = self.device.type == "cpu" and way.precision is not Precision.fp16
         self._batches = self._rows = self._tokens = 0
         self._wait_s = 0.0
         self._losses: list[Tensor] = []
 
-    def take(self, count: int) -> Taken:
-        """Train so many optimizer steps."""
-        return self.take_for(0.0, count)
-
-    def take_for(self, seconds: float, least: int) -> Taken:
-        """Train optimizer steps for so long, and `least` of them however long they take."""
+    def take(self, least: int, seconds: float = 0.0) -> Taken:
+        """Train so many optimizer steps, and more of them until so many seconds are over."""
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step()  # threads that slept must wake
-        self._batches = self._rows = self._tokens = 0
+        self._batches = self._rows = self._tokens = count = 0
         self._wait_s, began = 0.0, time.perf_counter()
-        until, count = began + seconds, 0
-        while count < least or time.perf_counter() < until:
+        while count < least or time.perf_counter() < began + seconds:
             self._step()
             count += 1
         if self.device.type == "cuda":

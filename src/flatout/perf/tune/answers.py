@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import Timeout
 
@@ -43,8 +43,7 @@ class Attempt:
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     memory_gb: float | None = None
-    is_predicted: bool = False
-    """Whether the memory was not seen, but reckoned from smaller batches."""
+    is_predicted: bool = False  # whether the memory was not seen, but reckoned from smaller batches
     verdict: str = ""
 
 
@@ -52,24 +51,16 @@ class Attempt:
 class Answers:
     """What was decided, by the dotted keys of settings, and how."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    """Settings that are to be set; those that stay as they are, too."""
+    values: dict[str, Any] = field(default_factory=dict)  # to be set; those that stay, too
     choices: list[Choice] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
-    seconds: float = 0.0
-    """What measuring took."""
-    allowed_s: float = 0.0
-    """What it might have taken."""
-    step_s: float | None = None
-    """Seconds of an optimizer step with the settings as they were."""
-    planned_steps: int = 0
-    """Optimizer steps of the run that was to come."""
-    unrest: float = 1.0
-    """How many times as fast the same setting was at its best as at its worst: much above 1 on a busy machine."""
-    row_key: str = ""
-    """`micro_batch_key` of the model in the arithmetic that was decided."""
-    is_complete: bool = True
-    """Whether the time was enough for everything that was asked."""
+    seconds: float = 0.0  # what measuring took
+    allowed_s: float = 0.0  # what it might have taken
+    step_s: float | None = None  # seconds of an optimizer step with the settings as they were
+    planned_steps: int = 0  # optimizer steps of the run that was to come
+    unrest: float = 1.0  # how many times as fast a setting was at its best as at its worst: above 1 on a busy machine
+    row_key: str = ""  # `micro_batch_key` of the model in the arithmetic that was decided
+    is_complete: bool = True  # whether the time was enough for everything that was asked
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -150,15 +141,4 @@ class NoAnswer:
     """Why a question has none."""
 
     why: str
-    is_memory: bool = False
-    """Whether it was, or may have been, too much memory."""
-
-
-class Prober(Protocol):
-    """Answers questions by measuring."""
-
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
-        """The answer to a question, or a NoAnswer; `latest` is a time of the system's clock."""
-
-    def close(self) -> None:
-        """Forget what was built; the next question builds it again."""
+    is_memory: bool = False  # whether it was, or may have been, too much memory

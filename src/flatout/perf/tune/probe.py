@@ -10,9 +10,10 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,14 @@ from flatout.data.batches.gather import TOKENS, Gatherer, cut_run
 from flatout.data.batches.plan import BatchRows, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
+from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.compile import compile_in_place
 from flatout.engine.optimizer import ScaleRate, Schedule
+from flatout.engine.passes import is_out_of_memory
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
+from flatout.errors import UserError
 from flatout.models.contract import contract
+from flatout.perf.measure.apart import Apart, Failed
 from flatout.perf.measure.steps import (
     Steps,
     Taken,
@@ -41,20 +46,17 @@ from flatout.perf.measure.steps import (
     standing_optimizer,
 )
 from flatout.perf.notes import micro_batch_key
+from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_STEPS, smoothed
 from flatout.tasks.task import Task
 
 _WARM_STEPS = 2
-_LEAST_STEPS = 3
-"""Of steps that take less than a second so many are timed, however late it is."""
+_LEAST_STEPS = 3  # of steps that take less than a second so many are timed, however late it is
 _SLOW_S = 1.0
-_LEAST_TIMED_S = 0.3
-"""A few steps of some milliseconds tell nothing: more are timed, where there is time."""
+_LEAST_TIMED_S = 0.3  # a few steps of some milliseconds tell nothing: more are timed, where there is time
 _FEED_S = 0.2
-_RISEN = 4.0
-"""So many times its least the smoothed loss may be before a range test is over."""
-_BYTES_A_WEIGHT = 12
-"""A gradient and the two means of AdamW, in fp32."""
+_RISEN = 4.0  # so many times its least the smoothed loss may be before a range test is over
+_BYTES_A_WEIGHT = 12  # a gradient and the two means of AdamW, in fp32
 
 
 @dataclass(slots=True)
@@ -87,13 +89,10 @@ class Measured:
     step_s: float
     rows_per_s: float
     tokens_per_s: float
-    wait_share: float
-    """Share of a step's time that was waited for the feed."""
-    peak_bytes: int
-    """Most memory that was held: the process's on a CPU, the device's elsewhere."""
+    wait_share: float  # share of a step's time that was waited for the feed
+    peak_bytes: int  # most memory that was held: the process's on a CPU, the device's elsewhere
     steps: int
-    warm_s: float
-    """From the beginning to the first step whose time was taken."""
+    warm_s: float  # from the beginning to the first step whose time was taken
 
 
 def about(parts: Parts) -> dict[str, Any]:
@@ -102,24 +101,21 @@ def about(parts: Parts) -> dict[str, Any]:
     lengths = parts.split.lengths(TOKENS)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     longest = int(lengths.max()) if len(lengths) else 1
-    recurrent = any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules())
+    fits = partial(micro_batch_key, parts.task.model, longest=longest, device=parts.device)
     return {
         "weights": sum(weight.numel() for weight in weights),
         "fixed_bytes": _BYTES_A_WEIGHT * trained,
         "base_bytes": held_bytes(parts.device),
         "longest": longest,
-        "is_recurrent": recurrent,
-        "row_keys": {
-            name: micro_batch_key(parts.task.model, longest=longest, device=parts.device, precision=name)
-            for name in Precision
-        },
+        "is_recurrent": any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules()),
+        "row_keys": {name: fits(precision=name) for name in Precision},
     }
 
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
     """Rows a second of each kind of feed, with no model behind it."""
     measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), _FEED_S) for kind in kinds}
-    return {kind: found.rows_per_s if found else 0.0 for kind, found in measured.items()}
+    return {kind: found[0] if found else 0.0 for kind, found in measured.items()}
 
 
 def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
@@ -129,10 +125,9 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
     batches = [longest_batch(parts, rows), _batch_of(parts, typical)]
     task, found = parts.task.to(parts.device).eval(), {}
     try:
-        for name in precisions:
-            precision = Precision(name)
-            with torch.no_grad(), fast_fp32_products(precision, parts.device), arithmetic(precision, parts.device):
-                found[name] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
+        for name in map(Precision, precisions):
+            with torch.no_grad(), fast_fp32_products(name, parts.device), arithmetic(name, parts.device):
+                found[str(name)] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
     finally:
         task.train()
     return found
@@ -141,49 +136,48 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
 def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
     """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is begun."""
     began = time.perf_counter()
-    plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
-    feed, task = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train()
+    way, task = _way_of(parts, setting), parts.task
     if setting.compile:
         compile_in_place(task.model, parts.device)
-    _thaw(task.model)
+    contract(task.model).thaw(float("inf"))  # layers that thaw later cost their memory then: they count as thawed
     forget_peak(parts.device)
-    worst = longest_batch(parts, setting.rows if plan.tokens_per_batch is None else _rows_of_a_cap(parts, plan))
-    way = Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=task.model)
+    rows, cap = setting.rows, parts.plan.tokens_per_batch
+    if cap is not None:
+        rows = max(1, cap // max(1, int(parts.split.lengths(TOKENS).max())))
+    batches = itertools.chain([longest_batch(parts, rows)], endless(way.feed))
     with fast_fp32_products(setting.precision, parts.device):
         optimizer = standing_optimizer(task.model, task)
-        timed = Steps(task, way, chain([worst], endless(feed)), optimizer, clip=parts.clip)
-        try:
+        with closing(Steps(task, way, batches, optimizer, clip=parts.clip)) as timed:
             for _ in range(_WARM_STEPS):
                 timed.take(1)
             warm_s = time.perf_counter() - began
             taken = list(_typical_steps(timed, steps, until))
-        finally:
-            timed.close()
     return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
 
 
-def range_test(parts: Parts, *, feed: str, precision: str, rows: int, accumulate: int, until: float) -> dict[str, Any]:
+def _way_of(parts: Parts, setting: Setting) -> Way:
+    """The way that a setting asks for; the task is then on the device, and trains."""
+    plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
+    feed, model = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train().model
+    return Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=model)
+
+
+def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
     """Rates and losses of steps whose rate rises from step to step, in the process that measures."""
-    plan = replace(parts.plan, rows_per_batch=rows, accumulate=accumulate)
-    task, kind = parts.task.to(parts.device).train(), Precision(precision)
-    fed = feed_of(parts, FeedKind(feed), plan)
-    way = Way(feed=fed, precision=kind, threads=torch.get_num_threads(), model=task.model)
+    way, task = _way_of(parts, setting), parts.task
     # The rate is the test's own.
     optim = replace(task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none)
     rates: list[float] = []
     losses: list[float] = []
-    with fast_fp32_products(kind, parts.device):
+    with fast_fp32_products(way.precision, parts.device):
         optimizer = optim.build(task.model)
-        steps = Steps(task, way, endless(fed), optimizer, clip=parts.clip)
-        try:
+        with closing(Steps(task, way, endless(way.feed), optimizer, clip=parts.clip)) as steps:
             while len(rates) < RANGE_STEPS and not _is_over(losses) and time.time() <= until:
                 rates.append(LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1)))
                 for group in optimizer.param_groups:
                     group["lr"] = rates[-1] * group["lr_share"]
                 steps.take(1)
                 losses.append(steps.last_loss)
-        finally:
-            steps.close()
     return {"rates": rates, "losses": losses}
 
 
@@ -223,9 +217,8 @@ def _measured(taken: list[Taken], warm_s: float, peak_bytes: int) -> Measured:
 def longest_batch(parts: Parts, rows: int) -> FlatBatch:
     """The longest rows of the split as one batch that ends a step."""
     lengths = np.asarray(parts.split.lengths(TOKENS))
-    rows = min(rows, len(lengths))
-    chosen = np.argpartition(lengths, len(lengths) - rows)[len(lengths) - rows :]
-    return _batch_of(parts, chosen)
+    first = len(lengths) - min(rows, len(lengths))
+    return _batch_of(parts, np.argpartition(lengths, first)[first:])
 
 
 def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
@@ -233,26 +226,74 @@ def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
     ordered = np.asarray(rows, dtype=np.int64)[np.argsort(lengths, kind="stable")]
     count = np.array([len(ordered)])
     whole = BatchRows(
-        rows=ordered,
-        bounds=np.append(0, count),
-        num_real=count,
-        step_rows=count,
-        ends_step=np.array([True]),
+        rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=np.array([True])
     )
     # On the host, whatever the device: a store may be larger than that.
     batch = next(cut_run(Gatherer(parts.split, torch.device("cpu")).run(whole)))
     return batch if parts.device.type == "cpu" else batch.to(parts.device)
 
 
-def _rows_of_a_cap(parts: Parts, plan: PlanSettings) -> int:
-    assert plan.tokens_per_batch is not None
-    return max(1, plan.tokens_per_batch // max(1, int(parts.split.lengths(TOKENS).max())))
-
-
 def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
     return Feed(parts.split, plan, kind=kind, device=parts.device, workers=parts.workers)
 
 
-def _thaw(model: nn.Module) -> None:
-    """Layers that thaw later cost their memory then: they count as thawed."""
-    contract(model).thaw(float("inf"))
+ANSWERS: dict[str, Callable[..., Any]] = {"about": about, "feeds": feeds_alone, "losses": losses, "measure": measure}
+ANSWERS |= {"range": range_test}
+
+
+class Child:
+    """Builds the parts in a process apart, and again after that was lost: who asks keeps memory and random numbers."""
+
+    def __init__(self, build: Callable[[], Parts], threads: int) -> None:
+        """`build`: makes what would be trained; pickled by its name."""
+        self.build, self.threads = build, threads
+        self._apart: Apart | None = None
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer; soon after `latest` the process is killed."""
+        if self._apart is None:
+            self._apart = Apart(partial(_build, self.build, self.threads))
+        try:
+            return self._apart.ask(partial(ANSWERS[what], **asked), latest)
+        except Failed as failed:
+            self.close()  # what it has left in memory would count for the next question
+            if failed.is_unread:
+                what = "the process that measures could not read this script"
+                hint = "Put what trains below: if __name__ == '__main__':"
+                raise UserError("tune", what, hint=hint) from None
+            return NoAnswer(failed.why, failed.is_memory)
+
+    def close(self) -> None:
+        """End the process, at once."""
+        if self._apart is not None:
+            self._apart.close()
+        self._apart = None
+
+
+class Here:
+    """Measures parts of this process: whoever asks gives a copy of the task, and puts random numbers back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+        """The answer to a question, or a NoAnswer, whatever `latest` says."""
+        try:
+            return ANSWERS[what](self.parts, **asked)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return NoAnswer("out of memory", is_memory=True)
+        except UserError as error:  # a single row at once was too much
+            return NoAnswer(str(error), is_memory=True)
+
+    def close(self) -> None:
+        return
+
+
+def _build(build: Callable[[], Parts], threads: int) -> Parts:
+    torch.set_num_threads(threads)
+    parts = build()
+    if parts.device.type == "cpu":
+        keep_freed_memory()
+    return parts

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 _MOST = 1 << 14
-RANGE_STEPS, LEAST_STEPS = 80, 12
-"""Of a range test: at most, and fewer of which tell nothing."""
+RANGE_STEPS, LEAST_STEPS = 80, 12  # of a range test: at most, and fewer of which tell nothing
 LEAST_RATE, MOST_RATE = 1e-6, 1.0
-_MEMORY = 0.9
-"""Share of the mean so far in a smoothed loss."""
+_MEMORY = 0.9  # share of the mean so far in a smoothed loss
 _GUESSES = ((12, 16), (16, 32), (24, 48), (40, 64), (80, 128))
 """Memory of a card in GB, and rows of 128 tokens that a BERT of 110 M weights trains on it: old guides' rule."""
 _GUESSED_WEIGHTS, _GUESSED_TOKENS = 110e6, 128
@@ -43,11 +40,7 @@ def divisors(share: int) -> list[int]:
 
 def doublings(first: int, most: int) -> list[int]:
     """Sizes that double from a first one."""
-    found = []
-    while first <= min(most, _MOST):
-        found.append(first)
-        first *= 2
-    return found
+    return [size for size in (first << times for times in range(_MOST.bit_length())) if size <= min(most, _MOST)]
 
 
 def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fixed: int) -> int:
@@ -56,13 +49,8 @@ def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fi
     Of one size the growth a row is what it took beyond the model (`base`) and what each weight brings (`fixed`: its
     gradient and the optimizer's means); of two or more it is the growth between the largest two.
     """
-    points = sorted(dict(seen).items())
-    last_rows, last = points[-1]
-    if len(points) > 1:
-        before_rows, before = points[-2]
-        growth = (last - before) / (last_rows - before_rows)
-    else:
-        growth = (last - base - fixed) / last_rows
+    (before_rows, before), (last_rows, last) = [(0, base + fixed), *sorted(dict(seen).items())][-2:]
+    growth = (last - before) / (last_rows - before_rows)
     return int(last + max(0.0, growth) * (rows - last_rows))
 
 
@@ -76,15 +64,6 @@ def knee(rates: Sequence[tuple[int, float]], gain: float) -> int:
     return best_rows
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A learning rate, and the smoothed losses it was read off."""
-
-    rate: float
-    why: str
-    evidence: str
-
-
 def smoothed(losses: Sequence[float]) -> list[float]:
     """A running mean that forgets, corrected for its beginning."""
     mean, found = 0.0, []
@@ -94,19 +73,17 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     return found
 
 
-def suggested(rates: Sequence[float], losses: Sequence[float]) -> Suggestion | None:
-    """The rate at which the smoothed loss falls fastest; None where it does not fall."""
+def suggested(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, str] | None:
+    """The rate at which the smoothed loss falls fastest, and the losses it is read off; None where it does not fall."""
     kept = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
     if len(kept) < LEAST_STEPS:
         return None
     rates, seen = [rate for rate, _ in kept], smoothed([loss for _, loss in kept])
-    lowest = min(range(len(seen)), key=lambda place: seen[place])
-    reach = 3
+    lowest, reach = seen.index(min(seen)), 3
     falls = {place: seen[place + reach] - seen[place - reach] for place in range(reach, min(lowest, len(seen) - reach))}
     if not falls or seen[lowest] > 0.98 * seen[0]:
         return None
     steepest = min(falls, key=lambda place: falls[place])
-    rate = float(f"{rates[steepest]:.1e}")
     first, least = f"{seen[0]:.3f} at {rates[0]:.0e}", f"{seen[lowest]:.3f} at {rates[lowest]:.1e}"
     evidence = f"smoothed loss {first}, {seen[steepest]:.3f} here, lowest {least}; {len(rates)} steps"
-    return Suggestion(rate, "the loss falls fastest there", evidence)
+    return float(f"{rates[steepest]:.1e}"), evidence

@@ -12,21 +12,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer, Prober
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, knee, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
 if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Measured, Setting
+    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
-_SMALL = 8
-"""Rows at once on a CPU whose memory is seen before that of more is predicted."""
+_SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LOSS_ROWS = 32
 _MORE_TRIES = 3
 _MOST_MISSES = 2
-_LEAST_PROBES = 2
-"""Where not even so many more fit into the time, nothing is measured."""
+_LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
 """A guess at what a compile takes at least, and at the most of a step that it can save."""
 _LEAST_STEPS_AN_EPOCH = 8
@@ -35,67 +33,54 @@ _LEAST_STEPS_AN_EPOCH = 8
 class Search:
     """One search; `decide` once."""
 
-    def __init__(self, asked: OpenSettings, prober: Prober, store: AnswerStore, say: Callable[[str], None]) -> None:
-        self.asked, self.prober, self.store, self.say = asked, prober, store, say
+    def __init__(self, asked: OpenSettings, prober: Child | Here, store: AnswerStore) -> None:
+        self.asked, self.prober, self.store = asked, prober, store
         self.settings = asked.settings
         self.answers = Answers()
         self.speeds = Speeds(asked, prober, self.answers)
         self.now = asked.start
-        self._most: int | None = None
-        """Rows at once that are known to fit, where more once did not."""
+        self._most: int | None = None  # rows at once that are known to fit, where more once did not
 
     def decide(self) -> Answers:
         """What is best, with its evidence."""
         try:
-            self._decide()
+            why_none = self._decide()
         finally:
             self.prober.close()
+        if why_none:
+            self.answers.values, self.answers.is_complete = {}, False
+            spent = f"{time.time() - self.speeds.began:.1f} s spent"
+            self.answers.choices.append(_choice("tune", "nothing is changed", why_none, spent))
         self.answers.seconds = round(time.time() - self.speeds.began, 2)
         self.answers.unrest = self.speeds.unrest()
         self.answers.row_key = self.speeds.about.get("row_keys", {}).get(str(self.now.precision), "")
         return self.answers
 
-    def _decide(self) -> None:
+    def _decide(self) -> str:
+        """Decide one after the other; why nothing is measured, where nothing is."""
         for name, why in self.asked.kept.items():
             if why:
-                self._choose(_NAMES[name], self._shown(name), f"kept: {why}", f"{name}={self._shown(name)}")
+                shown = self._shown(name)
+                self.answers.choices.append(_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}"))
         first = self._begin()
         if isinstance(first, NoAnswer):
-            self._end_early(f"nothing was measured: {first.why}")
-            return
-        self.answers.step_s = first.step_s
-        self.answers.planned_steps = self.asked.planned_steps
-        run_s = self._run_s(first)
-        allowed_s = allowed_seconds(self.asked, first.step_s)
-        self.answers.allowed_s = allowed_s
-        self.speeds.until = self.speeds.began + allowed_s
+            return f"nothing was measured: {first.why}"
+        self.answers.step_s, self.answers.planned_steps = first.step_s, self.asked.planned_steps
+        self.answers.allowed_s = allowed_seconds(self.asked, first.step_s)
+        self.speeds.until = self.speeds.began + self.answers.allowed_s
         if not self.speeds.affords(_LEAST_PROBES):
-            why = (
-                f"the run takes about {run_s:,.0f} s, {self.settings.share:.0%} of it is too little to measure anything"
-            )
-            is_bounded = allowed_s < self.settings.budget_s
-            self._end_early(why if is_bounded else f"{self.settings.budget_s:g} s are too little to measure anything")
-            return
-        for name, decide in (
-            ("data.feed", self._decide_feed),
-            ("precision", self._decide_precision),
-            ("data.batch_size", self._decide_rows),
-            ("optim.lr", self._decide_rate),
-            ("compile", self._decide_compile),
-        ):
+            why, settings = "too little to measure anything", self.settings
+            if self.answers.allowed_s < settings.budget_s:
+                return f"the run takes about {self._run_s(first):,.0f} s, {settings.share:.0%} of it is {why}"
+            return f"{settings.budget_s:g} s are {why}"
+        for name, (_, decide) in _DECISIONS.items():
             if name not in self.asked.kept:
-                decide()
+                self.answers.choices.append(decide(self))
+        return ""
 
     def _run_s(self, found: Measured) -> float:
         """Seconds of the whole run at this speed, its rows and not its steps counted: these may change."""
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
-
-    def _end_early(self, why: str) -> None:
-        self.answers.values, self.answers.is_complete = {}, False
-        self.answers.choices.append(Choice(name="tune", value="nothing is changed", why=why, evidence=self._spent()))
-
-    def _spent(self) -> str:
-        return f"{time.time() - self.speeds.began:.1f} s spent"
 
     # The first probe: what the settings as they are do.
 
@@ -139,45 +124,41 @@ class Search:
 
     # One after the other.
 
-    def _decide_feed(self) -> None:
+    def _decide_feed(self) -> Choice:
         kinds, before = self.asked.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
-            self._choose("feed", self.now.feed, "not measured", alone.why)
-            return
-        for kind, rate in alone.items():
-            row = Attempt(what="feed alone", value=kind, rows_per_s=rate, verdict="no model behind it")
-            self.answers.tried.append(row)
+            return _choice("feed", before, "not measured", alone.why)
+        row = Attempt(what="feed alone", value="", verdict="no model behind it")
+        self.answers.tried += [replace(row, value=kind, rows_per_s=rate) for kind, rate in alone.items()]
         share = self.speeds.all_of(self.now)[-1].wait_share
         listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
-        evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {self.now.feed}"
-        self.answers.values["data.feed"] = str(self.now.feed)
+        evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {before}"
+        self.answers.values["data.feed"] = str(before)
         if share < self.settings.gain:
-            self._choose("feed", self.now.feed, "no other can save as much as counts", evidence)
-            return
-        others = [kind for kind in kinds if kind is not self.now.feed]
+            return _choice("feed", before, "no other can save as much as counts", evidence)
+        others = [kind for kind in kinds if kind is not before]
         for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
             self.speeds.attempt(replace(self.now, feed=kind), "feed", str(kind))
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
-        self._choose("feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}")
+        return _choice("feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}")
 
-    def _decide_precision(self) -> None:
+    def _decide_precision(self) -> Choice:
         names = [str(each) for each in self.asked.precisions]
         if len(names) == 1:
-            self._settle("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
-            return
+            self.answers.values["precision"] = names[0]
+            why = "the only one this device has in hardware"
+            return _choice("precision", names[0], why, "no native sixteen bits")
         found = self.prober.ask("losses", self.speeds.until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
         if isinstance(found, NoAnswer):
-            self._choose("precision", self.now.precision, "not measured", found.why)
-            return
-        sound = self._sound(found)
-        losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
+            return _choice("precision", self.now.precision, "not measured", found.why)
+        sound, losses = self._sound(found), ", ".join(f"{name} {found[name]:.4f}" for name in names)
+        losses = f"loss on the same rows: {losses}"
         seen = [each for each in sound if self.speeds.rate(replace(self.now, precision=each))]
         if Precision.fp32 not in seen:
-            self._choose("precision", self.now.precision, "fp32 was not measured", f"loss on the same rows: {losses}")
-            return
+            return _choice("precision", self.now.precision, "fp32 was not measured", losses)
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
         for _ in range(_MORE_TRIES if ruled.precision in seen and ruled != self.now else 0):
@@ -186,52 +167,47 @@ class Search:
             for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
                 self.speeds.measure(setting, "precision again")
         self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
-        refused = [name for name in names if name not in sound]
-        evidence = f"{self._rates('precision', seen)}; loss on the same rows: {losses}"
-        if refused:
+        evidence = f"{self._rates('precision', seen)}; {losses}"
+        if refused := [name for name in names if name not in sound]:
             evidence += f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from fp32"
         is_exact = self.now.precision is Precision.fp32
         why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
-        self._settle("precision", str(self.now.precision), why, evidence)
+        self.answers.values["precision"] = str(self.now.precision)
+        return _choice("precision", self.now.precision, why, evidence)
 
     def _sound(self, losses: dict[str, float]) -> list[Precision]:
         """Arithmetic whose loss is near enough to that of fp32; each is measured."""
         exact, sound = losses[Precision.fp32], []
+        tolerated = self.settings.loss_tolerance * abs(exact)  # of one that is no number nothing is
         for each in self.asked.precisions:
-            setting = replace(self.now, precision=each)
-            tolerated = self.settings.loss_tolerance * abs(exact)  # of one that is no number nothing is
             if abs(losses[each] - exact) <= tolerated:
                 sound.append(each)
-                if setting not in self.speeds:
+                if not self.speeds.rate(setting := replace(self.now, precision=each)):
                     self.speeds.attempt(setting, "precision", str(each))
             else:
                 verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
                 self.answers.tried.append(Attempt(what="precision", value=str(each), verdict=verdict))
         return sound
 
-    def _decide_rows(self) -> None:
-        before, sizes = self.now, self._sizes()
-        if self.settings.effective_batch is StepRows.kept:
-            self._climb(sizes)
-        else:
-            self._double(sizes)
+    def _decide_rows(self) -> Choice:
+        before, sizes, start = self.now, self._sizes(), self.asked.start
+        is_kept = self.settings.effective_batch is StepRows.kept
+        (self._climb if is_kept else self._double)(sizes)
         now = self.now
-        values = {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
-        self.answers.values |= values
+        self.answers.values |= {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
         rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
         listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
-        changed = now.rows != self.asked.start.rows
         step = f"{now.rows * now.accumulate} rows of a device in a step"
-        if self.settings.effective_batch is StepRows.kept:
-            why = f"fastest; still {step}" if changed else f"nothing faster for {step}"
+        if before.rows != start.rows and now.rows <= before.rows:
+            why = f"{start.rows} do not fit; {step}"
+        elif is_kept:
+            why = f"fastest; still {step}" if now.rows != start.rows else f"nothing faster for {step}"
         else:
             why = f"twice as many bring less than {self.settings.gain:.0%}; {step}, {self.asked.step_rows} were set"
-        if before.rows != self.asked.start.rows and now.rows <= before.rows:
-            why = f"{self.asked.start.rows} do not fit; {step}"
         peak = max(each.peak_bytes for each in self.speeds.all_of(now)) / 1e9
         memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
-        self._choose("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
+        return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
         """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
@@ -252,10 +228,8 @@ class Search:
     def _double(self, sizes: list[int]) -> None:
         """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
         what was set: rows are free to grow."""
-        ladder = [rows for rows in sizes if rows >= self.now.rows]
-        guess = ladder[0]
-        if not self.asked.is_cpu:
-            guess = first_guess(self.asked.room_bytes, self.speeds.about["weights"], self.speeds.about["longest"])
+        ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
+        guess = 0 if self.asked.is_cpu else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
         while place and not self._rate_of_rows(ladder[place]):
             place -= 1
@@ -274,46 +248,32 @@ class Search:
 
     def _rate_of_rows(self, rows: int) -> float:
         setting = self._with_rows(self.now, rows)
-        if setting not in self.speeds:
+        if not self.speeds.rate(setting):
             self.speeds.attempt(setting, "rows at once", f"{rows} × {setting.accumulate}")
         return self.speeds.rate(setting)
 
-    def _decide_rate(self) -> None:
-        step_s = self.speeds.all_of(self.now)[-1].step_s
-        if time.time() + RANGE_STEPS * step_s / 2 > self.speeds.until:
-            why = f"{RANGE_STEPS} steps take longer than the time that is left"
-            self._choose("optim.lr", "as set", "not measured", why)
+    def _decide_rate(self) -> Choice:
+        step_s, until = self.speeds.all_of(self.now)[-1].step_s, self.speeds.until
+        if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
-            return
-        now = self.now
+            why = f"{RANGE_STEPS} steps take longer than the time that is left"
+            return _choice("optim.lr", "as set", "not measured", why)
         self.prober.close()  # what was measured before has trained its weights
-        found = self.prober.ask(
-            "range",
-            self.speeds.until,
-            feed=str(now.feed),
-            precision=str(now.precision),
-            rows=now.rows,
-            accumulate=now.accumulate,
-            until=self.speeds.until,
-        )
+        found = self.prober.ask("range", until, setting=self.now, until=until)
         if isinstance(found, NoAnswer):
-            self._choose("optim.lr", "as set", "not measured", found.why)
-            return
-        suggestion = suggested(found["rates"], found["losses"])
+            return _choice("optim.lr", "as set", "not measured", found.why)
+        rates = found["rates"]
+        suggestion = suggested(rates, found["losses"])
         if suggestion is None:
-            rates = found["rates"]
             seen = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
-            self._choose("optim.lr", "as set", "the loss does not fall anywhere", seen)
-            return
-        self.answers.values["optim.lr"] = suggestion.rate
-        self._choose("optim.lr", f"{suggestion.rate:g}", suggestion.why, suggestion.evidence)
+            return _choice("optim.lr", "as set", "the loss does not fall anywhere", seen)
+        self.answers.values["optim.lr"], evidence = suggestion
         self.prober.close()  # such steps have spoilt the weights
+        return _choice("optim.lr", f"{suggestion[0]:g}", "the loss falls fastest there", evidence)
 
-    def _decide_compile(self) -> None:
+    def _decide_compile(self) -> Choice:
         self.answers.values["compile"] = False
-        now = self.speeds.all_of(self.now)[-1]
-        run_s = self._run_s(now)
-        left_s = self.speeds.until - time.time()
+        run_s, left_s = self._run_s(self.speeds.all_of(self.now)[-1]), self.speeds.until - time.time()
         why = self.asked.compile_why_not
         if not why and self.speeds.about["is_recurrent"]:
             why = "recurrent layers break the compiled graph"
@@ -323,28 +283,22 @@ class Search:
             why = f"{max(left_s, 0):.0f} s are left, a compile takes {_COMPILE_S:.0f} s or more"
             self.answers.is_complete = False
         if why:
-            self._choose("compile", False, "not tried", why)
-            return
+            return _choice("compile", False, "not tried", why)
         self.prober.close()  # what is compiled stays so
-        setting = replace(self.now, compile=True)
-        found = self.speeds.measure(setting, "compile", steps=self.settings.steps)
+        found = self.speeds.measure(replace(self.now, compile=True), "compile", steps=self.settings.steps)
         if isinstance(found, NoAnswer):
-            self._choose("compile", False, "it did not come to an end here", found.why)
-            return
-        saved_s = run_s - self._run_s(found)
-        rate = self.speeds.rate(self.now)
+            return _choice("compile", False, "it did not come to an end here", found.why)
+        saved_s, rate = run_s - self._run_s(found), self.speeds.rate(self.now)
         evidence = f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
-        is_worth = found.rows_per_s > rate * (1 + self.settings.gain) and saved_s > found.warm_s
-        if not is_worth:
-            self._choose("compile", False, "it does not pay in this run", f"{evidence}; {max(saved_s, 0):.0f} s saved")
-            return
+        if found.rows_per_s <= rate * (1 + self.settings.gain) or saved_s <= found.warm_s:
+            evidence += f"; {max(saved_s, 0):.0f} s saved"
+            return _choice("compile", False, "it does not pay in this run", evidence)
         self.answers.values["compile"] = True
-        self._choose("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
+        return _choice("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
     def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
         """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
-        found = sorted((each for each in challengers if self.speeds.rate(each)), key=self.speeds.rate, reverse=True)
-        for challenger in found:
+        for challenger in sorted(filter(self.speeds.rate, challengers), key=self.speeds.rate, reverse=True):
             if not self._wins(challenger):
                 return False
             if self.speeds.affords(2):
@@ -363,30 +317,22 @@ class Search:
         known = {name: self.speeds.rate(setting) for name, setting in settings.items()}
         return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
 
-    def _settle(self, name: str, value: Any, why: str, evidence: str) -> None:
-        self.answers.values[name] = value
-        self._choose(name, value, why, evidence)
-
-    def _choose(self, name: str, value: object, why: str, evidence: str) -> None:
-        shown = str(value).lower() if isinstance(value, bool) else str(value)
-        self.answers.choices.append(Choice(name=name, value=shown, why=why, evidence=evidence))
-
     def _shown(self, name: str) -> str:
         start = self.asked.start
-        found = {
-            "data.feed": start.feed,
-            "precision": start.precision,
-            "data.batch_size": start.rows,
-            "compile": str(start.compile).lower(),
-        }
-        return str(found.get(name, "as set"))
+        found = {"data.feed": start.feed, "precision": start.precision, "data.batch_size": start.rows}
+        return str((found | {"compile": str(start.compile).lower()}).get(name, "as set"))
 
 
-_NAMES = {
-    "data.feed": "feed",
-    "precision": "precision",
-    "data.batch_size": "micro-batch",
-    "optim.lr": "optim.lr",
-    "compile": "compile",
+def _choice(name: str, value: object, why: str, evidence: str) -> Choice:
+    shown = str(value).lower() if isinstance(value, bool) else str(value)
+    return Choice(name=name, value=shown, why=why, evidence=evidence)
+
+
+_DECISIONS: dict[str, tuple[str, Callable[[Search], Choice]]] = {
+    "data.feed": ("feed", Search._decide_feed),
+    "precision": ("precision", Search._decide_precision),
+    "data.batch_size": ("micro-batch", Search._decide_rows),
+    "optim.lr": ("optim.lr", Search._decide_rate),
+    "compile": ("compile", Search._decide_compile),
 }
-"""What a run calls these choices."""
+"""What is decided, in this order: the name that a run prints, and how."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.answers import Answers, Attempt, NoAnswer, Prober
+from flatout.perf.tune.answers import Answers, Attempt, NoAnswer
 from flatout.perf.tune.reading import predicted_bytes
 from flatout.perf.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Measured, Setting
+    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
 _PROBES_A_SEARCH = 6
 
@@ -23,52 +23,38 @@ class OpenSettings:
     """What is open, and what it is measured against."""
 
     settings: TuneConfig
-    start: Setting
-    """The settings as they are, with the rules' answers where nothing was set."""
+    start: Setting  # the settings as they are, with the rules' answers where nothing was set
     feeds: list[FeedKind]
     precisions: list[Precision]
-    step_rows: int
-    """Rows of one device in an optimizer step."""
-    num_rows: int
-    """Rows of the training split."""
-    most_rows: int | None = None
-    """Most rows at once that may be chosen; None: what fits."""
+    step_rows: int  # rows of one device in an optimizer step
+    num_rows: int  # rows of the training split
+    most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int
-    kept: dict[str, str] = field(default_factory=dict)
-    """Settings that are not looked at, by their keys, and why; empty without a reason to print."""
-    room_bytes: int
-    """Memory that may be taken, the margin left out."""
+    kept: dict[str, str] = field(default_factory=dict)  # not looked at, and why; empty without a reason to print
+    room_bytes: int  # memory that may be taken, the margin left out
     is_cpu: bool
-    is_capped: bool = False
-    """Whether tokens, not rows, decide how much is computed at once."""
-    counts_time: bool = True
-    """Whether the expected run bounds the time; false for a search alone."""
+    is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
+    counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
     compile_why_not: str = ""
 
 
 def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
     """What measuring may take, once it is known what a step takes."""
-    run_s = asked.planned_steps * step_s
-    settings = asked.settings
+    settings, run_s = asked.settings, asked.planned_steps * step_s
     return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
 
 
 class Speeds:
     """Measures settings and knows what each has reached; every try becomes a line of the answers' table."""
 
-    def __init__(self, asked: OpenSettings, prober: Prober, answers: Answers) -> None:
+    def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
         self.asked, self.prober, self.answers = asked, prober, answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
-        self.about: dict[str, Any] = {}
-        """What the prober knows of the model before anything is computed."""
+        self.about: dict[str, Any] = {}  # what the prober knows of the model before anything is computed
         self._seen: dict[Setting, list[Measured]] = {}
-        self._small: dict[tuple[Precision, int], int] = {}
-        """Most memory of sizes that were only tried to predict that of others."""
+        self._small: dict[tuple[Precision, int], int] = {}  # most memory of sizes tried to predict others
         self._probe_s = 0.0
-
-    def __contains__(self, setting: Setting) -> bool:
-        return setting in self._seen
 
     def all_of(self, setting: Setting) -> list[Measured]:
         """Each time that a setting was measured, the latest last."""
@@ -87,11 +73,10 @@ class Speeds:
         row = Attempt(what=what, value=_value(setting, what))
         self.answers.tried.append(row)
         room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
-        predicted = self._predicted(setting)
-        if predicted is not None and self.asked.is_cpu and predicted > self.asked.room_bytes:
+        predicted = self._predicted(setting) if self.asked.is_cpu else None
+        if predicted is not None and predicted > self.asked.room_bytes:
             row.memory_gb, row.is_predicted, row.verdict = predicted / 1e9, True, f"not run: {room}"
-            why = f"{setting.rows} rows at once would take {predicted / 1e9:.1f} GB, {room}"
-            return NoAnswer(why, is_memory=True)
+            return NoAnswer(f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}", is_memory=True)
         began, steps = time.time(), steps or self.asked.settings.steps
         soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
         found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
@@ -122,15 +107,13 @@ class Speeds:
             if not each.compile:
                 seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
-        alike = [
-            (rows, peak) for (name, rows), peak in seen.items() if name is setting.precision and rows < setting.rows
-        ]
-        if alike or any(each == (setting.precision, setting.rows) for each in seen):
-            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed) if alike else None
-        others = [(rows, peak) for (_, rows), peak in seen.items() if rows <= setting.rows]
-        if not others:
+        fewer = [(name, rows, peak) for (name, rows), peak in seen.items() if rows <= setting.rows]
+        alike = [(rows, peak) for name, rows, peak in fewer if name is setting.precision and rows < setting.rows]
+        if alike:
+            return predicted_bytes(alike, setting.rows, base=base, fixed=fixed)
+        if not fewer or (setting.precision, setting.rows) in seen:
             return None
-        there = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        there = predicted_bytes([each[1:] for each in fewer], setting.rows, base=base, fixed=fixed)
         return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
 
     def rate(self, setting: Setting) -> float:
@@ -148,10 +131,6 @@ class Speeds:
 
 def _value(setting: Setting, what: str) -> str:
     rows = f"{setting.rows} × {setting.accumulate}"
-    shown = {
-        "feed": str(setting.feed),
-        "precision": str(setting.precision),
-        "compile": "true",
-        "as set": f"{setting.feed}, {setting.precision}, {rows}",
-    }
+    shown = {"feed": str(setting.feed), "precision": str(setting.precision), "compile": "true"}
+    shown["as set"] = f"{setting.feed}, {setting.precision}, {rows}"
     return shown.get(what.removesuffix(" again"), rows)

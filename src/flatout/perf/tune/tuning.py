@@ -31,18 +31,16 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import memory_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice, Prober
-from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.answers import Answers, AnswerStore, Choice
+from flatout.perf.tune.probe import Child, Here, Setting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
 
-_WAIT_S = 30.0
-"""How much longer than its budget another process may take to measure the same."""
-_MORE_TIME, _MORE_STEPS = 1.5, 4.0
-"""From how much more time, or steps, on a search that was cut short begins again."""
+_WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
+_MORE_TIME, _MORE_STEPS = 1.5, 4.0  # from how much more time, or steps, on a search that was cut short begins again
 _BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
@@ -79,14 +77,10 @@ class Question:
     store: Store
     ranks: Ranks
     device: torch.device
-    overrides: Sequence[str]
-    """What was typed: it stays."""
-    prober: Prober
-    """Measures the parts of the run, in another process."""
-    counts_time: bool = True
-    """Whether the expected run bounds the time; false for a search alone."""
-    confirmed: Confirmed = field(default_factory=Confirmed)
-    """What is in the settings already."""
+    overrides: Sequence[str]  # what was typed: it stays
+    prober: Child | Here  # measures the parts of the run, in another process
+    counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
+    confirmed: Confirmed = field(default_factory=Confirmed)  # what is in the settings already
 
 
 def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:
@@ -97,8 +91,7 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
     def measure() -> str:
         if devices.index(devices[ranks.rank]) != ranks.rank:
             return ""  # a rank before this one has such a device too
-        found = measured_for(question, say)
-        return json.dumps({**asdict(found), "answers": found.answers.as_dict()})
+        return json.dumps(asdict(measured_for(question, say)))
 
     given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
     each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
@@ -114,8 +107,7 @@ def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers
         if known is not None and not is_outdated(known, asked, store):
             return FoundAnswers(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
         say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
-        search = Search(asked, question.prober, store, say)
-        answers = search.decide()
+        answers = Search(asked, question.prober, store).decide()
         answers.values |= question.confirmed.values
         if answers.step_s is not None:
             store.write(key, answers)
@@ -154,10 +146,8 @@ def smallest(found: Sequence[Answers]) -> Answers:
             values[name] = max((each.values[name] for each in found), key=best_first.index)
     if "optim.lr" in shared:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
-    choice = Choice(
-        name="unlike devices", value=override_line(values), why="what the smallest can do", evidence=evidence
-    )
+    evidence, line = "; ".join(override_line(each.values) or "nothing" for each in found), override_line(values)
+    choice = Choice(name="unlike devices", value=line, why="what the smallest can do", evidence=evidence)
     return replace(least, values=values, choices=[*least.choices, choice])
 
 
@@ -180,28 +170,28 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
 def asked_of(question: Question) -> OpenSettings:
     """What is open in these settings, and what it is measured against."""
     settings, ranks, device = question.settings, question.ranks, question.device
-    data, splits = settings.data, question.store.splits
-    split = splits["train"]
+    data, splits, tokens = settings.data, question.store.splits, settings.data.tokens_per_batch
+    split, slower = splits["train"], question.confirmed.slower
     rows, accumulate = data.batches(ranks.world)
-    plan = PlanSettings(
-        rows_per_batch=rows, tokens_per_batch=data.tokens_per_batch, accumulate=accumulate, world=ranks.world
-    )
+    plan = PlanSettings(rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world)
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
-    num_bytes = sum(each.num_bytes for each in splits.values())
-    kind = choose_feed(data.feed, num_bytes, device, None).kind
+    kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device, None).kind
+    fitting = [each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)]
     precision = choose_precision(settings.precision, device).precision
-    steps_an_epoch = max(1, len(feed) // accumulate)
-    is_cut = data.tokens_per_batch is not None
+    native = precisions(device)  # fp32 stands for comparison
+    steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
+    # A rank has its card, or its share of what this machine, or this container, has free.
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes() // ranks.local_world
     return OpenSettings(
         settings=settings.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
-        feeds=[each for each in FeedKind if _is_candidate(each, kind, question.confirmed)],
-        precisions=_precision_candidates(device, question.confirmed),
+        feeds=[each for each in fitting if each is kind or f"data.feed={each}" not in slower],
+        precisions=[each for each in native if each is Precision.fp32 or f"precision={each}" not in slower],
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
         planned_steps=planned_steps(settings.trainer, feed),
         kept=kept(settings, question.overrides) | question.confirmed.why,
-        room_bytes=int(room(device, ranks) * (1 - settings.tune.memory_margin)),
+        room_bytes=int(free * (1 - settings.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_cut,
         counts_time=question.counts_time,
@@ -209,69 +199,35 @@ def asked_of(question: Question) -> OpenSettings:
     )
 
 
-def _is_candidate(feed: FeedKind, chosen: FeedKind, confirmed: Confirmed) -> bool:
-    """Whether a feed may be tried: one that fits, and was not found to be slower."""
-    if feed is chosen:
-        return True
-    return feed not in (FeedKind.auto, FeedKind.resident) and f"data.feed={feed}" not in confirmed.slower
-
-
-def _precision_candidates(device: torch.device, confirmed: Confirmed) -> list[Precision]:
-    """Native arithmetic that was not found to be slower; fp32 stands for comparison."""
-    slower = confirmed.slower - {f"precision={Precision.fp32}"}
-    return [each for each in precisions(device) if f"precision={each}" not in slower]
-
-
 def precisions(device: torch.device) -> list[Precision]:
     """Arithmetic that a device has in hardware, the most exact first."""
-    if device.type == "cuda":
-        is_native = torch.cuda.get_device_capability(device)[0] >= 8
-        return [Precision.fp32, *([Precision.bf16] if is_native else []), Precision.fp16]
-    return [Precision.fp32, *([Precision.bf16] if bf16_is_native_on_cpu() else [])]
-
-
-def room(device: torch.device, ranks: Ranks) -> int:
-    """Bytes that one rank may take: of its card, or its share of what this machine, or this container, has free."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_bytes() // ranks.local_world
+    is_gpu = device.type == "cuda"
+    has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8 if is_gpu else bf16_is_native_on_cpu()
+    return [Precision.fp32, *([Precision.bf16] if has_bf16 else []), *([Precision.fp16] if is_gpu else [])]
 
 
 def kept(settings: RunSettings, overrides: Sequence[str]) -> dict[str, str]:
     """Settings that are not looked at, and why; an empty reason where the person asked to leave them alone."""
-    tune, data = settings.tune, settings.data
+    tune, has_lr = settings.tune, not overrides and settings.optim.lr is not None
     asked = "asked for"
-    found: dict[str, str] = {}
-    if data.feed is not FeedKind.auto:
-        found["data.feed"] = asked
-    if settings.precision is not Precision.auto:
-        found["precision"] = asked
-    if why := _why_rows_are_kept(settings, overrides):
-        found["data.batch_size"] = why
-    if settings.compile or is_typed("compile", overrides):
-        found["compile"] = asked
-    if is_typed("optim.lr", overrides) or (not overrides and settings.optim.lr is not None):
-        found["optim.lr"] = asked
-    looked_at = {
-        "data.feed": tune.feed,
-        "precision": tune.precision,
-        "data.batch_size": tune.batch_size,
-        "optim.lr": tune.learning_rate,
-        "compile": tune.compile,
+    looked_at = {  # by the setting: whether it is wanted, and why it stays all the same
+        "data.feed": (tune.feed, "" if settings.data.feed is FeedKind.auto else asked),
+        "precision": (tune.precision, "" if settings.precision is Precision.auto else asked),
+        "data.batch_size": (tune.batch_size, _why_rows_are_kept(settings, overrides)),
+        "compile": (tune.compile, asked if settings.compile or is_typed("compile", overrides) else ""),
+        "optim.lr": (tune.learning_rate, asked if has_lr or is_typed("optim.lr", overrides) else ""),
     }
-    return found | {name: "" for name, is_wanted in looked_at.items() if not is_wanted}
+    return {name: why if is_wanted else "" for name, (is_wanted, why) in looked_at.items() if why or not is_wanted}
 
 
 def _why_rows_are_kept(settings: RunSettings, overrides: Sequence[str]) -> str:
     data = settings.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
-    names = ("batch_size", "accumulate")
-    is_set = not overrides and any(
-        getattr(data, name) != type(data).__dataclass_fields__[name].default for name in names
-    )
-    if is_set or any(is_typed(f"data.{name}", overrides) for name in names):
-        return "asked for"
+    for name in ("batch_size", "accumulate"):
+        default = type(data).__dataclass_fields__[name].default
+        if is_typed(f"data.{name}", overrides) or (not overrides and getattr(data, name) != default):
+            return "asked for"
     counting = [name for name in _BATCH_COUNTS if type(settings.trainer.get(name)) is int]
     return f"trainer.{counting[0]} counts batches" if counting else ""
 

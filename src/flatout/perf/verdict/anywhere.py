@@ -31,8 +31,7 @@ from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import PrintLog, RunLog
 
-_EARLY = 40
-"""Optimizer steps after which the first verdict comes."""
+_EARLY = 40  # optimizer steps after which the first verdict comes
 _LOOK_S = 2.0
 """A look at the machine takes some 2 ms of the processor: each second it would be the most that the verdict costs."""
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
@@ -100,10 +99,8 @@ class Verdict(RunCurves):
 
     def flush(self, trainer: L.Trainer) -> None:
         self._steps_since = self._batches_since = 0
-        for part in self.parts:
-            part.settle()
-        steps = self.throughput.total.batches // trainer.accumulate_grad_batches
-        if self.is_judging and self._is_early and steps >= _EARLY:
+        self.settle()
+        if self.is_judging and self._is_early and self._steps_of(trainer) >= _EARLY:
             self._is_early = False
             self._report_early(trainer)
 
@@ -123,17 +120,14 @@ class Verdict(RunCurves):
         """Judge now: the last checkpoint is written, and the loader's workers have ended."""
         if not (self.is_judging and trainer.is_global_zero):
             return
-        evidence = self._evidence(trainer)
-        if evidence is None:
-            steps = self.throughput.total.batches // trainer.accumulate_grad_batches
-            self._leave(f"a verdict needs {LEAST_STEPS} steps after the first {FIRST_STEPS}, this training had {steps}")
+        if (evidence := self._evidence(trainer)) is None:
+            needed, had = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}", self._steps_of(trainer)
+            self._leave(f"a verdict needs {needed}, this training had {had}")
             return
         try_own(trainer, pl_module, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
         self.evidence, self.verdict = evidence, verdict(evidence, in_python)
-        for note in evidence.notes:
-            self._log.say(f"verdict: {note}")
-        self._log.say(f"verdict: {evidence.steps:,} steps, {split_line(evidence)}")
-        self._log.say(f"verdict: {self.verdict['sentence']}")
+        for line in (*evidence.notes, f"{evidence.steps:,} steps, {split_line(evidence)}", self.verdict["sentence"]):
+            self._log.say(f"verdict: {line}")
 
     @property
     def state_key(self) -> str:
@@ -147,19 +141,20 @@ class Verdict(RunCurves):
     def _report_early(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
             self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
-            plain = [each for each in findings(evidence) if each.is_plain]
-            if plain:
+            if plain := [each for each in findings(evidence) if each.is_plain]:
                 self._log.say(f"verdict: {plain[0].in_words(in_python).sentence()}")
 
     def _evidence(self, trainer: L.Trainer) -> Evidence | None:
         self.timer.close()
         return evidence_of_own(self, trainer, self._fetches.ms)
 
+    def _steps_of(self, trainer: L.Trainer) -> int:
+        return self.throughput.total.batches // trainer.accumulate_grad_batches
+
 
 def split_line(evidence: Evidence) -> str:
     """The time of a batch, and the shares of its parts."""
-    shares = {part: evidence.share(part) for part in evidence.ms}
-    parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005)
+    parts = ", ".join(f"{each} {evidence.share(each):.0%}" for each in evidence.ms if evidence.share(each) >= 0.005)
     return f"{evidence.total_ms:.1f} ms a batch: {parts}"
 
 

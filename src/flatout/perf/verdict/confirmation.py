@@ -22,13 +22,10 @@ class Confirmation:
     """An override beside the original settings, in rounds of short runs."""
 
     override: str
-    predicted: Interval | None
-    """By the verdict; None where it had not tried the override."""
+    predicted: Interval | None  # by the verdict; None where it had not tried the override
     measured: Interval
-    steps: int
-    """Optimizer steps of each run with the original settings."""
-    rates: tuple[tuple[float, ...], tuple[float, ...]]
-    """Rows a second of each round: as it was, and with the override."""
+    steps: int  # optimizer steps of each run with the original settings
+    rates: tuple[tuple[float, ...], tuple[float, ...]]  # rows a second of each round: as it was, and with the override
     device: str
     version: str
 
@@ -86,12 +83,9 @@ class Confirmation:
 class Confirmed:
     """What confirmations have found for some settings: `tune` does not measure it again."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    """Settings that made the run faster."""
-    why: dict[str, str] = field(default_factory=dict)
-    """Of each of them, by its key."""
-    slower: frozenset[str] = frozenset()
-    """Overrides that slowed it."""
+    values: dict[str, Any] = field(default_factory=dict)  # settings that made the run faster
+    why: dict[str, str] = field(default_factory=dict)  # of each of them, by its key
+    slower: frozenset[str] = frozenset()  # overrides that slowed it
 
 
 def read_confirmations(folder: Path) -> list[Confirmation]:

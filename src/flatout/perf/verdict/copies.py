@@ -114,9 +114,7 @@ def _is_large(each: Any) -> bool:
         return len(each) > _MANY
     if isinstance(each, Tensor | np.ndarray):
         return each.nbytes > _LARGE_BYTES
-    if isinstance(each, _BaseDataLoaderIter):
-        return True
-    return type(each).__module__.partition(".")[0] in _TABLES
+    return isinstance(each, _BaseDataLoaderIter) or type(each).__module__.partition(".")[0] in _TABLES
 
 
 class OwnTask:
@@ -126,7 +124,8 @@ class OwnTask:
         if getattr(module, "_compiler_ctx", None) is not None:
             raise Refused("its module is compiled, and a copy would compute with the same weights")
         held = [*module.parameters(), *module.buffers()]
-        held += [each for optimizer in trainer.optimizers for each in _tensors(optimizer.state)]
+        states = (state for optimizer in trainer.optimizers for state in optimizer.state.values())
+        held += [each for state in states for each in state.values() if isinstance(each, Tensor)]
         if 2 * sum(each.nbytes for each in held) > free_memory(device):
             raise Refused("a copy of its module does not fit into memory")
         try:
@@ -174,19 +173,11 @@ class OwnTask:
         return self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
 
 
-def _tensors(state: Mapping[Any, Any]) -> Iterator[Tensor]:
-    return (value for each in state.values() for value in each.values() if isinstance(value, Tensor))
-
-
 def ignore(*_: Any, **__: Any) -> None:
     """What a try logs is dropped."""
 
 
-def _backward(loss: Tensor, *others: Any, **named: Any) -> None:
-    loss.backward(*others, **named)
-
-
-_OF_A_COPY = {"log": ignore, "log_dict": ignore, "print": ignore, "manual_backward": _backward}
+_OF_A_COPY = {"log": ignore, "log_dict": ignore, "print": ignore, "manual_backward": Tensor.backward}
 """Methods of a LightningModule that a copy has for itself."""
 
 
@@ -218,16 +209,12 @@ class OwnFeed:
 
     loader: Any
     task: OwnTask
-    rows: float
-    """Of a batch."""
+    rows: float  # of a batch
     accumulate: int
-    batches: float
-    """Of an epoch."""
+    batches: float  # of an epoch
     epochs: float
-    rows_of_batches: list[Any] | None = None
-    """What a DataLoader reads for each batch; None where it is a stream, or a loader of another kind."""
-    changed: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the DataLoader that differ from the loader's."""
+    rows_of_batches: list[Any] | None = None  # for each batch of a DataLoader; None for streams and other loaders
+    changed: dict[str, Any] = field(default_factory=dict)  # arguments that differ from the loader's
     consumed: int = 0
     transform: None = None
 
@@ -240,19 +227,12 @@ class OwnFeed:
         self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
         stays = self.changed.get("persistent_workers", getattr(self.loader, "persistent_workers", False))
         self.prefetch = self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
-        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
-        """How often an epoch starts the workers."""
+        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0  # how often an epoch starts the workers
         self.is_torchs = isinstance(self.loader, DataLoader) and type(self.loader).__iter__ is DataLoader.__iter__
         self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
-
-    @staticmethod
-    def of(loader: Any, task: OwnTask, **about: Any) -> OwnFeed:
-        """The batches of a copied loader; those of a DataLoader are drawn once for all ways."""
-        feed = OwnFeed(loader=loader, task=task, **about)
-        if not feed.is_torchs or feed.is_stream:
-            return feed
-        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        return replace(feed, rows_of_batches=list(itertools.islice(sampler, _MOST_BATCHES)))
+        if self.is_torchs and not self.is_stream and self.rows_of_batches is None:  # drawn once for all ways
+            sampler = self.loader.sampler if self.loader.batch_sampler is None else self.loader.batch_sampler
+            self.rows_of_batches = list(itertools.islice(sampler, _MOST_BATCHES))
 
     def opened(self, **changed: Any) -> OwnFeed:
         """The same batches by other arguments of the DataLoader."""
@@ -264,7 +244,6 @@ class OwnFeed:
         return self.rows_of_batches is not None and self.loader.batch_sampler is not None
 
     def grown(self, times: int, accumulate: int) -> OwnFeed:
-        """So many batches in one."""
         assert self.rows_of_batches is not None
         parts = [iter(self.rows_of_batches)] * times
         rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]
@@ -279,8 +258,7 @@ class OwnFeed:
 
     def __iter__(self) -> Iterator[OwnBatch]:
         number, move = 0, _mover(self.task)
-        for batch in self._open():
-            number += 1
+        for number, batch in enumerate(self._open(), 1):
             rows = getattr(batch, "num_real", None) or rows_of(batch) or 1
             yield OwnBatch(move(batch), number - 1, rows, number % self.accumulate == 0)
         if not number:

@@ -8,22 +8,13 @@ from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 
-LEAST_GAIN = 1.1
-"""What a fix must be worth to be named."""
-LEAST_STEPS = 30
-"""Optimizer steps from which on there is something to tell."""
-LEAST_COMPILING = 0.1
-"""The share of the time from which on compiling is named."""
-_MANY_GRAPHS = 3
-"""A few are made once; from so many on a run compiles again and again."""
-OWN_LOADER = "own"
-"""The feed of a run with the user's own DataModule."""
-
-
-MODEL = ("forward", "backward", "optimizer")
-"""Parts that another model changes."""
-COMPUTED = ("wait", "transfer", *MODEL)
-"""Parts that another feed or model changes."""
+LEAST_GAIN = 1.1  # what a fix must be worth to be named
+LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
+LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
+_MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again
+OWN_LOADER = "own"  # the feed of a run with the user's own DataModule
+MODEL = ("forward", "backward", "optimizer")  # parts that another model changes
+COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model changes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,24 +24,22 @@ class Tried:
     cause: str
     override: str
     rows_per_s: float
-    as_was: float
-    """Rows a second without the override: of the same try, or where feeds were tried of the run itself."""
+    as_was: float  # rows a second without the override: of the same try, or of the run itself for feeds
     rows_per_batch: float
     batches_per_step: int = 1
     low: float | None = None
-    high: float | None = None
-    """How many times as fast, at least and at most; None in runs of earlier versions."""
+    high: float | None = None  # how many times as fast, at least and at most; None in runs of earlier versions
+
+    @staticmethod
+    def by(gain: Interval, as_was: float, **about: Any) -> Tried:
+        """From how many times as fast its steps were."""
+        return Tried(rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about)
 
     @property
     def speedup(self) -> Interval:
-        """How many times as fast the steps were."""
         value = max(self.rows_per_s, 1e-9) / max(self.as_was, 1e-9)
         low, high = self.low or value, self.high or value
         return Interval(value, min(low, value), max(high, value))
-
-    @staticmethod
-    def from_dict(kept: Mapping[str, Any]) -> Tried:
-        return Tried(**_known(Tried, kept))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,84 +49,61 @@ class Evidence:
     device: str
     steps: int
     batches: int
-    rows_per_batch: float
-    """Over all ranks."""
+    rows_per_batch: float  # over all ranks
     accumulate: int = 1
     world: int = 1
-    batch_size: int | None = None
-    """As it was set; None where tokens decide."""
-    effective_batch: int | None = None
-    """Rows of a step over all devices, where these were set."""
-    pieces: int = 1
-    """Of a batch, as memory did not suffice for it whole."""
-    native: str = ""
-    """Arithmetic that precision=auto would choose here, where another was asked for and none was measured."""
-    ms: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of each part, for each batch."""
+    batch_size: int | None = None  # as it was set; None where tokens decide
+    effective_batch: int | None = None  # rows of a step over all devices, where these were set
+    pieces: int = 1  # of a batch, as memory did not suffice for it whole
+    native: str = ""  # what precision=auto would choose here, where another was asked for and none was measured
+    ms: dict[str, float] = field(default_factory=dict)  # milliseconds of each part, for each batch
     padding_share: float = 0.0
     mfu: float | None = None
     feed: str = "resident"
     precision: str = "32-true"
     threads: int = 1
-    cores: int = 1
-    """That this process may use."""
+    cores: int = 1  # that this process may use
     machine_cores: int = 1
     flush_every: int = 50
-    counts: dict[str, int] = field(default_factory=dict)
-    """How many validations, checkpoints and flushes there were in those batches."""
+    counts: dict[str, int] = field(default_factory=dict)  # how many validations, checkpoints and flushes
     epochs: float = 1.0
-    callbacks: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of each of your own callbacks, for each batch."""
-    reads: dict[str, float] = field(default_factory=dict)
-    """How often each of them reads a number of the device in a step."""
-    compiled: dict[str, float] = field(default_factory=dict)
-    """Graphs that torch.compile has made after the first few steps, and the seconds it took."""
+    callbacks: dict[str, float] = field(default_factory=dict)  # milliseconds of each of your own, a batch
+    reads: dict[str, float] = field(default_factory=dict)  # how often each reads a number of the device a step
+    compiled: dict[str, float] = field(default_factory=dict)  # graphs of torch.compile after the first steps; seconds
     host: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, float]] = field(default_factory=list)
     """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
-    feed_alone: float | None = None
-    """Rows a second of the feed with no model."""
-    feed_cores: float | None = None
-    """Cores that it kept busy meanwhile."""
-    alone_ms: float | None = None
-    """Milliseconds of a batch in steps with nothing between them, where that was tried."""
-    eager_ms: float | None = None
-    """Milliseconds of a batch's model in steps that were not compiled, where a run compiles again and again."""
-    tuned_layers: int = 0
-    """Layers of a pretrained encoder that is tuned whole; 0 for all others."""
-    untested: str = ""
-    """The override of a feed that there was no time to try."""
+    feed_alone: float | None = None  # rows a second of the feed with no model
+    feed_cores: float | None = None  # cores that it kept busy meanwhile
+    alone_ms: float | None = None  # milliseconds of a batch in steps with nothing between them, where that was tried
+    eager_ms: float | None = None  # of a batch's model in uncompiled steps, where a run compiles again and again
+    tuned_layers: int = 0  # layers of a pretrained encoder that is tuned whole; 0 for all others
+    untested: str = ""  # the override of a feed that there was no time to try
     tried: list[Tried] = field(default_factory=list)
-    not_tried: str = ""
-    """Why nothing was tried, where nothing was."""
-    compile_s: float = 0.0
-    """What torch.compile took where a compiled step was tried."""
-    notes: list[str] = field(default_factory=list)
-    """What is to be known of single tries."""
+    not_tried: str = ""  # why nothing was tried, where nothing was
+    compile_s: float = 0.0  # what torch.compile took where a compiled step was tried
+    notes: list[str] = field(default_factory=list)  # what is to be known of single tries
 
     @property
     def total_ms(self) -> float:
         return sum(self.ms.values())
 
     @property
-    def computed_ms(self) -> float:
-        """Milliseconds of a batch with its feed and model alone."""
-        return sum(self.ms.get(part, 0.0) for part in COMPUTED)
-
-    @property
     def model_ms(self) -> float:
-        """Milliseconds of a batch with its model alone."""
-        return sum(self.ms.get(part, 0.0) for part in MODEL)
+        return self.ms_of(*MODEL)
 
     @property
     def model_rows_per_s(self) -> float:
         """Rows a second with nothing but feed and model."""
-        return 1000 * self.rows_per_batch / max(self.computed_ms, 1e-9)
+        return 1000 * self.rows_per_batch / max(self.ms_of(*COMPUTED), 1e-9)
+
+    def ms_of(self, *parts: str) -> float:
+        return sum(self.ms.get(part, 0.0) for part in parts)
 
     def share(self, *parts: str) -> float:
         """Of all the time, what these parts took."""
-        return sum(self.ms.get(part, 0.0) for part in parts) / max(self.total_ms, 1e-9)
+        return self.ms_of(*parts) / max(self.total_ms, 1e-9)
 
     @property
     def compiling_share(self) -> float:
@@ -151,9 +117,9 @@ class Evidence:
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Evidence:
-        """What `as_dict` has written, by this version or another: what it does not know is left out."""
+        """From `as_dict` of this version or another: what it does not know is left out."""
         given = _known(Evidence, kept)
-        given["tried"] = [Tried.from_dict(each) for each in given.get("tried", [])]
+        given["tried"] = [Tried(**_known(Tried, each)) for each in given.get("tried", [])]
         return Evidence(**given)
 
 

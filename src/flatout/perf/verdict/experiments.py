@@ -11,8 +11,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -24,16 +25,14 @@ from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
-from flatout.perf.verdict.evidence import LEAST_COMPILING, Evidence, Tried
+from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, first_line, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
-SHARE = 0.1
-"""Of the time of training, what trying may take."""
+SHARE = 0.1  # of the time of training, what trying may take
 LEAST_S, MOST_S = 0.2, 20.0
-_SHORT_S, _SHORT_SHARE = 3.0, 0.3
-"""Of a short run trying may take more: so many seconds, and such a share."""
+_SHORT_S, _SHORT_SHARE = 3.0, 0.3  # of a short run trying may take more: so many seconds, and such a share
 WAITS, _FEEDS_S = 0.05, 6.0
 """Share of waiting from which on other feeds are tried, and what that may take of a short run."""
 ROUNDS, ROUND_S = 5, 0.05
@@ -41,12 +40,10 @@ ROUNDS, ROUND_S = 5, 0.05
 ROWS_AROUND = 256
 _CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
 """Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
-_MOSTLY_WAITS = 0.3
-"""Share of waiting from which on nothing but the feed is worth trying."""
+_MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
 _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
-_START_S = 0.3
-"""A guess at what it takes to start a feed."""
+_START_S = 0.3  # a guess at what it takes to start a feed
 
 
 def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
@@ -90,19 +87,17 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
 def _try_ways(task: Task, feeds: Feeds, evidence: Evidence, seconds: float, *, waits: bool) -> None:
     until = time.perf_counter() + seconds
     was = _way_of(task, open_feed(feeds.train))
-    if waits and try_feeds(task, was, other_feeds, evidence, until):
-        return
-    was = replace(was, feed=_open_in_process(feeds.train))
-    try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
+    if not (waits and try_feeds(task, was, other_feeds, evidence, until)):
+        was = replace(was, feed=_open_in_process(feeds.train))
+        try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
 
 
 def try_feeds(
     task: Task, was: Way, others: Callable[[Way, Evidence], Iterable[Way]], evidence: Evidence, until: float
 ) -> bool:
     """Measure the feed by itself and fill in what others are worth; whether training mostly waited for it."""
-    alone = measure_feed(was.feed, (until - time.perf_counter()) / 10)
-    if alone is not None:
-        evidence.feed_alone, evidence.feed_cores = alone.rows_per_s, alone.cores
+    if alone := measure_feed(was.feed, (until - time.perf_counter()) / 10):
+        evidence.feed_alone, evidence.feed_cores = alone
     ways = [was, *others(was, evidence)]
     if len(ways) == 1:
         evidence.not_tried = evidence.not_tried or "no other feed was tried: none makes more rows here"
@@ -156,19 +151,22 @@ def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
-    evidence.alone_ms = 1000 * calm.computing_s / calm.batches
+    evidence.alone_ms = calm.computing_ms
     # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
     is_fed = any(way.model is not ways[0].model for way in ways)
-    sides = [_side(way, task, optimizers[id(way.model)], is_fed=is_fed) for way in ways]
+    batches = [endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways]
+    sides = [
+        _Side(_steps(task, way, given, optimizers[id(way.model)])) for way, given in zip(ways, batches, strict=True)
+    ]
     try:
         sides = _affordable(sides, calm.computing_rate, until)
         if len(sides) < 2:
             return
-        rates = take_turns([side.rate for side in sides], least=ROUNDS, most=MOST_ROUNDS, until=until)
-        for side, found in zip(sides[1:], rates[1:], strict=True):
-            tried = _tried(side.steps.way, rates[0], found)
+        was, *rates = take_turns([side.rate for side in sides], least=ROUNDS, most=MOST_ROUNDS, until=until)
+        for side, found in zip(sides[1:], rates, strict=True):
+            tried = _tried(side.steps.way, was, found)
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
-            evidence.tried.append(_with_witness(tried, of_run))
+            evidence.tried.append(_with_witnesses(tried, of_run))
     finally:
         for side in sides:
             side.steps.close()
@@ -176,18 +174,15 @@ def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -
 
 def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:
     """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not a few."""
-    steps = _steps(task, way, endless(way.feed), optimizer)
-    try:
+    with closing(_steps(task, way, endless(way.feed), optimizer)) as steps:
         steps.take(1)  # warms up
-        return steps.take_for(seconds, _CALM_STEPS)
-    finally:
-        steps.close()
+        return steps.take(_CALM_STEPS, seconds)
 
 
-def _with_witness(tried: Tried, other: float) -> Tried:
-    """Another witness beside the try, such as the run's own pace: where they differ, both bounds count."""
+def _with_witnesses(tried: Tried, *others: float) -> Tried:
+    """Other witnesses beside the try, such as the run's own pace: where they differ, both bounds count."""
     bounds = tried.speedup
-    tried.low, tried.high = min(bounds.low, other), max(bounds.high, other)
+    tried.low, tried.high = min(bounds.low, *others), max(bounds.high, *others)
     return tried
 
 
@@ -209,12 +204,6 @@ class _Side:
 
     def rate(self) -> float:
         return self.steps.take(self.count).computing_rate
-
-
-def _side(way: Way, task: Task, optimizer: torch.optim.Optimizer, *, is_fed: bool) -> _Side:
-    """`is_fed`: batches come as the feed gives them; else the same rows go round for each way."""
-    batches = endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed))
-    return _Side(_steps(task, way, batches, optimizer))
 
 
 def _steps(task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer) -> Steps:
@@ -262,22 +251,10 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
 
 
 def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
+    rows, batches_per_step = way.feed.num_rows / max(1, len(way.feed)), way.feed.plan.accumulate
+    about: dict[str, Any] = {"rows_per_batch": rows, "batches_per_step": batches_per_step}
     gain = speedup(before, after)
-    was = statistics.median(before)
-    return Tried(
-        cause=way.cause,
-        override=way.override,
-        rows_per_s=was * gain.value,
-        as_was=was,
-        low=gain.low,
-        high=gain.high,
-        rows_per_batch=_rows_per_batch(way.feed),
-        batches_per_step=way.feed.plan.accumulate,
-    )
-
-
-def _rows_per_batch(feed: Feed) -> float:
-    return feed.num_rows / max(1, len(feed))
+    return Tried.by(gain, statistics.median(before), cause=way.cause, override=way.override, **about)
 
 
 # Other feeds: each round starts the feed as an epoch does.
@@ -286,7 +263,8 @@ def _rows_per_batch(feed: Feed) -> float:
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
     """Fill in what each feed was worth; one that the time is too short for is named, as untested."""
     optimizer = standing_optimizer(task.model, task)
-    usual = _starts_an_epoch(evidence)
+    # An epoch starts its feed's workers for training, and for each validation.
+    usual = 1 + evidence.counts.get("validation", 0) / max(evidence.epochs, 1e-9)
     sides = [_Stretch(task, way, optimizer, getattr(way.feed, "starts", usual)) for way in ways]
     while len(sides) > 1 and _needed_s(sides, evidence) > until - time.perf_counter():
         evidence.untested = sides.pop().way.override
@@ -298,17 +276,12 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
         tried = _tried(side.way, was, [min(rate, most) for rate in found])
         even = min(statistics.median(side.even), most) / statistics.median(sides[0].even)
         of_run = statistics.median(found) / evidence.model_rows_per_s
-        evidence.tried.append(_with_witness(_with_witness(tried, of_run), even))
-
-
-def _starts_an_epoch(evidence: Evidence) -> float:
-    """How often an epoch starts its feed's workers: those of training, and of each validation."""
-    return 1 + evidence.counts.get("validation", 0) / max(evidence.epochs, 1e-9)
+        evidence.tried.append(_with_witnesses(tried, of_run, even))
 
 
 def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
     """A guess at the time of the fewest rounds."""
-    step_s = evidence.computed_ms * evidence.accumulate / 1000
+    step_s = evidence.ms_of(*COMPUTED) * evidence.accumulate / 1000
     starts_s = _START_S * sum(side.way.feed.kind is FeedKind.workers for side in sides)
     return _FED_ROUNDS * (starts_s + sum(max(_FED_S, side.steps * step_s) for side in sides))
 
@@ -341,13 +314,10 @@ class _Stretch:
         """Rows a second of an epoch: the start, then steps at the even pace."""
         feed = self.way.feed
         feed.consumed = 0
-        steps = _steps(self.task, self.way, endless(feed), self.optimizer)
-        try:
+        with closing(_steps(self.task, self.way, endless(feed), self.optimizer)) as steps:
             first_s = steps.take(1).seconds
             steps.take(self.ahead)
-            even = steps.take_for(_FED_S, self.steps - 1 - self.ahead)
-        finally:
-            steps.close()
+            even = steps.take(self.steps - 1 - self.ahead, _FED_S)
         self.even.append(even.rate)
         step_s = even.seconds * feed.plan.accumulate / even.batches
         rows, start_s = feed.num_rows, max(0.0, first_s - step_s)
@@ -358,5 +328,4 @@ def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
     """Milliseconds that this rank computes for a batch where it waits for no other."""
     way = _way_of(task, _open_in_process(feeds.train))
     with _nothing_stays(task):
-        calm = _time_calm(task, way, standing_optimizer(task.model, task), seconds)
-    return 1000 * calm.computing_s / calm.batches
+        return _time_calm(task, way, standing_optimizer(task.model, task), seconds).computing_ms

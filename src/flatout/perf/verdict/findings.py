@@ -18,12 +18,9 @@ from typing import Any
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
 
-RECOMMENDED = 1.05
-"""What the lower bound of a gain must exceed."""
-_LEAST_UNCERTAIN = 1.25
-"""A gain whose lower bound is too small is named only where it may be as large as this."""
-_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5
-"""From where on a run that has just begun says so."""
+RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
+_LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
+_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,25 +28,16 @@ class Finding:
     """One cause of lost time."""
 
     cause: str
-    limit: str
-    """In words, as they stand after "limited by"."""
-    share: float
-    """Of the time, what it takes."""
+    limit: str  # in words, as they stand after "limited by"
+    share: float  # of the time, what it takes
     evidence: str
-    override: str | None = None
-    """What to type, where that removes the cause."""
-    advice: str | None = None
-    """What to do where no override does it."""
-    gain: Interval | None = None
-    """How many times as fast the run would be, where that was measured."""
-    is_only_seen: bool = False
-    """Whether `share` is how often it was seen, which is not what it costs: it comes after all whose gain is known."""
-    changes_training: bool = False
-    """Whether its fix changes what is learned: it takes more to name it first."""
-    comes_last: bool = False
-    """Whether it stands after all else, as a choice of the reader's: it is never the verdict."""
-    takes_cores: bool = False
-    """Whether others have the cores: these are not there, whatever else holds the run back."""
+    override: str | None = None  # what to type, where that removes the cause
+    advice: str | None = None  # what to do where no override does it
+    gain: Interval | None = None  # how many times as fast the run would be, where that was measured
+    is_only_seen: bool = False  # whether `share` is how often it was seen, not what it costs: known gains come first
+    changes_training: bool = False  # whether its fix changes what is learned: it takes more to name it first
+    comes_last: bool = False  # whether it stands after all else, as a choice of the reader's, never the verdict
+    takes_cores: bool = False  # whether others have the cores: these are not there, whatever else holds the run back
 
     @property
     def is_recommended(self) -> bool:
@@ -113,9 +101,8 @@ class Finding:
     @property
     def is_plain(self) -> bool:
         """Whether it costs so much that the run reports it at once: you can still end and fix it."""
-        if self.gain is None and self.is_only_seen:
-            return self.share >= _PLAIN_SHARE
-        return self.worth >= _PLAIN_GAIN
+        is_gain_unknown = self.gain is None and self.is_only_seen
+        return self.share >= _PLAIN_SHARE if is_gain_unknown else self.worth >= _PLAIN_GAIN
 
 
 _MISSED, _MISSED_OF_GAIN = 0.06, 0.1
@@ -161,24 +148,19 @@ def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
 
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     """The gain of the run in the way that was tried; what is not of the model costs what it did."""
-    return carried_over(tried.speedup.mapped(lambda speedup: _gain_at(evidence, tried, speedup)))
-
-
-def _gain_at(evidence: Evidence, tried: Tried, speedup: float) -> float:
-    def each(*parts: str) -> float:
-        return sum(evidence.ms.get(part, 0.0) for part in parts)
-
-    rows = evidence.rows_per_batch
-    fed = each("wait", "transfer") / rows
+    ms_of, rows = evidence.ms_of, evidence.rows_per_batch
+    fed = ms_of("wait", "transfer") / rows
     own, around = ((*MODEL, "other"), ()) if tried.cause == "loop" else (MODEL, ("other",))
-    changed = each(*own) / rows + (fed if tried.cause == "data" else 0.0)
-    each_batch = each(*around, "callbacks") / tried.rows_per_batch
+    changed = ms_of(*own) / rows + (fed if tried.cause == "data" else 0.0)
+    each_batch = ms_of(*around, "callbacks") / tried.rows_per_batch
     # Logging comes with optimizer steps, checkpoints and validations with epochs.
     steps_change = rows * evidence.accumulate / (tried.rows_per_batch * tried.batches_per_step)
-    kept = each("logging") / rows * steps_change + each("checkpoint", "validation") / rows
+    kept = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
     kept += 0.0 if tried.cause == "data" else fed
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
-    return max(evidence.total_ms, 1e-9) / rows / max(changed / max(speedup, 1e-9) + each_batch + kept, 1e-9)
+    total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
+    bounds = (changed / max(times, 1e-9) + each_batch + kept for times in (steps.value, steps.low, steps.high))
+    return carried_over(Interval(*(total / max(left, 1e-9) for left in bounds)))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
@@ -197,22 +179,16 @@ def by_trying(
         return None
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
-    return Finding(
-        cause=cause,
-        limit=limit,
-        share=1 - 1 / gain.value,
-        evidence=f"{also}; {why}" if also else why,
-        override=tried.override,
-        gain=gain,
-        changes_training=changes_training,
-    )
+    why = f"{also}; {why}" if also else why
+    fix: dict[str, Any] = {"override": tried.override, "gain": gain, "changes_training": changes_training}
+    return Finding(cause=cause, limit=limit, share=1 - 1 / gain.value, evidence=why, **fix)
 
 
 def by_removing(
-    evidence: Evidence, ms: float, *, cause: str, limit: str, why: str, override: str | None, advice: str | None = None
+    evidence: Evidence, ms: float, cause: str, limit: str, why: str, override: str | None = None, **more: Any
 ) -> Finding | None:
     """A part that its fix takes away, where that is worth naming."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
     gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
-    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, advice=advice, gain=gain)
+    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, gain=gain, **more)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -38,39 +39,32 @@ class Judging:
 
     batches_in_epoch: int
     effective_batch: int | None
-    is_precision_asked: bool
-    """Whether the settings name fp32 or bf16, and no measurement chose it."""
+    is_precision_asked: bool  # whether the settings name fp32 or bf16, and no measurement chose it
     is_compiled: bool
-    may_try: bool
-    """Whether it may try other settings."""
-    pieces: int
-    """Micro-batches of a training batch."""
+    may_try: bool  # whether it may try other settings
+    pieces: int  # micro-batches of a training batch
 
 
 def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
     """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
-    epochs = curves.throughput.counted().batches / max(1, batches_an_epoch)
-    evidence = evidence_of(curves, feed, precision, epochs)
-    if evidence is None:
-        return
-    found = [each for each in findings(evidence) if each.is_plain]
-    if found:
+    evidence = evidence_of(curves, feed, precision, curves.throughput.counted().batches / max(1, batches_an_epoch))
+    if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
         log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
 
 def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunLog) -> Evidence | None:
     """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
-    evidence = _evidence_of(task, feeds, curves, known)
-    tries = known.may_try and evidence is not None
-    seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
-    if feeds.train.plan.world > 1:
+    evidence, is_alone = _evidence_of(task, feeds, curves, known), feeds.train.plan.world == 1
+    ranks: list[dict[str, float]] = []
+    if not is_alone:
+        tries = known.may_try and evidence is not None
+        seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
         ranks = _of_all_ranks(task, feeds, curves, seconds, known.pieces)
-        if evidence is not None:
-            evidence.ranks = ranks
-            evidence.not_tried = "on several ranks nothing else is tried"
     if evidence is None:
         log.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
-    elif tries and feeds.train.plan.world == 1:
+    elif not is_alone:
+        evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
+    elif known.may_try:
         try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=known.is_compiled))
     return evidence
 
@@ -109,27 +103,17 @@ def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, p
     return found
 
 
-def require_schema(folder: Path, summary: dict[str, Any]) -> None:
-    """Refuse the summary of a version that wrote other keys."""
-    if summary["schema"] != SCHEMA:
-        raise _other_version(folder, summary)
-
-
-def _other_version(folder: Path, summary: dict[str, Any]) -> UserError:
-    theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
-    what = f"a run by flatout {theirs}, whose summary.json this version cannot read"
-    return UserError(str(folder), what, hint="Use the doctor of that version, or train it again.")
-
-
 def evidence_in(folder: Path) -> Evidence:
     """What a run's folder tells: all its evidence where it has ended, else what its curves say so far."""
     summary = read_summary(folder)
-    require_schema(folder, summary)
-    if kept := summary.get("evidence"):
-        try:
+    kept, is_known = summary.get("evidence"), summary["schema"] == SCHEMA
+    if kept and is_known:
+        with suppress(TypeError):  # another version may have written other keys
             return Evidence.from_dict(kept)
-        except TypeError:
-            raise _other_version(folder, summary) from None
+    if kept or not is_known:
+        theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
+        what = f"a run by flatout {theirs}, whose summary.json this version cannot read"
+        raise UserError(str(folder), what, hint="Use the doctor of that version, or train it again.")
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
     if steps < LEAST_STEPS:
@@ -170,7 +154,7 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
     """
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
     epochs = curves.throughput.counted().batches / max(1.0, float(trainer.num_training_batches))
-    loader = _Loader(plan, trainer.strategy.root_device, FeedKind.threaded)
+    loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)
     found = evidence_of(curves, loader, str(trainer.precision), epochs)
     if found is None:
         return None
@@ -180,21 +164,14 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
     return replace(found, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    plan: PlanSettings
-    device: torch.device
-    kind: FeedKind
-
-
-def evidence_of(curves: RunCurves, feed: Feed | _Loader, precision: str, epochs: float) -> Evidence | None:
+def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
     """What was measured so far; None where it is too little for a verdict."""
-    throughput, plan = curves.throughput, feed.plan
+    throughput, plan, clock = curves.throughput, feed.plan, curves.clock
     counted = throughput.counted()
-    steps = counted.batches // plan.accumulate
+    batches = counted.batches
+    steps = batches // plan.accumulate
     if steps < LEAST_STEPS:
         return None
-    batches, clock = counted.batches, curves.clock
     seen, split = curves.monitor.summary(), curves.timer.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)

@@ -8,10 +8,11 @@ A new rule is a function here and its name in `RULES`; what it tries, if it trie
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean as mean
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, OWN_LOADER, Evidence
+from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OWN_LOADER, Evidence
 from flatout.perf.verdict.findings import (
     Finding,
     best_tried,
@@ -22,20 +23,16 @@ from flatout.perf.verdict.findings import (
     gain_without,
 )
 
-_NEAR_ROOF = 0.5
-"""Share of the peak from which on a run is as fast as such a model gets."""
+_NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
 _USUAL_FLUSH = 50
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
-    """In the words of `summary.json`: what limits the run, its share, the fix and the gain, and what else counts.
-
-    `in_words`: what is said instead of an override of the command line.
-    """
+    """What limits the run, in the words of `summary.json`; `in_words`: what is said instead of an override."""
     found = [each.in_words(in_words) for each in findings(evidence)]
     if not found or found[0].comes_last:
-        found = [_nothing_left(evidence), *found]
+        found.insert(0, _nothing_left(evidence))
     first, *others = found
     words = first.as_dict()
     sentence = words["evidence"] if first.cause == "nothing" else words["sentence"]
@@ -65,37 +62,30 @@ def waiting(evidence: Evidence) -> Finding | None:
         return None
     why = f"the model takes {1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9):,.0f} rows/s"
     if evidence.feed_alone is not None:
-        why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{_busy(evidence)}, {why}"
+        busy = "" if evidence.feed_cores is None else f" and keeps {evidence.feed_cores:.1f} cores busy"
+        why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{busy}, {why}"
     finding: dict[str, Any] = {"cause": "data", "limit": "waiting for data", "share": share, "evidence": why}
     if (found := best_tried(evidence, "data")) is not None:
         return Finding(**finding, override=found[0].override, gain=found[1])
-    if evidence.untested:
-        return Finding(**finding, override=evidence.untested)
-    if any(tried.cause == "data" for tried in evidence.tried):
-        return Finding(**finding)
+    if evidence.untested or any(tried.cause == "data" for tried in evidence.tried):
+        return Finding(**finding, override=evidence.untested or None)
     if evidence.feed == OWN_LOADER:
         return Finding(**finding, advice="more num_workers in your DataLoader")
     others = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}
     return Finding(**finding, override=others.get(evidence.feed), advice="try more data.workers")
 
 
-def _busy(evidence: Evidence) -> str:
-    return "" if evidence.feed_cores is None else f" and keeps {evidence.feed_cores:.1f} cores busy"
-
-
 def callbacks(evidence: Evidence) -> Finding | None:
     """Your own callback takes time, or makes the host wait for the device."""
     if not evidence.callbacks:  # curves do not name them
         ms = evidence.ms.get("callbacks", 0.0)
-        why, limit = f"{ms:.1f} ms of each batch", "callbacks of your own"
-        return by_removing(
-            evidence, ms, cause="callbacks", limit=limit, why=why, override=None, advice="leave them out"
-        )
+        why = f"{ms:.1f} ms of each batch"
+        return by_removing(evidence, ms, "callbacks", "callbacks of your own", why, advice="leave them out")
     name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
     reads = evidence.reads.get(name, 0)
     why = f"{ms:.1f} ms of each batch" + (f", {reads:.0f} reads of the device's numbers a step" if reads else "")
     limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
-    return by_removing(evidence, ms, cause="callbacks", limit=limit, why=why, override=f"~callbacks.{name}")
+    return by_removing(evidence, ms, "callbacks", limit, why, f"~callbacks.{name}")
 
 
 def host_reads(evidence: Evidence) -> Finding | None:
@@ -103,12 +93,11 @@ def host_reads(evidence: Evidence) -> Finding | None:
     reads, share = sum(evidence.reads.values()), evidence.share("other", "callbacks")
     if evidence.device == "cpu" or reads < 1 or share < 0.1:
         return None
-    name = max(evidence.reads, key=lambda each: evidence.reads[each])
-    why, limit = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time", "waiting for numbers"
-    limit += " of the device"
+    override = f"~callbacks.{max(evidence.reads, key=lambda each: evidence.reads[each])}"
+    why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
+    limit = "waiting for numbers of the device"
     # The host may need some of that time itself: nothing is sure to be gained.
     gain = carried_over(Interval(1 / max(1 - share, 1e-3), 1.0, 1 / max(1 - share, 1e-3)))
-    override = f"~callbacks.{name}"
     return Finding(cause="reads", limit=limit, share=share, evidence=why, override=override, gain=gain)
 
 
@@ -119,8 +108,8 @@ def logging(evidence: Evidence) -> Finding | None:
         return None
     each = spent * evidence.batches / times
     why = f"{times:,} times, {each:.1f} ms each, every {evidence.flush_every} steps"
-    saved, fix = spent * (1 - evidence.flush_every / _USUAL_FLUSH), f"monitor.flush_every={_USUAL_FLUSH}"
-    return by_removing(evidence, saved, cause="logging", limit="writing curves", why=why, override=fix)
+    saved = spent * (1 - evidence.flush_every / _USUAL_FLUSH)
+    return by_removing(evidence, saved, "logging", "writing curves", why, f"monitor.flush_every={_USUAL_FLUSH}")
 
 
 def validating(evidence: Evidence) -> Finding | None:
@@ -130,11 +119,10 @@ def validating(evidence: Evidence) -> Finding | None:
     if times <= 1.5 * needed:
         return None
     # Each validation is followed by a checkpoint.
-    saves = evidence.counts.get("checkpoint", 0)
-    saving = evidence.ms.get("checkpoint", 0.0) * (times / max(saves, times))
+    saving = evidence.ms.get("checkpoint", 0.0) * (times / max(evidence.counts.get("checkpoint", 0), times))
     why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
-    saved, fix = (spent + saving) * (1 - needed / times), "++trainer.val_check_interval=1.0"
-    return by_removing(evidence, saved, cause="validation", limit="validations", why=why, override=fix)
+    saved = (spent + saving) * (1 - needed / times)
+    return by_removing(evidence, saved, "validation", "validations", why, "++trainer.val_check_interval=1.0")
 
 
 def saving(evidence: Evidence) -> Finding | None:
@@ -145,7 +133,7 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved, fix = spent * (1 - needed / times), "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return by_removing(evidence, saved, cause="checkpoint", limit="checkpoints", why=why, override=fix)
+    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, fix)
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -209,8 +197,8 @@ def optimizing(evidence: Evidence) -> Finding | None:
         return None
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
     found = best_tried(evidence, "batch")
-    override, gain = (None, None) if found is None else (found[0].override, found[1])
-    return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, override=override, gain=gain)
+    fix: dict[str, Any] = {} if found is None else {"override": found[0].override, "gain": found[1]}
+    return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, **fix)
 
 
 def compiling(evidence: Evidence) -> Finding | None:
@@ -221,8 +209,8 @@ def compiling(evidence: Evidence) -> Finding | None:
     gain = gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
     if evidence.eager_ms is not None:
         why += f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f} as it was"
-    limit = "compiling again and again"
-    return Finding(cause="compile", limit=limit, share=share, evidence=why, override="compile=false", gain=gain)
+    about: dict[str, Any] = {"cause": "compile", "limit": "compiling again and again", "override": "compile=false"}
+    return Finding(**about, share=share, evidence=why, gain=gain)
 
 
 def framework(evidence: Evidence) -> Finding | None:
@@ -231,11 +219,9 @@ def framework(evidence: Evidence) -> Finding | None:
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    is_own = evidence.feed == OWN_LOADER
+    is_own, limit = evidence.feed == OWN_LOADER, "small batches"
     advice = "try larger batches in your DataLoader" if is_own else "try a larger data.batch_size"
-    return Finding(
-        cause="batch", limit="small batches", share=share, evidence=why, advice=advice, changes_training=True
-    )
+    return Finding(cause="batch", limit=limit, share=share, evidence=why, advice=advice, changes_training=True)
 
 
 def tuning_whole(evidence: Evidence) -> Finding | None:
@@ -260,31 +246,27 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
 
 
 def _nothing_left(evidence: Evidence) -> Finding:
-    share = evidence.share("forward", "backward")
+    share, limit = evidence.share("forward", "backward"), "the model's own arithmetic"
     is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
-    begin = "nothing left to gain: near the roof" if is_near else "nothing found that would make it faster"
+    begin = "nothing left to gain: near the roof," if is_near else "nothing found that would make it faster:"
     mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
-    separator = "," if is_near else ":"
-    text = f"{begin}{separator} {share:.0%} of the time in the model's own arithmetic{mfu}"
-    return Finding(cause="nothing", limit="the model's own arithmetic", share=share, evidence=text)
+    text = f"{begin} {share:.0%} of the time in {limit}{mfu}"
+    return Finding(cause="nothing", limit=limit, share=share, evidence=text)
 
 
 # The machine around a run: memory, the card, other processes, and the other ranks.
-
-_MUCH_SWAPPED = 10.0
 
 
 def swapping(evidence: Evidence) -> Finding | None:
     """The machine moves memory to disk and back."""
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
-    if moved < _MUCH_SWAPPED:
+    if moved < 10.0:
         return None
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
-    share = evidence.share("wait", "forward", "backward", "optimizer")
+    share, limit = evidence.share("wait", *MODEL), "memory that is swapped"
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
     fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
-    limit = "memory that is swapped"
     return Finding(cause="memory", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
@@ -295,15 +277,9 @@ def cut_batches(evidence: Evidence) -> Finding | None:
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
     override = f"precision={evidence.native}" if is_wide else None
-    return Finding(
-        cause="memory",
-        limit="memory",
-        share=evidence.share("forward", "backward"),
-        evidence=why,
-        override=override,
-        advice="for encoders try model.gradient_checkpointing=true",
-        is_only_seen=True,
-    )
+    fix: dict[str, Any] = {"override": override, "advice": "for encoders try model.gradient_checkpointing=true"}
+    share = evidence.share("forward", "backward")
+    return Finding(cause="memory", limit="memory", share=share, evidence=why, **fix, is_only_seen=True)
 
 
 def throttling(evidence: Evidence) -> Finding | None:
@@ -318,11 +294,9 @@ def throttling(evidence: Evidence) -> Finding | None:
         return None
     reason = max(reasons, key=lambda each: reasons[each])
     facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
-    fix = _HOLDING[reason]
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
-    if most:
-        why += f" of {most:.0f}"
-    limit = "the card's clocks being held down"
+    why += f" of {most:.0f}" if most else ""
+    limit, fix = "the card's clocks being held down", _HOLDING[reason]
     return Finding(cause="throttling", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
@@ -343,16 +317,12 @@ def shared_card(evidence: Evidence) -> Finding | None:
     if share < 0.3:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
-    fix = "another card by CUDA_VISIBLE_DEVICES"
-    limit = "a card that others use too"
+    limit, fix = "a card that others use too", "another card by CUDA_VISIBLE_DEVICES"
     return Finding(cause="shared", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
-_OTHERS = 0.2
-"""Share of the machine that other processes take, from which on they count where no core is idle."""
-
-_ALL_IT_ASKED = 0.9
-"""Share of its threads' cores from which on a run has what it asked for."""
+_OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
+_ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
 
 def starved(evidence: Evidence) -> Finding | None:
@@ -384,12 +354,11 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
     if len(own) < 2:
         return None
     slowest = own.index(max(own))
-    others = [ms for rank, ms in enumerate(own) if rank != slowest]
-    usual = sum(others) / len(others)
-    behind = max(own) - usual
+    usual = mean(ms for rank, ms in enumerate(own) if rank != slowest)
+    behind = own[slowest] - usual
     if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - behind):
         return None
-    why = f"rank {slowest} takes {max(own):.1f} ms of its own for each batch, the others {usual:.1f}"
+    why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
     fix = f"look at rank {slowest}'s machine, or leave it out"
     share, gain = behind / evidence.total_ms, gain_without(evidence, behind)
     return Finding(cause="ranks", limit="the slowest rank", share=share, evidence=why, advice=fix, gain=gain)
@@ -398,28 +367,20 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
 def communicating(evidence: Evidence) -> Finding | None:
     """Ranks exchange gradients for longer than that can hide behind computing."""
     alone = [each["alone"] for each in evidence.ranks if each.get("alone")]
-    together = [sum(each.get(part, 0.0) for part in ("forward", "backward", "optimizer")) for each in evidence.ranks]
+    together = [sum(each.get(part, 0.0) for part in MODEL) for each in evidence.ranks]
     if not alone or len(together) < 2:
         return None
-    spent = sum(together) / len(together) - sum(alone) / len(alone)
+    spent = mean(together) - mean(alone)
     saved, share = spent / 2, spent / evidence.total_ms  # twice the rows a step halve it
     if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - saved):
         return None
-    means = sum(together) / len(together), sum(alone) / len(alone)
-    why = f"forward, backward and optimizer take {means[0]:.1f} ms a batch, without the other ranks {means[1]:.1f}"
-    fix = f"data.accumulate={2 * evidence.accumulate}"
-    if evidence.effective_batch is not None:
-        fix = f"data.effective_batch={2 * evidence.effective_batch}"
-    why += "; it is another step: mind optim.scale_lr"
-    return Finding(
-        cause="communication",
-        limit="exchanging gradients",
-        share=share,
-        evidence=why,
-        override=fix,
-        gain=gain_without(evidence, saved),
-        changes_training=True,
-    )
+    why = f"forward, backward and optimizer take {mean(together):.1f} ms a batch, without the other ranks"
+    why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
+    whole = evidence.effective_batch
+    name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
+    fix: dict[str, Any] = {"override": f"data.{name}={2 * now}", "gain": gain_without(evidence, saved)}
+    about: dict[str, Any] = {"cause": "communication", "limit": "exchanging gradients", "changes_training": True}
+    return Finding(**about, **fix, share=share, evidence=why)
 
 
 RULES: list[Callable[[Evidence], Finding | None]] = [

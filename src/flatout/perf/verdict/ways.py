@@ -17,15 +17,12 @@ from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
 
-BATCHES_A_RUN = 4
-"""Gathered at once: a try is over before the many of a usual run would have come."""
-_SMALL_TOKENS, SMALL_ROWS = 2048, 128
-"""Batches below this are tried larger."""
+BATCHES_A_RUN = 4  # gathered at once: a try is over before the many of a usual run would have come
+_SMALL_TOKENS, SMALL_ROWS = 2048, 128  # batches below this are tried larger
 LEAST_STEPS_AN_EPOCH = 8
 FREE_BYTES = 4 << 30
 MOST_WORKERS = 8
-BUSY = 0.5
-"""From this share on, making batches takes the processor; below it sleeps, or reads a disk."""
+BUSY = 0.5  # from this share on, making batches takes the processor; below it sleeps, or reads a disk
 _NO_EFFECTIVE_BATCH = " data.effective_batch=null"
 
 
@@ -41,36 +38,32 @@ def first_line(error: Exception) -> str:
 def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any) -> Feed:
     """A feed of this rank's rows alone, which moves no other."""
     plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
-    kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "workers": workers or feed.workers}
-    return Feed(feed.split, plan, kind=kind or feed.kind, batches_a_run=BATCHES_A_RUN, **kept)
+    kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "batches_a_run": BATCHES_A_RUN}
+    return Feed(feed.split, plan, kind=kind or feed.kind, workers=workers or feed.workers, **kept)
 
 
 def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
     """At most two, chosen by what the feed waits for: the processor, or something else."""
     feed = was.feed
-    is_cpu, is_busy = feed.device.type == "cpu", (evidence.feed_cores or 0.0) >= BUSY
-    for override, kind, workers, threads in _feed_overrides(feed, evidence, is_cpu=is_cpu, is_busy=is_busy):
+    for override, kind, workers, threads in _feed_overrides(feed, evidence):
         made = open_feed(feed, kind=kind, workers=workers)
         if most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
             yield replace(was, cause="data", override=override, feed=made, threads=threads or was.threads)
 
 
-def _feed_overrides(
-    feed: Feed, evidence: Evidence, *, is_cpu: bool, is_busy: bool
-) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
+def _feed_overrides(feed: Feed, evidence: Evidence) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
     """Override, kind, workers and threads of each feed."""
-    model_ms = max(evidence.model_ms, 1e-3)
-    if feed.kind is not FeedKind.resident and not is_busy and feed.transform is None:
-        num_bytes = feed.split.num_bytes
-        if choose_feed(FeedKind.auto, num_bytes, feed.device, None).kind is FeedKind.resident:
-            yield "data.feed=resident", FeedKind.resident, None, None
+    model_ms, is_busy = max(evidence.model_ms, 1e-3), (evidence.feed_cores or 0.0) >= BUSY
+    may_reside = feed.kind is not FeedKind.resident and not is_busy and feed.transform is None
+    if may_reside and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device, None).kind is FeedKind.resident:
+        yield "data.feed=resident", FeedKind.resident, None, None
     is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / model_ms
     if not is_slow and feed.kind is not FeedKind.threaded:  # a thread hides what is quicker than the model
         yield "data.feed=threaded", FeedKind.threaded, None, None
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
     workers = min(MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
     has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
-    if is_cpu and is_busy:
+    if feed.device.type == "cpu" and is_busy:
         hands = evidence.cores // 2  # workers and threads share the cores out: more of either take turns on one core
         if hands and feed.kind is not FeedKind.workers:
             threads = evidence.cores - hands
