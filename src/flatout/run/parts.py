@@ -43,8 +43,7 @@ from flatout.models.encoder.transformer import Transformer, TransformerConfig
 from flatout.perf.measure.steps import Steps, Way
 from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
-from flatout.perf.tune.probe import Parts
-from flatout.perf.tune.prober import Child
+from flatout.perf.tune.probe import Child, Parts
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.tune.tuning import FoundAnswers, Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
