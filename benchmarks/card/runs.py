@@ -24,7 +24,6 @@ from flatout.data.text import TextDataConfig
 from flatout.distributed.processes import warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.report.summary import choice_of
 from flatout.run.launch import fit
 
 _NO_DROPOUT = ["model.dropout=0", "model.attention_dropout=0", "model.head_dropout=0"]
@@ -243,7 +242,8 @@ def memory_claims(
     whole = train("roomy", {})
     with little(place.device) as callbacks:
         found = train("little", callbacks)
-    times, choice = found.summary["training"]["out_of_memory"] or 0, choice_of(found.folder, "micro-batch")
+    times = found.summary["training"]["out_of_memory"] or 0
+    choice = next((each for each in found.summary["choices"] if each["name"] == "micro-batch"), None)
     yield reaching(MEMORY_ROWS[0], times, "", least=1, note=f"trained in pieces: {choice and choice['value']}")
     ours, theirs = (losses_of(each.folder) for each in (found, whole))
     most = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(ours, theirs, strict=True))

@@ -228,7 +228,7 @@ MISTAKES = [
     (
         ["bench", "spin"],
         "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert, answers, audit,"
-        " reuse, gpu, tune, scale, doctor, protections, quality). Did you mean 'spine'?",
+        " reuse, gpu, tune, scale, cluster, doctor, protections, quality). Did you mean 'spine'?",
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
     (["bench", "spine", "--plain"], "--plain: bench spine has no rows in plain Trainers"),

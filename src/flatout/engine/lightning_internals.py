@@ -169,7 +169,13 @@ def disable_signal_handling(trainer: L.Trainer) -> None:
 def call_before_validation(trainer: L.Trainer, note: Callable[[], None]) -> None:
     """Call `note` before each validation of a fit, ahead of every hook in it."""
     loop = trainer.fit_loop.epoch_loop.val_loop
-    vars(loop)["run"] = partial(_run_both, note, partial(type(loop).run, loop))
+    vars(loop)["run"] = partial(_run_after_note, loop, note)
+
+
+def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
+    """With `partial`, as neither a function in a function nor the class's own, decorated one could be pickled."""
+    note()
+    return type(loop).run(loop)
 
 
 def set_fetch_hooks(trainer: L.Trainer, before: Callable[[], None] | None, after: Callable[[], None] | None) -> None:

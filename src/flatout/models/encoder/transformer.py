@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -211,8 +210,8 @@ class TransformerConfig:
 
             from flatout.data.tables.hub import fetched
 
-            load = partial(AutoConfig.from_pretrained, self.pretrained, trust_remote_code=False)
-            found = fetched(self.pretrained, "model.pretrained", load)
+            name = self.pretrained
+            found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
             _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
             return found
         names = _SIZES_OF_DISTILBERT if self.family == "distilbert" else _SIZES
@@ -257,10 +256,10 @@ class TransformerConfig:
         before = logging.get_verbosity()
         logging.set_verbosity_error()  # that the head is new is no news
         logging.disable_progress_bar()
+        name = self.pretrained
         how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
-        load = partial(auto.from_pretrained, self.pretrained, trust_remote_code=False, **how)
         try:
-            return fetched(self.pretrained, "model.pretrained", load)
+            return fetched(name, "model.pretrained", lambda: auto.from_pretrained(name, trust_remote_code=False, **how))
         finally:
             logging.set_verbosity(before)
 
