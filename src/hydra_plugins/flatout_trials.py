@@ -31,8 +31,8 @@ for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSet
 class TrialLauncher(Launcher):
     """Runs the trials of any sweeper, each in a clean process; one that fails does not end the others."""
 
-    def __init__(self, parallel: int = 1, limit: str | None = None) -> None:
-        self.parallel, self.limit = parallel, limit
+    def __init__(self, **settings: Any) -> None:
+        self.settings = LauncherSettings(**settings)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader, self.config = hydra_context.config_loader, config
@@ -66,7 +66,7 @@ class TrialLauncher(Launcher):
             trials.append(Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again))
             composed.append(cfg)
         of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
-        found = run_all(trials, parallel=self.parallel, limit=self.limit, of=of)
+        found = run_all(trials, of=of, launcher=self.settings)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
 
 

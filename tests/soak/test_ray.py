@@ -82,6 +82,37 @@ if __name__ == "__main__":
     cluster.shutdown()
 """
 
+SWEEP = """
+import os, sys, threading, time
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+from flatout.__main__ import main
+from flatout.sweep.trials import _Running
+
+begin = _Running._begin
+
+
+def counted(running, *, is_again):
+    print("begun", running.trial.number, flush=True)
+    begin(running, is_again=is_again)
+
+
+def lose(cluster, node, folder):
+    while len(list(folder.glob("**/metrics.csv"))) < 2:
+        time.sleep(0.05)
+    cluster.remove_node(node, allow_graceful=False)
+
+
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    node = cluster.add_node(num_cpus=1)
+    os.environ["RAY_ADDRESS"], _Running._begin = cluster.address, counted
+    threading.Thread(target=lose, args=(cluster, node, Path(sys.argv[-1]))).start()
+    main(sys.argv[1:-1])
+"""
+
 
 def script_of_the_page() -> str:
     (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -211,3 +242,37 @@ def test_answers_by_ray_are_those_of_one_process(ray_folder, tmp_path):
     alone, by_ray = ({path.name: path.read_bytes() for path in (tmp_path / out).iterdir()} for out in ("alone", "ray"))
     assert len(alone) == 4
     assert alone == by_ray
+
+
+def values_of(folder: Path) -> dict[str, float]:
+    """What each setting of a sweep reached."""
+    with next(folder.glob("**/sweep.csv")).open(newline="", encoding="utf-8") as file:
+        return {row["model.hidden"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose_machine_was_lost(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    words = [
+        "sweep",
+        "model.hidden=choice(8,16,24)",
+        "sampler=grid",
+        "pruner=none",
+        "model.embedding=8",
+        "precision=fp32",
+    ]
+    words += ["data.sample.rows=3000", "data.sample.eval_rows=200", "data.batch_size=16", "trainer.max_epochs=4"]
+    words += ["monitor.verdict=false", "monitor.rival=false", "monitor.flush_every=1", "logger=none"]
+    (tmp_path / "driver.py").write_text(SWEEP, encoding="utf-8")
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    ways = {
+        "here": [sys.executable, "-m", "flatout", *words],
+        "ray": [sys.executable, "driver.py", *words, "on=ray", "parallel=2"],
+    }
+    for way, command in ways.items():
+        end = [str(tmp_path / way)] if way == "ray" else []
+        with running([*command, f"output={tmp_path / way}", *end], tmp_path, **own) as process:
+            told, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, told
+    assert told.count("begun") == 4
+    assert values_of(tmp_path / "ray") == values_of(tmp_path / "here")
+    assert len(values_of(tmp_path / "ray")) == 3

@@ -27,6 +27,7 @@ sampler=tpe        tpe, random or grid.
 pruner=asha        asha, hyperband, median or none: when poor trials are ended.
 metric=accuracy    the validation metric to compare by.
 parallel=2         trials at once, each on its share of the GPUs or cores.
+on=ray             trials as tasks of a Ray cluster: parallel=400 takes 400 of its cores or GPUs.
 confirm=3          the best settings again with three other seeds.
 
 a space:           +sweep=headlines, or in place:

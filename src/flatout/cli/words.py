@@ -110,7 +110,12 @@ def require_folders(where: str, places: str) -> None:
 
 SHORT = {
     **{word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")},
-    **{"for": "hydra.sweeper.time", "parallel": "hydra.launcher.parallel", "trial_for": "hydra.launcher.limit"},
+    **{
+        "for": "hydra.sweeper.time",
+        "parallel": "hydra.launcher.parallel",
+        "on": "hydra.launcher.place",
+        "trial_for": "hydra.launcher.limit",
+    },
 }
 """Words of `python -m flatout sweep`, and the settings they stand for."""
 _LONG = {setting: word for word, setting in SHORT.items()}

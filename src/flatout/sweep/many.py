@@ -25,6 +25,7 @@ from flatout.files import write_atomically
 from flatout.report.summary import read_summary
 from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
+from flatout.sweep.settings import LauncherSettings
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import endings, read_values, slots
 
@@ -45,12 +46,12 @@ class Multirun:
     """The words before those of a trial, to train it alone."""
 
 
-def run_all(trials: list[Trial], *, of: Multirun, parallel: int = 1, limit: str | None = None) -> list[Ending]:
+def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None) -> list[Ending]:
     """How each trial ended, in their order. Where some failed the others still run; then they are named."""
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
-        ended = _run_all(trials, parallel, limit)
+        ended = _run_all(trials, launcher or LauncherSettings())
         write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
     pairs = zip(trials, ended, strict=True)
@@ -131,9 +132,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run_all(trials: list[Trial], parallel: int, limit: str | None) -> list[Ending]:
+def _run_all(trials: list[Trial], launcher: LauncherSettings) -> list[Ending]:
     job = trials[0].job  # the first one's metric, where they differ
-    shares, limit_s = slots(parallel), as_seconds(limit, "launcher.limit")
+    shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
     found = _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
     board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials), print)

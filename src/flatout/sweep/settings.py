@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flatout.distributed.engine import Place
 from flatout.errors import as_seconds, check_settings, setting
 
 _MODULE = "hydra_plugins.flatout_trials"
@@ -37,7 +38,14 @@ class LauncherSettings:
         1,
         "Trials at once; each gets an equal share of the GPUs, or of the cores.",
         least=1,
-        allowed="a whole number, 1 to the number of GPUs or cores",
+        allowed="a whole number, 1 to the number of GPUs or cores of this machine",
+    )
+    place: Place = setting(
+        Place.here,
+        "Where trials run: here, or as tasks of a Ray cluster whose machines see one disk. `parallel` is then any "
+        "number, and each trial gets a core, and a GPU where there is any.",
+        choices=Place,
+        example="ray",
     )
     limit: str | None = setting(
         None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
-from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
+from flatout.sweep.trials import TOO_LONG, ClusterSlot, Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -44,7 +44,7 @@ def sweep(searched: Searched) -> None:
     """Search a space of settings, or resume the search."""
     started = time.monotonic()
     folder, first = searched.folder, _checked(searched)
-    shares = slots(searched.launcher.parallel)
+    shares = slots(searched.launcher.parallel, searched.launcher.place)
     with held(searched):
         job = first.job
         study = Study(folder, searched.space, searched.settings, mode=job.mode, validations=job.validations)
@@ -87,7 +87,9 @@ class _NoSuchMetric(UserError):
 class _Run:
     """A sweep from its start, or its resumption, to its end."""
 
-    def __init__(self, searched: Searched, study: Study, findings: Findings, slots: list[Slot], started: float) -> None:
+    def __init__(
+        self, searched: Searched, study: Study, findings: Findings, slots: Sequence[Slot | ClusterSlot], started: float
+    ) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
         self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")

@@ -3,7 +3,7 @@
 A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
 `output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
 `metrics.csv`, so a run on several devices is watched like any other. Each has a slot: its share of the machine's GPUs,
-or of its cores.
+or of its cores; or a place among the tasks of a Ray cluster, whose machines write to one disk.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator
+import traceback
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flatout.distributed.processes import OUTPUT, stand_apart, wait_until_warm, warm_start
+from flatout.distributed.engine import Place, RayTask, connect
+from flatout.distributed.processes import OUTPUT, redirect_output, stand_apart, wait_until_warm, warm_start
 from flatout.distributed.ranks import cores_here
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.report.page import read_curves
@@ -33,13 +36,15 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 _LOOK_S = 0.05
 TOO_LONG = "ran longer than"
 """How the note begins of a trial that was stopped at its limit."""
+_TIMES, OUTPUT_FILE = 3, "output.txt"
+"""How often a trial is begun whose machine was lost; the file of what a trial prints."""
 _GRACE_S = 6.0
 """How long a trial may take to write down that it was stopped."""
 
 
 def endings(
     ask: Ask,
-    slots: list[Slot],
+    slots: Sequence[Slot | ClusterSlot],
     board: Board,
     *,
     metric: str,
@@ -52,8 +57,9 @@ def endings(
     `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. An early end,
     by an error or Ctrl-C, leaves no process behind.
     """
-    warm_start()
-    wait_until_warm()
+    if any(isinstance(slot, Slot) for slot in slots):
+        warm_start()
+        wait_until_warm()
     free, running, are_more = list(slots), list[_Running](), True
     try:
         while True:
@@ -81,34 +87,35 @@ def endings(
 
 
 class _Running:
-    """A trial's process, and what is known of it so far."""
+    """A trial under way, and what is known of it so far."""
 
-    def __init__(self, trial: Trial, slot: Slot, metric: str) -> None:
+    def __init__(self, trial: Trial, slot: Slot | ClusterSlot, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        resumes = trial.is_again and trial.job.can_resume(trial.folder, trial.overrides)
-        if not resumes:
-            new_trial_folder(trial.folder, is_again=trial.is_again)
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder, f"val/{metric}")
-        self._seen, self._was_told, self._is_closed = 0, False, False
+        self._seen, self._times, self._was_told, self._is_closed = 0, 0, False, False
         self._value: float | None = None
-        context = multiprocessing.get_context("forkserver")
-        self._answer, answer = context.Pipe(duplex=False)
-        environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / "output.txt")}
-        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, resumes))
-        self._process.start()
-        answer.close()
+        self._begin(is_again=trial.is_again)
+
+    def _begin(self, *, is_again: bool) -> None:
+        trial, self._times = self.trial, self._times + 1
+        resumes = is_again and trial.job.can_resume(trial.folder, trial.overrides)
+        if not resumes:
+            new_trial_folder(trial.folder, is_again=is_again)
+        self._worker = self.slot.begin(trial, resumes=resumes)
 
     def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
         """How it ended; None while it runs."""
-        has_ended = not self._process.is_alive()
+        has_ended = not self._worker.is_alive()
         for value in self._readings.new():
             self._seen, self._value = self._seen + 1, value
             board.read(self.trial, self._seen, value)
             if judge is not None and judge(self.trial, self._seen, value):
                 self.stop()
                 return self._ending(Status.pruned, note=f"after {self._seen} validations")
-        if has_ended:
+        if has_ended and self._worker.is_lost() and self._times < _TIMES:
+            self._begin(is_again=True)
+        elif has_ended:
             return self._own_ending()
         now = time.monotonic()
         if limit_s is not None and now - self._clock > limit_s:
@@ -122,14 +129,8 @@ class _Running:
     def signal(self, number: signal.Signals) -> None:
         if self._is_closed:  # Ctrl-C came while its ending was written down
             return
-        pid = self._process.pid
         self._was_told = True
-        if pid is None or not self._process.is_alive():
-            return
-        try:
-            os.killpg(pid, number)
-        except ProcessLookupError:  # not yet the head of a group of its own
-            self._process.kill()
+        self._worker.signal(number)
 
     def stop(self) -> None:
         """End it, gently at first; a trial gets the signal once."""
@@ -137,17 +138,13 @@ class _Running:
             return
         if not self._was_told:
             self.signal(signal.SIGINT)
-        self._process.join(_GRACE_S)
-        self.signal(signal.SIGKILL)
-        self._process.join()
+        self._worker.join(_GRACE_S)
+        self._worker.signal(signal.SIGKILL)
+        self._worker.join()
         self._close("interrupted")
 
     def _own_ending(self) -> Ending:
-        answer: dict[str, Any] = {}
-        with suppress(EOFError):  # it died without last words
-            answer = self._answer.recv() if self._answer.poll() else {}
-        code = self._process.exitcode or 0
-        self._process.join()
+        code, answer = self._worker.ended()
         self._close("failed")
         if code == 0 and "value" in answer:
             return self._ending(Status.complete, **answer)
@@ -159,8 +156,7 @@ class _Running:
 
     def _close(self, status: str) -> None:
         self._is_closed = True
-        self._answer.close()
-        self._process.close()
+        self._worker.close()
         mark_broken(self.trial.folder, self._started, status)
 
     def _ending(self, status: Status, **known: Any) -> Ending:
@@ -209,26 +205,99 @@ def last_line(error: Exception) -> str:
     return next(reversed(str(error).strip().splitlines()), "")
 
 
-def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
-    """One trial, in its own process."""
-    stand_apart(environment)
-    slot.take()
+class _Process:
+    """A trial in a process of this machine."""
+
+    def __init__(self, trial: Trial, slot: Slot, *, resumes: bool) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._answer, answer = context.Pipe(duplex=False)
+        environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / OUTPUT_FILE)}
+        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, resumes))
+        self._process.start()
+        answer.close()
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def is_lost(self) -> bool:
+        """Whether nobody knows how it ended, so that it is begun again."""
+        return False
+
+    def signal(self, number: signal.Signals) -> None:
+        pid = self._process.pid
+        if pid is None or not self._process.is_alive():
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # not yet the head of a group of its own
+            self._process.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+
+    def ended(self) -> tuple[int, dict[str, Any]]:
+        """Its exit code, and its last words."""
+        answer: dict[str, Any] = {}
+        with suppress(EOFError):  # it died without last words
+            answer = self._answer.recv() if self._answer.poll() else {}
+        code = self._process.exitcode or 0
+        self._process.join()
+        return code, answer
+
+    def close(self) -> None:
+        self._answer.close()
+        self._process.close()
+
+
+class _Task(RayTask):
+    """A trial in a task of a Ray cluster."""
+
+    def __init__(self, trial: Trial, *, resumes: bool) -> None:
+        super().__init__(partial(_trained_apart, trial, resumes=resumes), uses_gpu=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.cancel(is_forced=number is signal.SIGKILL)
+
+    def ended(self) -> tuple[int, dict[str, Any]]:
+        found: tuple[int, dict[str, Any]] | None = self.result()
+        return (1, {"note": self.why}) if found is None else found
+
+    def close(self) -> None:
+        """Its worker ends by itself."""
+
+
+def _trained(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
+    """Train a trial; the exit code of its process, and its last words."""
     try:
         result = trial.job.train(trial.folder, trial.overrides, resumes=resumes)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
-        answer.send({"note": str(mistake), "is_mistake": True})
-        sys.exit(EXIT_CODE)
+        return EXIT_CODE, {"note": str(mistake), "is_mistake": True}
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        return 128 + signal.SIGINT, {}
     except RunBroke as broken:
         print(broken, file=sys.stderr, flush=True)
-        answer.send({"note": last_line(broken)})
-        sys.exit(1)
-    except Exception as error:  # a defect of any class: the sweep gets its name, then it is raised again
-        answer.send({"note": f"{type(error).__name__}: {last_line(error)}"})
-        raise
-    answer.send({"value": result.objective, "metrics": result.metrics})
+        return 1, {"note": last_line(broken)}
+    except Exception as error:  # a defect of any class: the sweep gets its name, and the output its traceback
+        traceback.print_exc()
+        return 1, {"note": f"{type(error).__name__}: {last_line(error)}"}
+    return 0, {"value": result.objective, "metrics": result.metrics}
+
+
+def _trained_apart(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
+    """The same in a worker of Ray's, which ends with it."""
+    os.environ[OUTPUT] = str(trial.folder / OUTPUT_FILE)
+    redirect_output()
+    return _trained(trial, resumes=resumes)
+
+
+def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
+    """One trial, in its own process."""
+    stand_apart(environment)
+    slot.take()
+    code, words = _trained(trial, resumes=resumes)
+    answer.send(words)
+    sys.exit(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +314,28 @@ class Slot:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(len(self.cores))
 
+    def begin(self, trial: Trial, *, resumes: bool) -> _Process:
+        """Start a trial here."""
+        return _Process(trial, self, resumes=resumes)
+
     def environment(self) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
-def slots(parallel: int) -> list[Slot]:
-    """Equal shares; what does not divide evenly is left to the system."""
+class ClusterSlot:
+    """A place among the tasks of a Ray cluster, which gives it a core, and a GPU where there is any."""
+
+    def begin(self, trial: Trial, *, resumes: bool) -> _Task:
+        """Start a trial as soon as some machine has room."""
+        return _Task(trial, resumes=resumes)
+
+
+def slots(parallel: int, on: Place = Place.here) -> Sequence[Slot | ClusterSlot]:
+    """Equal shares; what does not divide evenly is left to the system. A cluster shares itself out."""
+    if on is Place.ray:
+        require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
+        connect()
+        return [ClusterSlot() for _ in range(parallel)]
     cores, visible = cores_here(), os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
     gpus = [name for name in names if name]
