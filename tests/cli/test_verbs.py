@@ -404,6 +404,7 @@ def test_benches_are_listed(capsys):
         "sources",
         "sequences",
         "tune",
+        "cluster",
         "doctor",
         "headlines",
         "bits",

@@ -89,7 +89,7 @@ def test_the_estimate_is_that_of_the_model_itself(case, monkeypatch):
     weights = list(build(settings).parameters())
     needed = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in weights)
     assert training_bytes(settings, build) == needed
-    monkeypatch.setattr(memory, "free_bytes", lambda: needed)
+    monkeypatch.setattr(memory, "free_memory", lambda device: needed)
     require_memory(settings, build, CPU)
     require_memory(settings, build, CPU, 0.5)
     with pytest.raises(UserError, match="are free"):
