@@ -105,8 +105,8 @@ DEFECTS = [
     Defect(
         "Lightning's division by the batches of a step is forgotten",
         "tasks/task.py",
-        "parts = trainer.accumulate_grad_batches * trainer.world_size",
-        "parts = trainer.world_size",
+        "parts = self.trainer.accumulate_grad_batches * self.trainer.world_size",
+        "parts = self.trainer.world_size",
         "tests/tasks/test_plain_trainer.py",
     ),
     Defect(
@@ -188,7 +188,7 @@ DEFECTS = [
     ),
     Defect(
         "a judged task stays on the host",
-        "run/training.py",
+        "run/run.py",
         "module.to(device)  # Lightning has taken it to the host",
         "module.cpu()  # Lightning has taken it to the host",
         "tests/run/test_device.py",
@@ -210,8 +210,8 @@ DEFECTS = [
     Defect(
         "a GPU's losses go through a collective of objects",
         "engine/step_losses.py",
-        "torch.stack(self.norms).cpu() if",
-        "torch.stack(self.norms) if",
+        "torch.stack(values).cpu() if",
+        "torch.stack(values) if",
         "tests/engine/test_step_losses.py",
     ),
     Defect(
@@ -259,15 +259,15 @@ DEFECTS = [
     Defect(
         "a recurrent state begins on the host",
         "models/rnn.py",
-        "self._zeros[key] = self.make_state(*key)",
-        "self._zeros[key] = self.make_state(key[0])",
+        "zeros = self.make_state(len(inputs_BLF), inputs_BLF.device)",
+        "zeros = self.make_state(len(inputs_BLF))",
         _ELSEWHERE + "[rnn]",
     ),
     Defect(
         "sizes of noise stay on the host",
         "tasks/sequences.py",
-        "self._move(values_BLC.device)",
-        "self._move(self._device)",
+        "each.to(values_BLC.device) for each in self._sizes",
+        "each.cpu() for each in self._sizes",
         _ELSEWHERE + "[forecast]",
     ),
 ]
