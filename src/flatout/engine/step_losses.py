@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flatout.distributed.collectives import are_several
 from flatout.errors import UserError
 
 _MOST_IN_A_ROW = 20
@@ -92,7 +91,7 @@ class StepLosses:
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)
-        if are_several():
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(losses)  # gradients are averaged over ranks, and so are losses
             losses /= dist.get_world_size()
         both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()

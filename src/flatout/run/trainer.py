@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -41,9 +41,11 @@ from flatout.errors import UserError, require
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
 from flatout.run.own_parts import KeepResults
-from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import RunLog
+
+if TYPE_CHECKING:
+    from flatout.run.resolve import Settings
 
 _MOST_ROWS = 12
 """Rows of a step that its message names."""
