@@ -215,12 +215,17 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
 def _second_run(work: _Work) -> Claim:
     size = sum(path.stat().st_size for path in work.rows.iterdir())
     work.data("whole").prepare_data()
-    before = psutil.Process().io_counters().read_chars  # type: ignore[attr-defined]
+    before = _bytes_read()
     work.data("whole").prepare_data()
-    read = psutil.Process().io_counters().read_chars - before  # type: ignore[attr-defined]
+    read = _bytes_read() - before
     heads = sum(min(path.stat().st_size, HEAD_BYTES) for path in work.rows.iterdir()) / size
     note = f"names of columns stand in the first megabyte of each file, {heads:.2f} of it here"
     return reaching("read by a second run, of the source's bytes", read / size, "", least=None, note=note)
+
+
+def _bytes_read() -> int:
+    """By this process so far, from files, pipes and sockets."""
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
 
 
 def _nothing(number: int, count: int) -> None:

@@ -62,6 +62,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the lines after it, such as a worker's traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | None:
     """The choice most like `word`, or None when none is like it; likeness is 1 for the same word."""
     by_lower = {choice.lower(): choice for choice in choices}

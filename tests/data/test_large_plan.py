@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.test_plan import lengths_of_rows
 
 from flatout.data.batches import large_plan
 from flatout.data.batches.feed import Feed
@@ -27,9 +28,6 @@ def small_windows() -> Iterator[None]:
         patch.setattr(large_plan, "WINDOW_ROWS", WINDOW)
         patch.setattr(large_plan, "RUN_ROWS", RUN)
         yield
-
-
-lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(lambda rows: np.array(rows, np.int32))
 
 
 @st.composite

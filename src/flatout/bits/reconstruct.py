@@ -196,7 +196,7 @@ class _Beam:
     """The best walks of some hundred records at once, and the best of those that have ended."""
 
     def __init__(self, gain_RE: Floats, step_REE: Floats, starts_RE: Floats, ends_RE: Any, longest: int) -> None:
-        """`ends_RE`: the edges that a walk ends on; None: on any of them, and it goes on as well."""
+        """`ends_RE`: the edges that a walk ends on; None: on any of them, and it may continue as well."""
         self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -76,14 +77,15 @@ class Unit(Generic[Block]):
             yield replace(whole, tokens=whole.tokens[:end], lengths=whole.lengths[:rows])
             left[split] = EncodedBlock(whole.tokens[end:], whole.lengths[rows:], 0, 0, 0, _NONE)
 
-    def key(self, how: Recipe) -> str:
-        digest = xxhash.xxh3_128()
+    def key(self, how: str) -> str:
+        """Names it by its texts and by how they are encoded."""
+        digest = xxhash.xxh3_128(how.encode())
         for split, block in self.blocks:
             data, offsets = bytes_of(block.texts)
             digest.update(split.encode())
             digest.update(np.diff(offsets).tobytes())
             digest.update(data[offsets[0] : offsets[-1]].tobytes())
-        return recipe_key({**how, "texts": digest.hexdigest()})
+        return digest.hexdigest()[:20]
 
 
 def units_of(blocks: Iterable[tuple[str, Block]]) -> Iterator[Unit[Block]]:
@@ -103,14 +105,14 @@ class EncodedUnits:
 
     def __init__(self, cache: Cache, name: str, how: Recipe, dtype: str) -> None:
         """`name`: whose data it is; `how`: all that texts become tokens by; `dtype`: the type of a token."""
-        self.name, self.how, self.dtype = name, how | {"schema": SCHEMA}, dtype
-        self.cache = cache.of_units()
+        self.name, self.how, self.dtype = name, recipe_key(how | {"schema": SCHEMA}), dtype
+        self.stores, self.cache = cache, cache.of_units()
+        self.cache.remove_leftovers()
         self.used: dict[str, dict[str, Any]] = {}
         """Of each full unit where its rows begin in every split, and what was counted of them."""
         self.found = 0
         """Units that were there."""
         self._rows: dict[str, int] = {}
-        self._stores, self._before = cache, dict(_units_of_stores(cache))
         self._opened: dict[str, Store | None] = {}
 
     def read(self, unit: Unit[Any], encode: Encode) -> BySplit:
@@ -128,6 +130,16 @@ class EncodedUnits:
     def write(self, unit: Unit[Any], encode: Encode) -> None:
         """See that a unit lies in the cache, for another build to join."""
         self._kept(unit.key(self.how), unit, encode)
+
+    @cached_property
+    def _of_stores(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Of each unit that a finished store was made from, that store's key, and where the unit's rows are."""
+        found: dict[str, tuple[str, dict[str, Any]]] = {}
+        for whole in self.stores.all_keys():
+            with suppress(DamagedStore, OSError):
+                units = read_manifest(self.stores.folder / whole)["facts"].get(FACT, {})
+                found |= {key: (whole, starts) for key, starts in units.items()}
+        return found
 
     def _kept(self, key: str, unit: Unit[Any], encode: Encode) -> BySplit:
         if (found := self._there(key)) is not None:
@@ -148,22 +160,15 @@ class EncodedUnits:
         """A unit by its key, from the cache or else from a store that was made from it."""
         if (store := self.cache.opened(key)) is not None:
             return {split: _rows_of(store, split, 0, *counted) for split, counted in store.facts.items()}
-        if key not in self._before:
+        if key not in self._of_stores:
             return None
-        whole, starts = self._before[key]
+        whole, starts = self._of_stores[key]
         if whole not in self._opened:
-            self._opened[whole] = self._stores.opened(whole)
+            self._opened[whole] = self.stores.opened(whole)
         store = self._opened[whole]
         if store is None:
             return None
         return {split: _rows_of(store, split, *start) for split, start in starts.items()}
-
-
-def _units_of_stores(cache: Cache) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    for entry in cache.entries():
-        with suppress(DamagedStore, OSError):
-            units = read_manifest(cache.folder / entry.key)["facts"].get(FACT, {})
-            yield from ((key, (entry.key, starts)) for key, starts in units.items())
 
 
 def _counted(block: EncodedBlock) -> list[Any]:

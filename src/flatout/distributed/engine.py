@@ -15,18 +15,18 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, require
 
 Part = Callable[[int, int], Any]
 """Does a part, from 1 on, of so many."""
 
 
-def part_of(text: str, where: str = "--part") -> tuple[int, int]:
+def part_of(text: str) -> tuple[int, int]:
     """A part's number and their count, as `2/8` names them."""
     number, _, count = text.partition("/")
     are_numbers = number.isdecimal() and count.isdecimal()
     is_known = are_numbers and 1 <= int(number) <= int(count)
-    require(is_known, where, repr(text), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
+    require(is_known, "--part", repr(text), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
     return int(number), int(count)
 
 
@@ -47,7 +47,7 @@ def connect() -> Any:
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         hint = "Set RAY_ADDRESS to a cluster that runs, or leave it out."
-        raise UserError("on", f"no Ray cluster ({_first_line(error)})", hint=hint) from None
+        raise UserError("on", f"no Ray cluster ({first_line(error)})", hint=hint) from None
     return ray
 
 
@@ -91,7 +91,7 @@ class RayTask:
         except exceptions.TaskCancelledError:
             return None
         except exceptions.RayError as error:
-            self.why = f"Ray lost it ({_first_line(error)})"
+            self.why = f"Ray lost it ({first_line(error)})"
             return None
 
 
@@ -114,10 +114,9 @@ _SAME = "Every machine of the cluster needs this package and its requirements in
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where parts are computed, for the verbs that have any."""
-    parser.add_argument("--part", metavar="I/N", help="do every N-th part of the work, from the I-th on, and no other")
-    parser.add_argument(
-        "--on", choices=[place.value for place in Place], default="here", help="where parts are done (default: here)"
-    )
+    one, places = parser.add_mutually_exclusive_group(), [place.value for place in Place]
+    one.add_argument("--part", metavar="I/N", help="do every N-th part of the work, from the I-th on, and no other")
+    one.add_argument("--on", choices=places, default=Place.here, help="where parts are done (default: here)")
     parser.add_argument("--parts", metavar="N", type=int, default=8, help="parts for --on ray (default: 8)")
 
 
@@ -125,7 +124,3 @@ def _done(do: Callable[[], Any], asked: str) -> Any:
     own = version("flatout")
     require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
     return do()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

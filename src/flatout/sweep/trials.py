@@ -3,7 +3,7 @@
 A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
 `output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
 `metrics.csv`, so a run on several devices is watched like any other. Each has a slot: its share of the machine's GPUs,
-or of its cores; or a place among the tasks of a Ray cluster, whose machines write to one disk.
+or of its cores. On a Ray cluster, whose machines write to one disk, a slot is a place among its tasks.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class _Process:
         return self._process.is_alive()
 
     def is_lost(self) -> bool:
-        """Whether nobody knows how it ended, so that it is begun again."""
+        """Whether its ending is unknown, so that it is begun again."""
         return False
 
     def signal(self, number: signal.Signals) -> None:

@@ -131,7 +131,7 @@ class Cache:
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
-                self._remove_leftovers(key if is_locked else None)
+                self.remove_leftovers(key if is_locked else None)
                 self._build(key, build, {"key": key, "name": name, "recipe": recipe})
         return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
 
@@ -140,16 +140,15 @@ class Cache:
         return Cache(self.folder / _UNITS)
 
     def build(self, key: str, name: str, build: Callable[[StoreWriter], None]) -> None:
-        """Build a store of a key that says all; what a dead builder left of it goes."""
+        """Build a store whose key is all that is known of it."""
         with self._refusals_told():
             with written():
                 self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked(key) as is_locked:
-                self._remove_leftovers(key if is_locked else None)
+            with self._locked(key):
                 self._build(key, build, {"key": key, "name": name, "recipe": {}})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove stores that nobody needs any more, and the locks that they were built under."""
+        """Remove stores that are no longer needed, and the locks that they were built under."""
         with suppress(OSError):
             for key in keys:
                 shutil.rmtree(self.folder / key, ignore_errors=True)
@@ -168,6 +167,10 @@ class Cache:
         except (DamagedStore, OSError):
             return None
 
+    def all_keys(self) -> list[str]:
+        """Of all stores, by the names of their folders."""
+        return [folder.name for folder in self._folders()]
+
     def entries(self) -> list[CacheEntry]:
         """Finished stores, newest first."""
         found = [_entry(folder) for folder in self._folders()]
@@ -182,7 +185,7 @@ class Cache:
 
     def clear(self, key: str | None = None) -> int:
         """Remove one store, or all and whatever dead builders left behind; returns how many finished ones went."""
-        keys = [folder.name for folder in self._folders()]
+        keys = self.all_keys()
         if key is not None and key not in keys:
             raise UserError("cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty")
         with self._refusals_told(), written():
@@ -191,7 +194,7 @@ class Cache:
         if key is None:
             for name in (_UNITS, FETCHED):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            self._remove_leftovers()
+            self.remove_leftovers()
             with suppress(OSError):
                 remove_locks(self.folder)
         return 1 if key else len(keys)
@@ -250,7 +253,7 @@ class Cache:
             hint = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
             raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", hint) from None
 
-    def _remove_leftovers(self, own: str | None = None) -> None:
+    def remove_leftovers(self, own: str | None = None) -> None:
         """Remove what dead builders left, of any key. `own`: the key whose lock this process holds."""
         with suppress(OSError):
             for path in self.folder.glob(f"{BUILDING}*"):

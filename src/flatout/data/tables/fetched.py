@@ -19,7 +19,7 @@ from pyarrow import fs
 
 from flatout.data.store.cache import FETCHED, default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, require
 from flatout.files import write_atomically
 
 _PIECE = 1 << 24
@@ -83,7 +83,7 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
 def _refusals_told(address: str, where: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        what = f"{address} cannot be read ({str(error).splitlines()[0].rstrip('.')})"
+    except (OSError, pa.ArrowException) as error:
+        what = f"{address} cannot be read ({first_line(error)})"
         hint = "See that the address is right and that pyarrow finds credentials for it."
         raise UserError(where, what, hint=hint) from None

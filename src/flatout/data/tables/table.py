@@ -263,7 +263,3 @@ def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
     return {name: names for name, names in found.items() if names and all(isinstance(each, str) for each in names)}
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

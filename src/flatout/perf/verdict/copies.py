@@ -33,7 +33,8 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine.lightning_internals import overrides
 from flatout.engine.random_state import RandomState
-from flatout.perf.verdict.ways import Refused, first_line, open_feed
+from flatout.errors import first_line
+from flatout.perf.verdict.ways import Refused, open_feed
 
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
 """Packages whose objects are shared: some copy a whole table whatever they are asked."""

@@ -21,13 +21,13 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
-from flatout.errors import UserError
+from flatout.errors import UserError, first_line
 from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
 from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, first_line, most_fed, open_feed, other_feeds, other_models
+from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, most_fed, open_feed, other_feeds, other_models
 from flatout.tasks.task import Task
 
 SHARE = 0.1  # of the time of training, what trying may take

@@ -29,13 +29,14 @@ from flatout.engine.fast_loop import FastLoop, fast_loop_of, reason_against
 from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
 from flatout.engine.step_losses import NotFinite
+from flatout.errors import first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
 from flatout.perf.measure.steps import Steps, Way, endless
 from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, ignore, nothing_stays
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import Refused, first_line, most_fed, other_arithmetic
+from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 
 _AHEAD = 4  # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5

@@ -30,11 +30,6 @@ class Refused(Exception):
     """Why nothing is tried."""
 
 
-def first_line(error: Exception) -> str:
-    """What went wrong, without the traceback that an error of a worker carries in its words."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
 def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any) -> Feed:
     """A feed of this rank's rows alone, which moves no other."""
     plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatout.data.tables.formats.file import CUT_SHORT, HEAD_BYTES, FileTable
-from flatout.data.tables.table import first_line, named_classes
-from flatout.errors import UserError
+from flatout.data.tables.table import named_classes
+from flatout.errors import UserError, first_line
 
 _MAGIC = b"ARROW1"
 

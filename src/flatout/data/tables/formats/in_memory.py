@@ -10,8 +10,8 @@ import pyarrow as pa
 import xxhash
 
 from flatout.data.tables.formats.file import ONE_WAY
-from flatout.data.tables.table import Table, first_line, named_classes
-from flatout.errors import UserError
+from flatout.data.tables.table import Table, named_classes
+from flatout.errors import UserError, first_line
 
 _ROWS_PER_BLOCK = 65_536
 
