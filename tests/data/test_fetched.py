@@ -9,7 +9,7 @@ from pyarrow import fs
 from tests.verbs import verb
 
 from flatout.data.store.cache import Cache
-from flatout.data.tables import fetched
+from flatout.data.tables import fetched, sources
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in, open_source, open_splits
 
@@ -54,6 +54,15 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(bucket):
     (bucket / "one.csv").write_text(TABLE.replace("some", "changed"), encoding="utf-8")
     assert texts_of("s3://bucket/one.csv") == ["changed words", "other words"]
     assert copy.stat().st_ino != before
+
+
+def test_opening_a_source_asks_once_for_what_it_is(bucket, monkeypatch):
+    asked = []
+    fetch = sources.fetch
+    monkeypatch.setattr(sources, "fetch", lambda address, where: (asked.append(address), fetch(address, where))[1])
+    for address in ("s3://bucket/one.csv", "s3://bucket/rows"):
+        open_splits(address, {}, ReadingConfig())
+    assert asked == ["s3://bucket/one.csv", "s3://bucket/rows"]
 
 
 def test_a_folder_loses_the_files_that_are_gone_there(bucket):

@@ -55,11 +55,9 @@ def fetch(address: str, where: str) -> str:
 def _fetch_folder(system: fs.FileSystem, path: str, local: Path) -> None:
     there = system.get_file_info(fs.FileSelector(path, recursive=True))
     files = {local / info.path[len(path) :].lstrip("/"): info for info in there if info.type is fs.FileType.File}
-    if local.is_dir():
-        for gone in {file for file in local.rglob("*") if file.is_file() and not file.name.startswith(".")} - set(
-            files
-        ):
-            gone.unlink()
+    here = (file for file in local.rglob("*") if file.is_file() and not file.name.startswith("."))
+    for gone in set(here) - set(files):
+        gone.unlink()
     for file, info in files.items():
         if ".." not in file.relative_to(local).parts:
             _fetch_file(system, info, file)

@@ -167,6 +167,7 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
     if not isinstance(source, str | Path):
         return {"train": open_source(source, where=where, reading=reading)}
     path = _path_of(source, where)
+    source = str(path) if is_address(source) else source  # what was fetched is not asked for again
     is_there = path.exists() or path.is_symlink()  # a link that leads nowhere names no data set
     if not _is_pattern(path) and not is_there and may_be_hub_name(str(source)) and format_of(path) is None:
         return _splits_of(from_hub(str(source), where), where, reading)
