@@ -35,6 +35,8 @@ from flatout.tasks.task import real_rows
 
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
 _GRAMS_SHOWN, _LEAST_SUPPORT, _JUDGED = 24, 5, 10_000
+_SIZES, _FEWEST = 6, 64
+_NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 
 
@@ -83,10 +85,10 @@ def most_and_least(names: tuple[str, ...], counts: GramCounts) -> tuple[list[dic
 def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:
     """What the numbers mean, in plain words."""
     gained = (dice - trivial) / max(1e-9, 1 - trivial)
-    if gained < 0.1:
+    if gained < _NOTHING:
         first = "Hardly anything more than common knowledge could be read off these encodings by this attack."
     else:
-        share = "Some" if gained < 0.35 else "Much" if gained < 0.8 else "Nearly all"
+        share = "Some" if gained < _LITTLE else "Much" if gained < _MUCH else "Nearly all"
         first = f"{share} of the plain text can be read off these encodings."
     lines = [
         f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the commonest ones for"
@@ -166,7 +168,7 @@ class ExposureStudy:
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
-        sizes = sorted({min(total, max(64, total >> halvings)) for halvings in range(6)})
+        sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
         sums = RidgeSums.of(self.data, self.labels, train.device)
         refits = model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
         penalties: tuple[float, ...] = PENALTIES
