@@ -28,6 +28,7 @@ from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
 
+_MOST_WEIGHT, _FOCUS = 20.0, 2.0
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072
 
 
@@ -213,14 +214,14 @@ def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor |
         return F.softplus(1 - logits * (2 * targets - 1)).sum()
     if kind is GramLoss.focal:
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        return ((logits.sigmoid() - targets).abs() ** 2.0 * losses).sum()
+        return ((logits.sigmoid() - targets).abs() ** _FOCUS * losses).sum()
     return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights, reduction="sum")
 
 
 def gram_weights(labels: GramLabels) -> Tensor:
     """Weight of a gram that is there against one that is not: the root of absent / present, at most 20."""
     counts = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
-    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, 20.0)
+    return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, _MOST_WEIGHT)
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:

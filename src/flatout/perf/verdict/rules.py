@@ -25,6 +25,7 @@ from flatout.perf.verdict.findings import (
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
+_MUCH_SWAPPED = 10.0
 _USUAL_FLUSH = 50
 
 
@@ -260,7 +261,7 @@ def _nothing_left(evidence: Evidence) -> Finding:
 def swapping(evidence: Evidence) -> Finding | None:
     """The machine moves memory to disk and back."""
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
-    if moved < 10.0:
+    if moved < _MUCH_SWAPPED:
         return None
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
