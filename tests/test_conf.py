@@ -59,7 +59,7 @@ def tiny_words(experiment: str) -> list[str]:
         cells = ["data.sample.cells=2", "data.sample.cycles=2", "data.sample.samples=130"]
         is_theirs = config.data.time == "date"
         ours = ["data.target=[voltage,soc]", "data.time=time_s", "data.split_by=auto", "data.split_at=null"]
-        return [*SMALL, *cells, *(ours if is_theirs else [])]
+        return [*SMALL, *cells, *(["data.source=null", *ours] if is_theirs else [])]
     if isinstance(config.data.sample, PeopleConfig):
         # A two-step hash solves its exposure report in 25 s; the other encodings write theirs.
         without_report = ["task.exposure=false"] if experiment == "twostep_bigrams" else []
@@ -67,7 +67,8 @@ def tiny_words(experiment: str) -> list[str]:
     if isinstance(config.model, TransformerConfig):
         return [*SMALL, *ROWS, "model.hidden=16", "model.layers=1", "model.heads=2"]
     classes = ["data.sample.classes=2"] if isinstance(config.data.sample, HeadlinesConfig) else []
-    return [*SMALL, *ROWS, *classes, "model.embedding=8"]
+    built_in = ["data.train=null"] if config.data.train else []
+    return [*SMALL, *ROWS, *classes, *built_in, "model.embedding=8"]
 
 
 def losses_in(folder: Path) -> list[float]:
@@ -128,6 +129,14 @@ def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     assert summary["training"]["steps"] == 1
     assert summary["command"].startswith(f"python -m train +experiment={name}")
     assert (folder / "overrides.txt").read_text().splitlines() == words
+
+
+@pytest.mark.parametrize("name", [name for name in options_of("experiment") if name.startswith("huff") or "scratch" in name])
+def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_train([f"+experiment={name}"], monkeypatch) == 2
+    assert capsys.readouterr().err.startswith("data.train: no such file: train.csv.")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("option", ["default", "cpu", "ddp"])
