@@ -44,6 +44,7 @@ COMPANIONS = {
 """The other options that an option needs."""
 OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
 OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
+OF_FILES = [name for name in options_of("experiment") if name == "huffpost41" or name.endswith("_scratch")]
 ALIKE = ("_scratch", "_sweep")
 """Ends of the names of experiments that train as another one does, from other weights or for other trials."""
 SOAK = pytest.mark.soak(seconds=5)
@@ -131,7 +132,9 @@ def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     assert (folder / "overrides.txt").read_text().splitlines() == words
 
 
-@pytest.mark.parametrize("name", [name for name in options_of("experiment") if name.startswith("huff") or "scratch" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in options_of("experiment") if name.startswith("huff") or "scratch" in name]
+)
 def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_train([f"+experiment={name}"], monkeypatch) == 2

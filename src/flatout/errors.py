@@ -43,6 +43,11 @@ class UserError(ValueError):
             text += f" ({allowed})"
         super().__init__(printable(f"{text.rstrip('.')}. {hint}".rstrip() if hint else text))
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """What it is made of: another process makes the same of it."""
+        return {name: getattr(self, name) for name in ("where", "what", "allowed", "hint")}
+
 
 class RunBroke(RuntimeError):
     """Something outside, or one of its ranks, ended a run: a short message, exit code 1."""
@@ -52,7 +57,7 @@ def write_for_launcher(error: UserError | RunBroke) -> None:
     """Write an error where torchrun, or our own launch, looks for a rank's last words; without one nothing is done."""
     extra: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
-        extra["mistake"] = {name: getattr(error, name) for name in ("where", "what", "allowed", "hint")}
+        extra["mistake"] = error.parts
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8")
 

@@ -112,7 +112,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch
     [
         (
             "launcher.paralel=2",
-            "launcher.paralel: no such key (parallel, place, limit). Did you mean 'launcher.parallel'?",
+            "launcher.paralel: no such key (parallel, place, workers, limit). Did you mean 'launcher.parallel'?",
         ),
         ("launcher.parallel=two", "launcher.parallel: 'two' does not fit (a whole number)"),
         ("+sweep=one", "sweep/one.yaml: hydra.sweeper.trails: no such key (space, trials, sampler, pruner, metric,"),

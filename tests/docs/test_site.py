@@ -14,6 +14,11 @@ from flatout.tasks.metrics import BEST_MODE
 from tests.docs.blocks import ROOT
 
 MOST_BYTES = 300_000
+FEATURES = (
+    *("answers", "audit", "ladder", "many_devices", "many_machines", "resume", "reuse", "sweeps", "tune"),
+    *("verdict", "verdict_anywhere", "windows"),
+)
+"""Pages that are built alike: what it is for, one command, what it prints, what it costs, when not."""
 
 
 @pytest.mark.parametrize("name", drawings.DRAWINGS)
@@ -41,6 +46,14 @@ def test_every_page_has_a_place_in_the_navigation():
 def test_every_metric_and_every_curve_is_explained_on_one_page():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in (*BEST_MODE, *COLUMNS) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("page", FEATURES)
+def test_a_page_of_a_feature_has_a_command_what_it_prints_what_it_costs_and_when_not(page):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert [head for head in ("What it prints", "What it costs", "When not") if heads.count(head) != 1] == []
+    assert "```" in text.split("## What it prints")[0], "one command first"
 
 
 @pytest.mark.parametrize("package", ["", ".data", ".tasks", ".callbacks", ".bits"])

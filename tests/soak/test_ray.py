@@ -164,8 +164,14 @@ def by_two_workers(settings: dict[str, Any], folder: Path, ray_folder: str, *, k
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
     (folder / "settings").write_bytes(pickle.dumps({**settings, "output": str(folder / "outputs")}))
     (folder / "home").mkdir()
+    command = [sys.executable, "driver.py", "settings", str(folder / "storage")]
+    return run_of(command, folder, ray_folder, killed=killed)
+
+
+def run_of(command: list[str], folder: Path, ray_folder: str, *, killed: bool) -> Path:
+    """The folder of the run that a command trained; `killed`: a worker of it was."""
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(folder / "home")}
-    with running([sys.executable, "driver.py", "settings", str(folder / "storage")], folder, **own) as process:
+    with running(command, folder, **own) as process:
         while killed and not list((folder / "outputs").glob("*/*/checkpoints/last")):
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
@@ -199,6 +205,40 @@ def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
     alone = fit(**whole, folder=tmp_path / "alone")
     assert len(losses(folder)) == len(losses(alone.folder)) == 640
     assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-4)
+
+
+def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    words = ["data.sample.rows=503", "data.sample.eval_rows=101", "data.sample.classes=4", "model=transformer"]
+    words += ["model.hidden=32", "model.layers=2", "model.heads=4", "model.dropout=0", "model.attention_dropout=0"]
+    words += ["precision=fp32", "trainer.max_epochs=40", "checkpoint.patience=null", "monitor.flush_every=1"]
+    words += ["monitor.progress=false", "trainer.accelerator=cpu", "optim.lr=1e-3"]
+    (tmp_path / "home").mkdir()
+    train = [sys.executable, "-m", "train", *words]
+    folder = run_of([*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True)
+    assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
+    assert not list(folder.parent.glob(".*")), "Ray's notes are gone"
+    subprocess.run([*train, "data.batch_size=32", "name=alone"], cwd=tmp_path, check=True, capture_output=True)
+    (alone,) = (tmp_path / "outputs" / "alone").iterdir()
+    assert len(losses(folder)) == len(losses(alone)) == 640
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-4)
+
+
+def test_a_mistake_that_a_worker_of_ray_finds_is_one_sentence_and_leaves_no_folder(ray_folder, tmp_path):
+    pytest.importorskip("ray")
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n", encoding="utf-8")
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    for words, said in {
+        "workers=1 data.source=rows.csv data.text=txet": "data.text: no column 'txet' in rows.csv",
+        "workers=4000": "workers: 4000 (at most ",
+    }.items():
+        command = [sys.executable, "-m", "train", "on=ray", *words.split()]
+        with running(command, tmp_path, **own) as process:
+            told, _ = process.communicate(timeout=200)
+        assert process.returncode == 2, told
+        assert said in told
+        assert "Traceback" not in told
+        assert not (tmp_path / "outputs").exists()
 
 
 def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, monkeypatch):

@@ -14,12 +14,13 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.cli.conf_files import conf_folder, conf_words
 from flatout.cli.words import for_hydra, refuse_pickles_and_packages
+from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
@@ -134,12 +135,14 @@ def job(cfg: DictConfig) -> float | None:
         _remove_empty(folder)  # all ranks write to the folder of the first
     try:
         config = read_config(cfg, overrides)
-        from flatout.run.launch import start
+        from flatout.run.launch import start, start_on_ray
         from flatout.run.run_folder import claim_folder, claim_named_folder
 
         claim = claim_named_folder if is_shared else claim_folder
         words = [*conf_words(described.runtime.config_sources), *overrides]
-        result = start(config, folder=folder, overrides=words, claim=claim)
+        is_on_ray = described.launcher.get("place") == Place.ray
+        begin = partial(start_on_ray, workers=described.launcher.workers) if is_on_ray else start
+        result = begin(config, folder=folder, overrides=words, claim=claim)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

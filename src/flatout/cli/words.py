@@ -13,6 +13,8 @@ _ADDED = ("experiment", "sweep", "debug")
 _LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
+OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
+"""Where a run or a sweep computes, in short."""
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 """A value, or one item of a list, with a letter beyond ASCII."""
 
@@ -28,6 +30,8 @@ def in_hydras_form(word: str) -> str:
     if word.startswith("launcher."):
         return f"hydra.{word}"
     group, equals, option = word.removeprefix("+").partition("=")
+    if equals and group in OF_CLUSTER:
+        return f"{OF_CLUSTER[group]}={option}"
     if equals and group in _ADDED:
         return f"+{group}={option}"
     return f"{group}={option}" if equals and group in _LISTED else word
@@ -113,7 +117,7 @@ SHORT = {
     **{
         "for": "hydra.sweeper.time",
         "parallel": "hydra.launcher.parallel",
-        "on": "hydra.launcher.place",
+        "on": OF_CLUSTER["on"],
         "trial_for": "hydra.launcher.limit",
     },
 }

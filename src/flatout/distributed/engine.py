@@ -8,14 +8,21 @@ schedules, watches or retries.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-from collections.abc import Callable
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from flatout.errors import UserError, first_line, require
+from flatout.distributed.processes import OUTPUT, redirect_output
+from flatout.errors import RunBroke, UserError, first_line, require
 
 Part = Callable[[int, int], Any]
 """Does a part, from 1 on, of so many."""
@@ -109,6 +116,94 @@ def on_ray(do: Part, count: int, *, uses_gpu: bool = False) -> list[Any]:
     return found
 
 
+def device_of(workers: int) -> str:
+    """The kind of device that so many ranks take, one each: GPU where the cluster has any, else CPU."""
+    there = connect().cluster_resources()
+    kind = "GPU" if there.get("GPU") else "CPU"
+    allowed = f"at most {int(there[kind])}: the {kind}s of the cluster"
+    require(workers <= there[kind], "workers", f"{workers}", allowed=allowed)
+    return kind
+
+
+def train_on_ray(train: Callable[[], Any], workers: int, notes: Path) -> None:
+    """Train on the workers of Ray Train, a rank each. Ray begins all of them again when one is lost, up to three times.
+
+    A mistake of the user's would come again: it is written to the `notes`, which all machines see, and raised here.
+    """
+    uses_gpu, mistake = device_of(workers) == "GPU", notes / _MISTAKE
+    notes.mkdir()
+    given = {"train": train, "version": version("flatout"), "here": Path.cwd(), "notes": notes}
+    try:
+        with _shown(notes / _OUTPUT):
+            _fit(given, workers, uses_gpu=uses_gpu)
+        if mistake.exists():
+            raise UserError(**json.loads(mistake.read_text(encoding="utf-8")))
+    finally:
+        connect().shutdown()
+        shutil.rmtree(notes, ignore_errors=True)
+
+
+@contextmanager
+def _shown(output: Path) -> Iterator[None]:
+    """Print what the first rank writes to its output, as it comes."""
+    is_over = threading.Event()
+
+    def follow() -> None:
+        output.touch()
+        with suppress(BrokenPipeError), output.open(encoding="utf-8") as file:
+            while not is_over.wait(_LOOK_S):
+                print(file.read(), end="", flush=True)
+            print(file.read(), end="", flush=True)
+
+    thread = threading.Thread(target=follow, name="output", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
+    from ray import train
+    from ray.train.torch import TorchTrainer
+
+    settings: dict[str, Any] = {
+        "storage_path": str(given["notes"]),
+        "failure_config": train.FailureConfig(max_failures=_AGAIN),
+        "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},  # else lines stand there twice
+    }
+    ranks, around = train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu), train.RunConfig(**settings)
+    try:
+        TorchTrainer(_rank, train_loop_config=given, scaling_config=ranks, run_config=around).fit()
+    except train.TrainingFailedError as error:
+        if not (given["notes"] / _MISTAKE).exists():
+            hint = "The same command with resume=auto resumes from the last checkpoint."
+            raise RunBroke(f"workers of Ray failed {_AGAIN + 1} times: {first_line(error)}. {hint}") from None
+
+
+def _rank(given: dict[str, Any]) -> None:
+    """What a worker does: the settings' paths are those of the folder where the command was given."""
+    mistake: Path = given["notes"] / _MISTAKE
+    if mistake.exists():
+        return
+    try:
+        hint = "Start the run in a folder that they share."
+        require(mistake.parent.is_dir(), "on", f"not all machines of the cluster see {mistake.parent}", hint=hint)
+        os.chdir(given["here"])
+        if os.environ["RANK"] == "0":
+            os.environ[OUTPUT] = str(given["notes"] / _OUTPUT)
+            redirect_output()
+        _done(given["train"], given["version"])
+    except UserError as error:
+        mistake.write_text(json.dumps(error.parts), encoding="utf-8")
+
+
+_AGAIN = 3
+"""How often lost workers are begun again."""
+_MISTAKE, _OUTPUT = "mistake.json", "output.txt"
+"""What workers leave among the notes."""
+_LOOK_S = 0.2
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 
 

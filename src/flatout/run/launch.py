@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.tables.sources import is_rows
 from flatout.data.text import TextDataConfig
+from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
 from flatout.distributed.signals import asking
@@ -100,6 +102,28 @@ def start(
     if is_here:
         return run(config, path, overrides=overrides, number=wanted[0])
     return _on_ranks(config, wanted, path, overrides)
+
+
+def start_on_ray(
+    config: RunConfig, *, folder: Path, overrides: Sequence[str], workers: int, claim: Claim = claim_folder
+) -> Result:
+    """One run whose ranks are workers of Ray Train, on any machines that see the run's folder."""
+    if config.has_own_parts:
+        require_picklable(config)
+    device_of(workers)  # what the cluster lacks is said before there is a folder
+    chosen = _choose_folder(config, folder, overrides, claim)
+    path = Path(chosen["folder"])
+    if not chosen["is_finished"]:
+        notes = path.with_name(f".{path.name}-ray")
+        train_on_ray(partial(_begin_or_resume, config, path, list(overrides)), workers, notes)
+    return finished_result(path, answers_of(config, path))
+
+
+def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
+    """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray begins lost ranks anew."""
+    has_checkpoint = find_checkpoint(folder / CHECKPOINTS)[0] is not None
+    config = replace(config, resume=str(folder) if has_checkpoint else None)
+    start(config, folder=folder, overrides=overrides, claim=Path.absolute)
 
 
 def require_picklable(config: RunConfig) -> None:

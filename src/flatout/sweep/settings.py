@@ -43,10 +43,11 @@ class LauncherSettings:
     place: Place = setting(
         Place.here,
         "Where trials run: here, or as tasks of a Ray cluster whose machines see one disk. `parallel` is then any "
-        "number, and each trial gets a core, and a GPU where there is any.",
+        "number, and each trial gets a core, and a GPU where there is any. A single run trains on `workers` there.",
         choices=Place,
         example="ray",
     )
+    workers: int = setting(1, "Ranks of a single run with `place=ray`: a device each, on any machines.", least=1)
     limit: str | None = setting(
         None,
         "The longest a trial may take, such as 90s or 20m.",
