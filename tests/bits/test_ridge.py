@@ -19,17 +19,16 @@ from flatout.data.batches.plan import PlanSettings
 
 
 @pytest.fixture(params=["bloom", "twostep"])
-def feeds(request) -> tuple[Feed, Feed, dict]:
+def feeds(request) -> tuple[Feed, Feed, tuple]:
     encoding = EncodingConfig(kind=request.param, size=64, hashes=2)
     data = open_store(BitsDataConfig(sample=PeopleConfig(rows=300), encoding=encoding, vocabulary=80))
     made = (Feed(data.store.splits[name], PlanSettings(rows_per_batch=64)) for name in ("train", "validation"))
-    about = {"num_inputs": data.num_inputs, "is_set": data.is_set, "num_grams": len(LABELS) + len(data.hashed)}
-    return (*made, {**about, "device": torch.device("cpu")})
+    return (*made, (data, data.labels, torch.device("cpu")))
 
 
 def test_the_closed_form_is_that_of_scikit_learn(feeds):
     train, _, about = feeds
-    sums = RidgeSums(**about)
+    sums = RidgeSums(*about)
     next(sums.read(train))
     blocks = list(sums.blocks(train))
     inputs, grams = (torch.cat(parts).numpy() for parts in zip(*blocks, strict=True))
@@ -44,10 +43,10 @@ def test_records_are_added_up_to_each_size_and_the_feed_stays_where_it_was(feeds
     train, _, about = feeds
     next(iter(train))
     before = train.state_dict()
-    sums = RidgeSums(**about)
+    sums = RidgeSums(*about)
     assert list(sums.read(train, [10, 64, 65, 5_000])) == [10, 64, 65, train.split.num_rows]
     assert train.state_dict() == before
-    at_ten, first_ten = RidgeSums(**about), RidgeSums(**about)
+    at_ten, first_ten = RidgeSums(*about), RidgeSums(*about)
     next(at_ten.read(train, [10]))
     inputs, grams = next(first_ten.blocks(train))
     assert torch.equal(at_ten.inputs_DD, inputs[:10].T @ inputs[:10])
@@ -56,7 +55,7 @@ def test_records_are_added_up_to_each_size_and_the_feed_stays_where_it_was(feeds
 
 def test_the_best_penalty_is_the_one_that_validation_records_like_best(feeds):
     train, validation, about = feeds
-    sums = RidgeSums(**about)
+    sums = RidgeSums(*about)
     next(sums.read(train))
     (best,) = sums.best(validation, [slice(0, len(LABELS))])
     for penalty in PENALTIES[:4]:

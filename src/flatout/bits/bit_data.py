@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -58,8 +58,7 @@ class BitsPreparation(RecordSource):
         return BitInfo(store=store, report=report, source=source)
 
     def _recipe(self) -> Recipe:
-        config = self.config
-        validation_share, test_share = self.config.taken_shares(self.tables)
+        config, (validation_share, test_share) = self.config, self.config.taken_shares(self.tables)
         return {
             "kind": "bits",
             "source": fingerprints_of(self.tables, Cache(self.config.cache).folder),
@@ -89,7 +88,7 @@ class BitsPreparation(RecordSource):
             "about": self._encoding_line(),
             "bits_column": self.bits or KNOWN_BITS[0],
             "form": self._column.form.value if self.bits else Form.auto.value,
-            "splits": {split: asdict(total) for split, total in totals.items()},
+            "splits": totals,
             "lines": self._lines(survey, totals),
         }
 
@@ -132,14 +131,14 @@ class BitsPreparation(RecordSource):
         self._reader()(self.first())
         return self._column.form is Form.numbers
 
-    def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, _Totals]:
-        """Second pass: every record of every split."""
+    def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, dict[str, int]]:
+        """Second pass, over all records; of each split its rows, and its bytes of bits or numbers of sets."""
         is_set = survey.numbers is not None
         tokens = Column("uint16", ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
         targets, texts = Column("uint16", ragged=True), Column("uint8", ragged=True)
         columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
-        totals = {split: _Totals() for split in writers}
+        totals = {split: {"rows": 0, "tokens": 0} for split in writers}
         encode = self._reader()
         for split, record in self.records(progress.task("writing")):
             raw = record.raw
@@ -149,14 +148,15 @@ class BitsPreparation(RecordSource):
             parted = pc.binary_join_element_wise(*record.fields, pa.scalar(FIELD_END, pa.large_string()))
             data, bounds = bytes_of(pc.utf8_lower(parted))
             stored = data[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int32)
-            grams = targets_of(raw, survey.hashed)
-            writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
-            totals[split].rows += len(raw)
-            totals[split].tokens += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
+            writers[split].append(
+                tokens=encoded, targets=targets_of(raw, survey.hashed), texts=stored, rows=record.rows
+            )
+            totals[split]["rows"] += len(raw)
+            totals[split]["tokens"] += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
         for split, total in totals.items():
-            if total.rows == 0:
+            if total["rows"] == 0:
                 where = f"data.{split}" if split in self.tables else "data.source"
                 what = f"no records are left for the {split} split of {self.tables['train'].name}"
                 hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
@@ -176,23 +176,22 @@ class BitsPreparation(RecordSource):
 
         return read
 
-    def _lines(self, survey: _Survey, totals: dict[str, _Totals]) -> list[str]:
-        """What is printed of the records."""
-        rows = totals["train"].rows
+    def _lines(self, survey: _Survey, totals: dict[str, dict[str, int]]) -> list[str]:
+        rows = totals["train"]["rows"]
         made = [split for split in totals if split not in self.tables]
         how = f" ({' and '.join(made)} taken from the source by a hash of the text)" if made else ""
-        counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
-        seen = int((survey.label_counts > 0).sum())
+        counts = ", ".join(f"{split} {total['rows']:,}" for split, total in totals.items())
         lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.columns)}"]
         if survey.numbers is not None:
-            about = f"sets of {totals['train'].tokens / rows:.0f} known numbers a record"
+            about = f"sets of {totals['train']['tokens'] / rows:.0f} known numbers a record"
             about += f", {survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
         else:
             about = f"{survey.bits_set / max(1, rows):.1f} of {survey.num_inputs:,} bits set on average"
         lines.append(f"encoding: {self._encoding_line()}, {about}")
-        labels = f"{survey.num_labels / max(1, rows):.1f} a record, {seen:,} of {len(LABELS):,} seen in training"
+        seen = f"{int((survey.label_counts > 0).sum()):,} of {len(LABELS):,} seen in training"
         kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
-        lines.append(f"2-grams: {labels}; {kept}{len(survey.hashed):,} different pairs in the raw texts")
+        pairs = f"{kept}{len(survey.hashed):,} different pairs in the raw texts"
+        lines.append(f"2-grams: {survey.num_labels / max(1, rows):.1f} a record, {seen}; {pairs}")
         if survey.without_label:
             lines.append(f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram kept")
         return lines
@@ -211,12 +210,3 @@ class _Survey:
 
     def __init__(self) -> None:
         self.hashed, self.label_counts = GramIndex(), np.zeros(len(LABELS), dtype=np.int64)
-
-
-@dataclass(slots=True)
-class _Totals:
-    """What the records of one split add up to."""
-
-    rows: int = 0
-    tokens: int = 0
-    """Bytes of bits, or numbers of sets."""

@@ -20,9 +20,10 @@ from flatout.bits.encodings import EncodingConfig
 from flatout.bits.grams import FIELD_END, raw_texts
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_files
+from flatout.data.problem import Problem
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, assign_splits
-from flatout.data.tables.table import Table, is_text, require_columns
+from flatout.data.tables.table import Table, decoded, is_missing, is_text, mask_of, require_columns
 from flatout.errors import UserError, require, setting
 
 
@@ -105,7 +106,11 @@ class RecordSource:
 
     def __init__(self, config: BitsDataConfig) -> None:
         self.config = config
-        self.tables = self._open_tables()
+        keys = zip(SPLITS, ("source", "validation", "test"), strict=True)
+        given = {split: (f"data.{key}", value) for split, key in keys if (value := getattr(config, key)) is not None}
+        self.tables: dict[str, Table] = {
+            split: open_source(value, where=where, reading=config.read) for split, (where, value) in given.items()
+        } or {"train": PeopleTable(config.sample)}
         source = self.tables["train"]
         self.bits = self._bits_column(source)
         """Column of the encodings; None where records are encoded here."""
@@ -141,17 +146,6 @@ class RecordSource:
             return Record([], block.column(self.bits), np.arange(block.num_rows), table.name)
         raise UserError("data.source", f"no records in {table.name}", hint="Name a file with records.")
 
-    def _open_tables(self) -> dict[str, Table]:
-        config = self.config
-        if config.source is None:
-            return {"train": PeopleTable(config.sample)}
-        tables: dict[str, Table] = {}
-        for split, given in zip(SPLITS, (config.source, config.validation, config.test), strict=True):
-            if given is not None:
-                where = f"data.{'source' if split == 'train' else split}"
-                tables[split] = open_source(given, where=where, reading=config.read)
-        return tables
-
     def _bits_column(self, table: Table) -> str | None:
         if self.config.bits is not None:
             require_columns(table, {"data.bits": self.config.bits})
@@ -167,7 +161,7 @@ class RecordSource:
         if self.config.columns is not None:
             hint = "Name columns, or leave the setting out."
             require(bool(self.config.columns), "data.columns", "an empty list", hint=hint)
-            return list(self.config.columns)
+            return self.config.columns
         end = table.columns.index(self.bits) if self.bits else len(table.columns)
         found = [name for name in table.columns[:end] if name != self.uid]
         what = f"no column of {table.name} stands before the encoding"
@@ -175,21 +169,15 @@ class RecordSource:
         return found
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
-        kind = column.type
-        if pa.types.is_dictionary(kind):
-            column = column.dictionary_decode()
-        elif not (is_text(kind) or pa.types.is_null(kind)):
-            what = f"column {name!r} of {source} holds {kind}"
-            require(pa.types.is_primitive(kind), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
-            column = column.cast(pa.string())
+        column = decoded(column)
+        if not (is_text(column.type) or pa.types.is_null(column.type)):
+            what = f"column {name!r} of {source} holds {column.type}"
+            require(pa.types.is_primitive(column.type), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
         # The character that parts fields in the store is no part of anybody's name.
         return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
-        missing = pc.is_null(uids, nan_is_null=True)
-        if is_text(uids.type):
-            missing = pc.or_(missing, pc.equal(pc.utf8_trim_whitespace(pc.fill_null(uids, "")), ""))
-        without = rows[missing.to_numpy(zero_copy_only=False)]
+        without = rows[mask_of(is_missing(uids, Problem.single))]
         named = ", ".join([*(str(row + 1) for row in without[:_ROWS_NAMED]), *["…"] * (len(without) > _ROWS_NAMED)])
         hint = "Fill it in, or name another column: data.uid=COLUMN."
         require(not len(without), "data.uid", f"{source}: no {self.uid} in row {named}", hint=hint)

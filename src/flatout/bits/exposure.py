@@ -169,7 +169,7 @@ class ExposureStudy:
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
         sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
-        sums = RidgeSums.of(self.data, self.labels, train.device)
+        sums = RidgeSums(self.data, self.labels, train.device)
         refits = model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
         penalties: tuple[float, ...] = PENALTIES
         for size in sums.read(train, sizes):

@@ -38,10 +38,14 @@ def read_exposure(folder: Path) -> dict[str, Any]:
 def page(exposure: Mapping[str, Any]) -> str:
     """The page as HTML, without network or script."""
     common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
-    rows = "training records that hold it"
-    frequency = line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True)
-    learning = [Curve(name, _points(exposure, name)) for name in ("model", "ridge") if _points(exposure, name)]
-    charts = [line_chart("Dice over known records", learning, x_label="known records", doublings=True), frequency]
+    rows, learning = "training records that hold it", []
+    for name in ("model", "ridge"):
+        if points := [(point["records"], point[name]) for point in exposure["learning"] if name in point]:
+            learning.append(Curve(name, points))
+    charts = [
+        line_chart("Dice over known records", learning, x_label="known records", doublings=True),
+        line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True),
+    ]
     scores, rates = exposure["scores"], exposure["reconstruction"]
     tiles = [
         tile(f"{scores['dice']:.3f}", "Dice of the 2-grams"),
@@ -68,7 +72,3 @@ def page(exposure: Mapping[str, Any]) -> str:
         most=exposure["most"],
         least=exposure["least"],
     )
-
-
-def _points(exposure: Mapping[str, Any], name: str) -> list[tuple[float, float]]:
-    return [(point["records"], point[name]) for point in exposure["learning"] if name in point]

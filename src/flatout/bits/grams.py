@@ -30,8 +30,6 @@ FIELD_END = "\x1f"
 """Stands between the fields of a stored text."""
 _ASCII = 128
 _NOT_IN_LABELS = r'["./]'
-
-
 _PAIRS = (*product(ascii_lowercase, repeat=2), *product(ascii_lowercase, digits), *product(digits, repeat=2))
 LABELS = tuple(map("".join, _PAIRS))
 """Every gram a model answers, in the order of its outputs: aa … zz, a0 … z9, 00 … 99."""
@@ -146,12 +144,6 @@ def targets_of(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
 def joined_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:
     """Two ragged columns as one: each row's ids of the first, then of the second."""
     (first_ids, first_lengths), (second_ids, second_lengths) = first, second
-    lengths = first_lengths + second_lengths
-    ends = np.cumsum(lengths, dtype=np.int64)
-    ids = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
-    is_first = np.zeros(len(ids), dtype=np.bool_)
-    starts = np.repeat(ends - lengths, first_lengths)
-    within = np.arange(len(first_ids)) - np.repeat(np.cumsum(first_lengths) - first_lengths, first_lengths)
-    is_first[starts + within] = True
-    ids[is_first], ids[~is_first] = first_ids, second_ids
-    return ids, lengths.astype(np.int32)
+    rows = np.concatenate([np.repeat(np.arange(len(each)), each) for each in (first_lengths, second_lengths)])
+    ids = np.concatenate([first_ids, second_ids])[np.argsort(rows, kind="stable")]
+    return ids.astype(np.int32), (first_lengths + second_lengths).astype(np.int32)

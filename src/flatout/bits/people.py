@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import Syllables, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import SampleConfig, Syllables, draw_long_tailed, made_up_words
 from flatout.data.tables.table import Table
-from flatout.errors import LARGEST_SEED, check_settings, setting
+from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 FIELDS = ("GivenName", "Surname", "Birthday")
@@ -47,15 +47,12 @@ _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
 @dataclass(kw_only=True, slots=True)
-class PeopleConfig:
+class PeopleConfig(SampleConfig):
     """How many people are made up, and how well they are typed."""
 
     rows: int = setting(20_000, "People.", least=1)
     typos: float = setting(0.0, "Share of records with one typing error in the name.", least=0, most=1)
     seed: int = setting(11, "Another seed, other people.", least=0, most=LARGEST_SEED)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "data.sample")
 
 
 class PeopleTable(Table):
@@ -74,8 +71,7 @@ class PeopleTable(Table):
         """The rows, in blocks of at most `rows_per_block`."""
         for number in range(-(-self.num_rows // _BLOCK)):
             block = _block(self.config, number).slice(0, self.num_rows - number * _BLOCK).select(list(columns))
-            for start in range(0, block.num_rows, rows_per_block):
-                yield block.slice(start, rows_per_block)
+            yield from pa.Table.from_batches([block]).to_batches(rows_per_block)
 
 
 def _block(config: PeopleConfig, number: int) -> pa.RecordBatch:

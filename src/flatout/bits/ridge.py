@@ -63,17 +63,12 @@ class Ridge:
 class RidgeSums:
     """What a closed form needs to know of the training records; more of them can be added at any time."""
 
-    def __init__(self, *, num_inputs: int, is_set: bool, num_grams: int, device: torch.device) -> None:
-        self.num_inputs, self.is_set, self.num_grams = num_inputs, is_set, num_grams
-        self.inputs_DD = torch.zeros(num_inputs, num_inputs, device=device)
-        self.grams_DG = torch.zeros(num_inputs, num_grams, device=device)
-        self.sum_D, self.sum_G = torch.zeros(num_inputs, device=device), torch.zeros(num_grams, device=device)
+    def __init__(self, info: BitInfo, labels: GramLabels, device: torch.device) -> None:
+        self.num_inputs, self.is_set, self.num_grams = info.num_inputs, info.is_set, labels.num_targets
+        self.inputs_DD = torch.zeros(self.num_inputs, self.num_inputs, device=device)
+        self.grams_DG = torch.zeros(self.num_inputs, self.num_grams, device=device)
+        self.sum_D, self.sum_G = self.inputs_DD.new_zeros(self.num_inputs), self.grams_DG.new_zeros(self.num_grams)
         self.num_records = 0
-
-    @classmethod
-    def of(cls, info: BitInfo, labels: GramLabels, device: torch.device) -> RidgeSums:
-        """Those of some data, with the hashed grams after the answers."""
-        return cls(num_inputs=info.num_inputs, is_set=info.is_set, num_grams=labels.num_targets, device=device)
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
@@ -141,7 +136,7 @@ class RidgeSums:
 
 def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:
     """Solve ridge regression and start a network's detectors there; the baseline's figures."""
-    sums = RidgeSums.of(info, labels, feeds.train.device)
+    sums = RidgeSums(info, labels, feeds.train.device)
     next(sums.read(feeds.train))
     baseline, hashed = sums.best(feeds.validation, labels.parts)
     evidence = f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
@@ -163,6 +158,7 @@ def start_detectors(network: BitMLP, hashed: Ridge) -> None:
     network.start_at(network.detectors, _STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
 
 
+@torch.inference_mode()
 def choose_ridge_share(
     network: nn.Module, answers: Callable[[FlatBatch], Tensor], num_labels: int, validation: Feed, log: RunLog
 ) -> None:
@@ -172,19 +168,14 @@ def choose_ridge_share(
     found: dict[float, float] = {}
     for share in _SHARES:
         network.ridge_share.fill_(share)
-        found[share] = _dice_of(answers, num_labels, validation)
+        metrics = GramMetrics(is_alone=True)
+        for batch in validation.afresh():
+            metrics.update(answers(batch).sigmoid(), batch.multi_hot(num_labels))
+        found[share] = metrics.compute()["dice"]
     best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals
     network.ridge_share.fill_(best)
     evidence = ", ".join(f"{share:g}: {dice:.4f}" for share, dice in found.items())
     log.decision("ridge's vote", best, "best Dice on the validation records", evidence)
-
-
-@torch.inference_mode()
-def _dice_of(answers: Callable[[FlatBatch], Tensor], num_labels: int, validation: Feed) -> float:
-    metrics = GramMetrics(is_alone=True)
-    for batch in validation.afresh():
-        metrics.update(answers(batch).sigmoid(), batch.multi_hot(num_labels))
-    return metrics.compute()["dice"]
 
 
 def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:

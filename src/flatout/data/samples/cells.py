@@ -68,8 +68,7 @@ class CellsTable(Table):
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         for cell in range(self.num_cells):
             block = discharge_cell(self.config, self.split, cell).select(list(columns))
-            for start in range(0, block.num_rows, rows_per_block):
-                yield block.slice(start, rows_per_block)
+            yield from pa.Table.from_batches([block]).to_batches(rows_per_block)
 
 
 def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
