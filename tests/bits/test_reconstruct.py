@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.bits.exposure import by_frequency, conclusion, count_grams, most_and_least
+from flatout.bits.exposure import by_frequency, conclusion, count_grams, dice_of, most_and_least
 from flatout.bits.grams import GramIndex, padded, raw_texts
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.reconstruct import Candidates, LetterOrder, Rates, Reconstructor, rates, shape_of
@@ -115,7 +115,7 @@ def test_grams_are_counted_sorted_and_gathered_by_frequency():
     probabilities = torch.tensor([[0.9, 0.1, 0.8]] * 6)
     targets = torch.tensor([[1.0, 1.0, 0.0]] * 6)
     counts = count_grams(probabilities, targets, 0.5)
-    assert counts.dice.tolist() == [1.0, 0.0, 0.0]
+    assert dice_of(counts).tolist() == [1.0, 0.0, 0.0]
     most, least = most_and_least(("aa", "bb", "cc"), counts)
     assert [row["gram"] for row in most] == ["aa", "bb"] == [row["gram"] for row in reversed(least)]
     rows = by_frequency(counts, np.array([100, 3, 3]))

@@ -31,7 +31,7 @@ from tests.verbs import verb
 _WORDS, _MASK, _PADDING = 90, 4, 1
 _SPECIAL = torch.zeros(_WORDS, dtype=torch.bool)
 _SPECIAL[:5] = True
-HOW = Masking(share=0.15, masked=0.8, random=0.1, mask_id=_MASK, vocabulary_size=_WORDS, frame=2)
+HOW = Masking(MaskedLanguageConfig(), mask_id=_MASK, vocabulary_size=_WORDS, frame=2)
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, rates
-from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, Ridge, RidgeSums, start_detectors
+from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, RidgeSums, start_detectors
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds
@@ -33,6 +33,8 @@ from flatout.models.bit_mlp import BitMLP
 from flatout.run_log import RunLog
 from flatout.tasks.task import real_rows
 
+Counts = NDArray[np.int64]
+Rows = list[dict[str, Any]]
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
 _GRAMS_SHOWN, _LEAST_SUPPORT, _JUDGED = 24, 5, 10_000
 _SIZES, _FEWEST = 6, 64
@@ -40,46 +42,35 @@ _NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
 _MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 
 
-@dataclass(frozen=True, slots=True)
-class GramCounts:
-    """Over the records looked at: how often each gram was there, answered, and rightly so. Each `[C]`."""
-
-    there: NDArray[np.int64]
-    answered: NDArray[np.int64]
-    found: NDArray[np.int64]
-
-    @property
-    def dice(self) -> NDArray[np.float64]:
-        return 2 * self.found / np.maximum(self.there + self.answered, 1)
-
-
-def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> GramCounts:
-    """Counts of each gram, from `[N, C]` probabilities and targets."""
+def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Counts:
+    """`[3, C]`: in how many of the records each gram is there, answered, and rightly so, from `[N, C]` of each."""
     answered, there = probabilities >= threshold, targets > 0
-    return GramCounts(*(each.sum(0).cpu().numpy() for each in (there, answered, answered & there)))
+    return np.stack([each.sum(0).cpu().numpy() for each in (there, answered, answered & there)])
 
 
-def by_frequency(counts: GramCounts, train_counts: NDArray[np.int64]) -> list[dict[str, Any]]:
+def dice_of(counts: Counts) -> NDArray[np.float64]:
+    there, answered, found = counts
+    return 2 * found / np.maximum(there + answered, 1)
+
+
+def by_frequency(counts: Counts, train_counts: Counts) -> Rows:
     """Dice of grams, gathered by how many training records hold them."""
     rows = []
     for low, high in pairwise((0, *_FREQUENCIES)):
-        chosen = (train_counts >= low) & (train_counts < high) & (counts.there > 0)
+        chosen = (train_counts >= low) & (train_counts < high) & (counts[0] > 0)
         if chosen.any():
-            total = GramCounts(*(values[chosen].sum() for values in astuple(counts)))
-            rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": float(total.dice)})
+            dice = float(dice_of(counts[:, chosen].sum(1)))
+            rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": dice})
     return rows
 
 
-def most_and_least(names: tuple[str, ...], counts: GramCounts) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def most_and_least(names: tuple[str, ...], counts: Counts) -> tuple[Rows, Rows]:
     """The grams that leak most and least, among those some records hold."""
-    chosen = np.flatnonzero(counts.there >= _LEAST_SUPPORT)
-    dice = counts.dice
-    order = chosen[np.lexsort((-counts.there[chosen], -dice[chosen]))]
-
-    def rows(places: NDArray[np.int64]) -> list[dict[str, Any]]:
-        return [{"gram": names[i], "dice": float(dice[i]), "records": int(counts.there[i])} for i in places]
-
-    return rows(order[:_GRAMS_SHOWN]), rows(order[::-1][:_GRAMS_SHOWN])
+    there, dice = counts[0], dice_of(counts)
+    chosen = np.flatnonzero(there >= _LEAST_SUPPORT)
+    order = chosen[np.lexsort((-there[chosen], -dice[chosen]))]
+    rows = [{"gram": names[i], "dice": float(dice[i]), "records": int(there[i])} for i in order]
+    return rows[:_GRAMS_SHOWN], rows[::-1][:_GRAMS_SHOWN]
 
 
 def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:
@@ -97,8 +88,8 @@ def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | No
         f" {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the first tries were another text.",
     ]
     if with_names is not None:
-        shares = f"{with_names.at_1:.1%} were right at the first try and {with_names.at_10:.1%} within ten."
-        lines.append(f"With a list of names, {shares}")
+        at_1, at_10 = f"{with_names.at_1:.1%}", f"{with_names.at_10:.1%}"
+        lines.append(f"With a list of names, {at_1} were right at the first try and {at_10} within ten.")
     lines.append(
         "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
         " figure is no proof of safety against others."
@@ -175,17 +166,14 @@ class ExposureStudy:
         for size in sums.read(train, sizes):
             answers, hashed = sums.best(self.feeds.validation, self.labels.parts, penalties)
             penalties = tuple(sorted({*answers.penalties_near(), *hashed.penalties_near()}))
-            point = {"records": float(size), "ridge": self._ridge_dice(sums, answers)}
+            metrics = GramMetrics(answers.threshold)
+            for inputs_ND, grams_NG in sums.blocks(self.held):
+                metrics.update(answers.scores(inputs_ND), grams_NG[:, : self.labels.num_outputs])
+            point = {"records": float(size), "ridge": metrics.compute()["dice"]}
             if refits:
                 start_detectors(model, hashed)
                 point["model"] = self._model_dice(model)
             yield point
-
-    def _ridge_dice(self, sums: RidgeSums, ridge: Ridge) -> float:
-        metrics = GramMetrics(ridge.threshold)
-        for inputs_ND, grams_NG in sums.blocks(self.held):
-            metrics.update(ridge.scores(inputs_ND), grams_NG[:, : self.labels.num_outputs])
-        return metrics.compute()["dice"]
 
     @torch.inference_mode()
     def _model_dice(self, model: BitMLP) -> float:

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile, pairwise
+from itertools import dropwhile, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,10 @@ class LetterOrder:
         points, offsets = code_points(padded(texts))
         number_of = np.full(0x110000, -1, dtype=np.int32)
         number_of[[ord(letter) for letter in order.letters]] = np.arange(count)
-        letters = number_of[points]
-        inside = np.ones(len(letters), dtype=np.bool_)
+        inside = np.ones(len(points), dtype=np.bool_)
         ends = offsets[1:][np.diff(offsets) > 0]
-        inside[ends - 1] = False
-        inside[np.maximum(ends - 2, 0)] = False
-        first = np.flatnonzero(inside)
-        triples = letters[first + np.arange(3)[:, None]]
+        inside[ends - 1] = inside[np.maximum(ends - 2, 0)] = False  # no triple begins there
+        triples = number_of[points][np.flatnonzero(inside) + np.arange(3)[:, None]]
         triples = triples[:, (triples >= 0).all(axis=0)]
         ids = np.array([[number_of[ord(letter)] for letter in gram] for gram in grams])
         after_one = np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count) + 0.1
@@ -121,7 +118,7 @@ class Reconstructor:
             if self.dictionary is not None:
                 pairs = self.dictionary.best_pairs(gains)
                 found = [self._with_names(*each) for each in zip(found, pairs, gains, strict=True)]
-            yield from found
+            yield from (Candidates(list(scores), list(scores.values())) for scores in found)
 
     def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
         """The best finished walks of each record, as grams, and their scores."""
@@ -139,45 +136,37 @@ class Reconstructor:
         beam = _Beam(gain_RE, step_REE, starts_RE, ends_RE, self.order.longest + 2)
         for length in range(1, self.order.longest + 2):
             beam.step(length)
-            if not beam.is_alive:
+            if not (beam.score_RW > _NEVER / 2).any():  # no walk can go on
                 break
         for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
 
-    def _read(self, walks: NDArray[np.int32], scores: Floats) -> Candidates:
-        """Walks as texts, each once, the best first."""
-        found = Candidates()
+    def _read(self, walks: NDArray[np.int32], scores: Floats) -> dict[str, float]:
+        """Walks as texts, each once, with their scores; the best first."""
+        found: dict[str, float] = {}
         for place in np.argsort(-scores, kind="stable"):
             grams = [self.grams[edge] for edge in walks[place] if edge >= 0]
-            if scores[place] <= _NEVER / 2 or not grams:
-                continue
-            text = (grams[0] + "".join(gram[1] for gram in grams[1:])).strip(" ")
-            if text not in found.texts:
-                found.texts.append(text)
-                found.scores.append(float(scores[place]))
+            if grams and scores[place] > _NEVER / 2:
+                text = (grams[0] + "".join(gram[1] for gram in grams[1:])).strip(" ")
+                found.setdefault(text, float(scores[place]))
         return self._by_shape(found)
 
-    def _by_shape(self, found: Candidates) -> Candidates:
-        """Move texts of an unknown shape back."""
+    def _by_shape(self, scores: dict[str, float]) -> dict[str, float]:
+        """The same, with texts of an unknown shape moved back."""
         shapes = self.order.shapes
-        scores = {
-            text: score if not shapes or shape_of(text) in shapes else score + _ODD_SHAPE
-            for text, score in zip(found.texts, found.scores, strict=True)
-        }
-        texts = sorted(scores, key=lambda text: -scores[text])
-        return Candidates(texts, [scores[text] for text in texts])
+        worth = {text: 0.0 if not shapes or shape_of(text) in shapes else _ODD_SHAPE for text in scores}
+        return dict(sorted(((text, score + worth[text]) for text, score in scores.items()), key=lambda each: -each[1]))
 
-    def _with_names(self, found: Candidates, pairs: list[tuple[str, str]], gains: Floats) -> Candidates:
+    def _with_names(self, found: dict[str, float], pairs: list[tuple[str, str]], gains: Floats) -> dict[str, float]:
         """The walks and, with what follows the name in the best of them, the best pairs of known names."""
         assert self.dictionary is not None
-        tails = dict.fromkeys(_tail(text) for text in found.texts)
-        made = [given + surname + tail for given, surname in pairs for tail in list(tails)[:_TAILS_TRIED]]
+        tails = list(dict.fromkeys(map(_tail, found)))[:_TAILS_TRIED]
+        made = (given + surname + tail for given, surname in pairs for tail in tails)
         scored = {}
-        for text in dict.fromkeys([*found.texts, *made]):
+        for text in dict.fromkeys([*found, *made]):
             is_known = self.dictionary.holds(text[: len(text) - len(_tail(text))])
             scored[text] = self.score(text, gains) + (0.0 if is_known else _UNKNOWN_NAME)
-        best = self._by_shape(Candidates(list(scored), list(scored.values())))
-        return Candidates(best.texts[:_KEPT], best.scores[:_KEPT])
+        return dict(islice(self._by_shape(scored).items(), _KEPT))
 
     def score(self, text: str, gains: Floats) -> float:
         """What a text is worth under a record's gains: its set of grams, and the order of its letters."""
@@ -209,11 +198,6 @@ class _Beam:
         self.path_RWL[:, :, 0] = self.last_RW
         self.done_score = np.full((records, _KEPT), _NEVER, dtype=np.float32)
         self.done_path = np.full((records, _KEPT, longest), -1, dtype=np.int8)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether any walk can go on."""
-        return bool((self.score_RW > _NEVER / 2).any())
 
     def step(self, length: int) -> None:
         """Extend every walk by every edge that follows; the best stay, those that end are remembered."""

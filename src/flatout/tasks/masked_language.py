@@ -91,9 +91,8 @@ class MaskedLanguageModel(Task):
         encoder, hint = getattr(info, "vocabulary", None), "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
         if not isinstance(encoder, Subwords):
             raise UserError("MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
-        shares = (self.config.mask_share, self.config.mask_token_share, self.config.random_token_share)
         added = encoder.frame.size + (len(encoder.frame.parting) if info.roles.join == PAIR else 0)
-        self.masking = Masking(*shares, encoder.require_mask("the tokenizer"), encoder.size, added)
+        self.masking = Masking(self.config, encoder.require_mask("the tokenizer"), encoder.size, added)
         is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
         is_special[encoder.special_ids()] = True
         self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
@@ -180,12 +179,7 @@ class MaskedLanguageModel(Task):
 class Masking:
     """How tokens are masked."""
 
-    share: float
-    """Fraction of the tokens of a row."""
-    masked: float
-    """Fraction of these that become the mask token."""
-    random: float
-    """Fraction of these that become a random token."""
+    config: MaskedLanguageConfig
     mask_id: int
     vocabulary_size: int
     frame: int
@@ -194,7 +188,7 @@ class Masking:
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are masked in rows of these lengths."""
         words = np.maximum(lengths.astype(np.int64) - self.frame, 0)
-        return np.minimum(words, np.maximum(1, np.rint(self.share * words).astype(np.int64)))
+        return np.minimum(words, np.maximum(1, np.rint(self.config.mask_share * words).astype(np.int64)))
 
     def mask(self, batch: FlatBatch, is_special_V: Tensor, *, seed: int, epoch: int) -> FlatBatch:
         """The batch with tokens masked, and with places and targets `[K]`; special tokens stay, without a target."""
@@ -227,10 +221,10 @@ class Masking:
         return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
-        share_K = _mix(draws_K + _KIND).double() / (_BITS + 1)
+        share_K, masked = _mix(draws_K + _KIND).double() / (_BITS + 1), self.config.mask_token_share
         words_K = (_mix(draws_K + _WORD) % self.vocabulary_size).to(tokens_K.dtype)
-        changed_K = torch.where(share_K < self.masked + self.random, words_K, tokens_K)
-        return changed_K.masked_fill(share_K < self.masked, self.mask_id)
+        changed_K = torch.where(share_K < masked + self.config.random_token_share, words_K, tokens_K)
+        return changed_K.masked_fill(share_K < masked, self.mask_id)
 
 
 def _mix(values: Numbers) -> Numbers:

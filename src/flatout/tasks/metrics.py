@@ -73,14 +73,12 @@ class TaskMetrics(nn.Module, ABC):
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
-        """The metrics of a problem."""
-        if problem is Problem.single:
-            return SingleMetrics(classes)
-        return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)
+        kinds = {Problem.single: SingleMetrics, Problem.multi: MultiMetrics, Problem.regression: NumberMetrics}
+        return kinds[problem](classes)
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Names of what `compute` returns."""
+        return [*self.values_of(torch.zeros(self.sums.columns)), *["auroc"] * (self.auroc is not None)]
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
@@ -166,26 +164,22 @@ class SingleMetrics(TaskMetrics):
         elif count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = of_classes.MulticlassAUROC(count, average="none", **_CURVE)
 
-    def names(self) -> list[str]:
-        extra = ["f1"] * (len(self.classes) == 2) + ["auroc"] * (self.auroc is not None)
-        return ["accuracy", "macro_f1", "micro_f1", "macro_recall", *extra]
-
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         answers, count = outputs.argmax(-1), len(self.classes)
         self.counts.update(answers, targets)
         if rows is not None:
-            last = torch.full_like(targets, 3 * count)
-            places = torch.stack([targets, targets + count, answers + 2 * count, last], 1)
+            sums = targets, targets + count, answers + 2 * count, torch.full_like(targets, 3 * count)
+            places = torch.stack(sums, 1)
             ones = torch.ones_like(places)
             ones[:, 0] = answers == targets
             self.sums.add(rows, ones, places)
         if self.auroc is not None:
-            first = 1 if count == 2 else 0  # of two classes one is counted
+            first = int(count == 2)  # of two classes one is counted
             probabilities = outputs.softmax(-1)[:, first:]
             self.auroc.update(probabilities.squeeze(1) if first else probabilities, targets)
             if rows is not None:
-                numbers = torch.arange(first, count, device=targets.device)
-                self._rank(probabilities, targets.unsqueeze(1) == numbers, rows)
+                is_theirs = targets.unsqueeze(1) == torch.arange(first, count, device=targets.device)
+                self._rank(probabilities, is_theirs, rows)
 
     def compute(self) -> dict[str, float]:
         counts = self.counts.compute().cpu().double()
@@ -230,10 +224,6 @@ class MultiMetrics(TaskMetrics):
             self.auroc = of_classes.MultilabelAUROC(count, average="none", **_CURVE)
         self.exact = of_classes.MultilabelExactMatch(count, validate_args=False)
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
-
-    def names(self) -> list[str]:
-        extra = ["auroc"] * (self.auroc is not None)
-        return ["micro_f1", "macro_f1", "macro_recall", "subset_accuracy", *extra]
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         probabilities, whole = outputs.sigmoid(), targets.long()
@@ -281,9 +271,6 @@ class NumberMetrics(TaskMetrics):
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
         self.r2, self.pearson = _R2(), PearsonCorrCoef()
         self.sums = RowSums(8)
-
-    def names(self) -> list[str]:
-        return ["mae", "rmse", "r2", "pearson"]
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         answers, truths = outputs.flatten(), targets.flatten()
