@@ -16,15 +16,11 @@ from flatout.run_log import RunLog
 
 def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     """The network that reads the data's vocabulary and answers `outputs`."""
-    if isinstance(config, TransformerConfig):
-        return _build_encoder(config, info, outputs)
-    require(not info.long_texts.window, "data.long", "windows are for encoders", hint="Set model=transformer.")
-    words = info.vocabulary.words() if getattr(config, "vectors", None) else None
-    return config.build(num_outputs=len(outputs.names), vocabulary_size=info.vocabulary.size, vocabulary=words)
-
-
-def _build_encoder(config: TransformerConfig, info: Any, outputs: Outputs) -> Transformer:
     encoder = info.vocabulary
+    if not isinstance(config, TransformerConfig):
+        require(not info.long_texts.window, "data.long", "windows are for encoders", hint="Set model=transformer.")
+        words = encoder.words() if getattr(config, "vectors", None) else None
+        return config.build(num_outputs=len(outputs.names), vocabulary_size=encoder.size, vocabulary=words)
     ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
     model = config.build(outputs, vocabulary_size=encoder.size, **ids)
     model.window = info.long_texts.window

@@ -72,14 +72,12 @@ def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor
         drawn += np.arange(_AT_ONCE)[:, None] * len(sums_GS)
         weights = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
         found.append(values_of(torch.from_numpy(weights).double() @ sums_GS))
-    intervals = {name: _ends(torch.cat([each[name] for each in found])) for name in found[0]}
-    return {name: ends for name, ends in intervals.items() if ends[0] < ends[1]}
-
-
-def _ends(values_R: Tensor) -> Interval:
-    known = values_R[values_R.isfinite()]
-    low, high = torch.quantile(known, torch.tensor([0.025, 0.975]).double()).tolist() if len(known) else (0.0, 0.0)
-    return low, high
+    intervals = {}
+    for name in found[0]:
+        values_R = torch.cat([each[name] for each in found])
+        if len(known := values_R[values_R.isfinite()]):
+            intervals[name] = tuple(torch.quantile(known, torch.tensor([0.025, 0.975]).double()).tolist())
+    return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
 
 
 def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor) -> Tensor:

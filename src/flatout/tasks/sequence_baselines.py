@@ -58,11 +58,14 @@ def build_baselines(info: SequenceInfo) -> list[Baseline]:
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     """The ridge whose penalty is best on the validation recordings."""
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
-    sums = _Sums(info, ridge)
+    products, products_of_answers, mean, mean_of_answers, count = _read_training(info, ridge)
     held = [_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)]
     best = float("inf")
     for penalty in PENALTIES:
-        weight, bias = sums.solve(penalty)
+        penalized = products.clone()
+        penalized.diagonal().add_(penalty * max(1.0, count / 1000))
+        weight = torch.linalg.solve(penalized, products_of_answers)
+        bias = mean_of_answers - mean @ weight
         errors = [(inputs @ weight + bias - answers).square().sum() for inputs, answers in held]
         if (error := float(torch.stack(errors).sum())) < best:
             best = error
@@ -70,28 +73,21 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     return ridge
 
 
-class _Sums:
-    """What the closed form needs to know of the training windows."""
-
-    def __init__(self, info: SequenceInfo, ridge: WindowRidge) -> None:
-        size, outputs = ridge.weight.shape
-        self.products = torch.zeros(size, size, dtype=torch.float64)
-        self.answers = torch.zeros(size, outputs, dtype=torch.float64)
-        self.sums, self.sums_of_answers, self.count = torch.zeros(size).double(), torch.zeros(outputs).double(), 0
-        for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
-            inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
-            self.products += inputs_ND.T @ inputs_ND
-            self.answers += inputs_ND.T @ answers_NO
-            self.sums += inputs_ND.sum(0)
-            self.sums_of_answers += answers_NO.sum(0)
-            self.count += len(inputs_ND)
-
-    def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        mean, mean_of_answers = self.sums / self.count, self.sums_of_answers / self.count
-        products = self.products - self.count * torch.outer(mean, mean)
-        products.diagonal().add_(penalty * max(1.0, self.count / 1000))
-        weight = torch.linalg.solve(products, self.answers - self.count * torch.outer(mean, mean_of_answers))
-        return weight, mean_of_answers - mean @ weight
+def _read_training(info: SequenceInfo, ridge: WindowRidge) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """Centred products of inputs, and of inputs with answers; the means of both; and how many windows there are."""
+    size, outputs = ridge.weight.shape
+    products, crossed = torch.zeros(size, size).double(), torch.zeros(size, outputs).double()
+    sums, sums_of_answers, count = torch.zeros(size).double(), torch.zeros(outputs).double(), 0
+    for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
+        inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
+        products += inputs_ND.T @ inputs_ND
+        crossed += inputs_ND.T @ answers_NO
+        sums += inputs_ND.sum(0)
+        sums_of_answers += answers_NO.sum(0)
+        count += len(inputs_ND)
+    mean, mean_of_answers = sums / count, sums_of_answers / count
+    products -= count * torch.outer(mean, mean)
+    return products, crossed - count * torch.outer(mean, mean_of_answers), mean, mean_of_answers, count
 
 
 def _rows_of_ridge(ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,8 +116,7 @@ def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]
 def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None) -> Iterator[tuple[Tensor, ...]]:
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
     shape, segments = ridge.shape, info.segments[split]
-    lookback = shape.lookback or 1
-    horizon = shape.horizon
+    lookback, horizon = shape.lookback or 1, shape.horizon
     rows = forecast_windows(segments, lookback, horizon) if horizon else estimate_windows(segments, lookback)
     values = info.rows_of(split).values
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
@@ -164,7 +159,6 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
 
 
 def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> dict[str, float]:
-    """Metrics that need no probabilities."""
     if is_class:
         return {"accuracy": float((answers_RK.argmax(1) == labels_RK.argmax(1)).double().mean())}
     errors_RK = answers_RK - labels_RK

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,7 +79,9 @@ class SequenceRegressor(Task):
         self.baselines: list[Baseline] = []
         self._recording: dict[str, Tensor] = {}
         self._is_first: dict[str, Any] = {}
-        self._steps_a_row = float(info.mean_steps())
+        lengths = info.rows_of("train").lengths
+        self._steps_a_row = float(np.mean(lengths)) if self.shape.is_each_step else float(max(1, self.shape.horizon))
+        """Answers of a training row on average, by which the loss is divided."""
         self._augment = Augment(info)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
@@ -134,7 +137,6 @@ class SequenceRegressor(Task):
         return self._real(self._outputs(batch), batch)
 
     def in_units(self, scaled: Tensor) -> Tensor:
-        """Scaled answers in the targets' own units."""
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
 
     def start_judging(self, split: str) -> None:
@@ -195,7 +197,8 @@ class SequenceRegressor(Task):
         carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
             if split not in self._is_first:
-                self._is_first[split] = self.info.begins_recording(split)
+                recording = self.info.recording_of_rows(split)
+                self._is_first[split] = np.append(True, recording[1:] != recording[:-1])
             carried.begin(batch, self._is_first[split][batch.rows.numpy()])
 
     def _outputs(self, batch: FlatBatch) -> Tensor:
@@ -234,7 +237,6 @@ class SequenceLabeller(Classifier):
         return config.build(shape=info.shape)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        """Solve the baseline."""
         return {"baseline": judge_label_ridge(self.info)}
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:

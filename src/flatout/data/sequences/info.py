@@ -97,15 +97,6 @@ class SequenceInfo(DataInfo):
         """Number of each row's recording, among all names."""
         return self.store.splits[split].fixed("recording")
 
-    def begins_recording(self, split: str) -> NDArray[np.bool_]:
-        """Whether each row is the first of its recording."""
-        recording = self.recording_of_rows(split)
-        return np.append(True, recording[1:] != recording[:-1])[: len(recording)]
-
-    def mean_steps(self) -> float:
-        """Answers of a training row on average, by which the loss is divided."""
-        return float(np.mean(self.rows_of("train").lengths)) if self.shape.is_each_step else max(1, self.shape.horizon)
-
     def summary(self) -> dict[str, Any]:
         """What `summary.json` holds of the data."""
         splits, lengths = self.facts["splits"], self.rows_of("train").lengths

@@ -175,49 +175,35 @@ _LEAST_RUNS, _LEAST_SHARE = 4, 0.5
 _FACTOR, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 
 
-class Overlaps:
-    """Recordings of different splits that share samples, though they are not equal: one is a part of the other.
+def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tuple[int, int, float]]:
+    """Recordings that share most of their runs with one of an earlier split, that one, and the share of runs.
 
-    Runs of eight samples get a hash, and one run in sixteen is kept, chosen by its hash. So a run that stands in two
-    recordings is kept in both or in neither. A sample costs half a byte. A flat signal has one run, which counts once.
+    Such recordings are not equal: one is a part of the other. `runs` and `splits` are those of all recordings.
     """
-
-    def __init__(self) -> None:
-        self._runs: list[NDArray[np.uint64]] = []
-
-    def begin(self) -> None:
-        self._runs.append(np.empty(0, np.uint64))
-
-    def add(self, values: Floats) -> None:
-        """Take in a block of the recording `[samples, columns]`; runs across two blocks are left out."""
-        self._runs[-1] = np.union1d(self._runs[-1], _runs_of(values))
-
-    def find(self, splits: list[int]) -> list[tuple[int, int, float]]:
-        """Recordings that share most of their runs with one of an earlier split, that one, and the share of runs.
-
-        `splits` are those of all recordings.
-        """
-        found = []
-        for split in sorted(set(splits))[1:]:
-            before = [number for number, each in enumerate(splits) if each < split and len(self._runs[number])]
-            if not before:
+    found = []
+    for split in sorted(set(splits))[1:]:
+        before = [number for number, each in enumerate(splits) if each < split and len(runs[number])]
+        if not before:
+            continue
+        known = np.concatenate([runs[number] for number in before])
+        owners = np.repeat(before, [len(runs[number]) for number in before])
+        for number in (number for number, each in enumerate(splits) if each == split):
+            shared, count = owners[np.isin(known, runs[number])], len(runs[number])
+            if count < _LEAST_RUNS or not len(shared):
                 continue
-            runs = np.concatenate([self._runs[number] for number in before])
-            owners = np.repeat(before, [len(self._runs[number]) for number in before])
-            for number in (number for number, each in enumerate(splits) if each == split):
-                own = self._runs[number]
-                shared = owners[np.isin(runs, own)]
-                if len(own) < _LEAST_RUNS or not len(shared):
-                    continue
-                other = int(np.bincount(shared).argmax())
-                share = int((shared == other).sum()) / len(own)
-                if share >= _LEAST_SHARE:
-                    found.append((number, other, share))
-        return found
+            other = int(np.bincount(shared).argmax())
+            share = int((shared == other).sum()) / count
+            if share >= _LEAST_SHARE:
+                found.append((number, other, share))
+    return found
 
 
-def _runs_of(values: Floats) -> NDArray[np.uint64]:
-    """Hashes of the runs that are kept."""
+def runs_of(values: Floats) -> NDArray[np.uint64]:
+    """Hashes of runs of eight samples in a block `[samples, columns]`; one run in sixteen is kept, chosen by its hash.
+
+    So a run that stands in two recordings is kept in both or in neither. A sample costs half a byte. A flat signal has
+    one run, which counts once.
+    """
     if len(values) < _SAMPLES_A_RUN:
         return np.empty(0, np.uint64)
     rows = np.zeros(len(values), np.uint64)

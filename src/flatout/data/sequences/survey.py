@@ -25,7 +25,7 @@ from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.shape import Scaler, describe_units
-from flatout.data.sequences.splitting import Copies, Overlaps, RecordingEntry, Segment, Splitter
+from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, runs_of
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -36,8 +36,8 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import require
 
-_VERSION = 2
-_ROWS_A_BLOCK = 1 << 16
+SplitRecordings = Iterator[tuple[str, Recording]]
+_VERSION, _ROWS_A_BLOCK = 2, 1 << 16
 
 
 class SequencePreparation:
@@ -90,9 +90,7 @@ class SequencePreparation:
             found.add(split, recording)
         return found
 
-    def _read(
-        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
-    ) -> Iterator[tuple[str, Recording]]:
+    def _read(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None) -> SplitRecordings:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
@@ -135,20 +133,21 @@ class Survey:
         self._hashes: list[str] = []
         self._warnings: list[str] = []
         targets = config.targets if config.problem is SequenceProblem.estimate else []
-        self._copies, self._overlaps = Copies(columns, targets), Overlaps()
+        self._copies = Copies(columns, targets)
+        self._runs: list[NDArray[np.uint64]] = []
 
     def add(self, split: str, recording: Recording) -> None:
         values = recording.values
         self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
         if recording.label is not None:
             self.labels.append(recording.label)
-        digest = xxhash.xxh3_128()
-        self._overlaps.begin()
+        digest, runs = xxhash.xxh3_128(), []
         for block in blocks_of(values, _ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
-            self._overlaps.add(block)
+            runs.append(runs_of(block))
         self._hashes.append(digest.hexdigest())
+        self._runs.append(np.unique(np.concatenate(runs)))
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
         self._moments.append({span: _moments_of(values, *span) for span in spans})
 
@@ -253,7 +252,7 @@ class Survey:
                 is_apart = bool(key) and before.split != segment.split
                 require(not is_apart, f"data.{segment.split}", what, hint="Leave it out of one of the two.")
         splits = [each.split for each in self.segments]
-        for number, other, share in self._overlaps.find([SPLITS.index(split) for split in splits]):
+        for number, other, share in find_overlaps(self._runs, [SPLITS.index(split) for split in splits]):
             what = f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
             self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
 

@@ -6,7 +6,6 @@ window, and 4 a window for the order of an epoch. Shapes: B windows, L rows of l
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
@@ -135,19 +134,15 @@ class TableWindows(WindowBatches):
 
     def batch(self, numbers: Places) -> Any:
         start = self.start[numbers]
-        past, target = self.past("input", start), self.future("target", start)
-        known, static = self.future("known", start), self.of_group(start)
-        return (past if known is static is None else {"past": past, "known": known, "static": static}), target
+        behind, static = start + self.lookback, self.of_group(start)
+        past, known = self.rows_of("input", start, self.lookback), self.rows_of("known", behind, self.horizon)
+        x = past if known is static is None else {"past": past, "known": known, "static": static}
+        return x, self.rows_of("target", behind, self.horizon)
 
-    def past(self, role: str, start_B: Places) -> Tensor | None:
-        """`[B, L, C]` of the lookback; None where no column has that role."""
+    def rows_of(self, role: str, start_B: Places, length: int) -> Tensor | None:
+        """`[B, length, C]`; None where no column has that role."""
         values = self.columns[role]
-        return gather_runs(values, start_B, self.lookback) if values.shape[1] else None
-
-    def future(self, role: str, start_B: Places) -> Tensor | None:
-        """`[B, H, C]` of the horizon."""
-        values = self.columns[role]
-        return gather_runs(values, start_B + self.lookback, self.horizon) if values.shape[1] else None
+        return gather_runs(values, start_B, length) if values.shape[1] else None
 
     def of_group(self, start_B: Places) -> Tensor | None:
         """`[B, S]`: the static columns of each window's group."""
@@ -178,15 +173,15 @@ class DartsWindows(TableWindows):
 
     def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
         start = self.start[numbers]
-        static = self.of_group(start)
+        behind, static = start + self.lookback, self.of_group(start)
         return {
-            "past_target": self.past("target", start),
-            "past_covariates": self.past("features", start),
-            "historic_future_covariates": self.past("known", start),
-            "future_covariates": self.future("known", start),
+            "past_target": self.rows_of("target", start, self.lookback),
+            "past_covariates": self.rows_of("features", start, self.lookback),
+            "historic_future_covariates": self.rows_of("known", start, self.lookback),
+            "future_covariates": self.rows_of("known", behind, self.horizon),
             "static_covariates": None if static is None else static[:, None],
             "sample_weight": None,
-            "future_target": self.future("target", start),
+            "future_target": self.rows_of("target", behind, self.horizon),
         }
 
     @staticmethod
