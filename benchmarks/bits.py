@@ -30,9 +30,8 @@ from benchmarks.claim import (
 )
 from benchmarks.spine import bare_step, our_step
 from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
-from flatout.bits.bit_data import BitData
 from flatout.bits.columns import Form, encoded
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.data import BitData, BitsDataConfig
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
 from flatout.bits.info import GramLabels

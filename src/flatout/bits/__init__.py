@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "BitData": "flatout.bits.bit_data",
+    "BitData": "flatout.bits.data",
     "BitsDataConfig": "flatout.bits.data",
     "BitInfo": "flatout.bits.info",
     "GramDecoder": "flatout.bits.task",

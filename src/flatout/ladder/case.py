@@ -18,8 +18,7 @@ import pyarrow.csv as pa_csv
 import torch
 from numpy.typing import NDArray
 
-from flatout.bits.bit_data import BitData
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.data import BitData, BitsDataConfig
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import stored_texts
 from flatout.data.checks.survey import TextSurvey

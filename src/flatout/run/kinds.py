@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from flatout.bits.bit_data import BitData
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.data import BitData, BitsDataConfig
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import NAMES
 from flatout.bits.task import GramDecoder
