@@ -37,7 +37,7 @@ from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
 from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
-from flatout.bits.reconstruct import rates
+from flatout.bits.reconstruct import Reconstructor, rates
 from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
@@ -329,7 +329,8 @@ def rebuilding(folder: Path, options: Options) -> Iterator[Claim]:
     names = _surnames_and_given(result, data)
     for about, known in (("rebuilding texts", []), ("rebuilding texts with names", names)):
         started = time.perf_counter()
-        found = rates(list(predictor.reconstructor(known).candidates(detected)), raw.to_pylist())
+        reconstructor = Reconstructor(predictor.labels.hashed, predictor.order, names=known)
+        found = rates(list(reconstructor.candidates(detected)), raw.to_pylist())
         seconds = (time.perf_counter() - started) * 10_000 / count
         note = f"{count:,} other people: {found.at_1:.1%} right at the first try, {found.at_10:.1%} within ten"
         yield bounded(f"{about}, 10,000 records", seconds, "s", most=120.0, note=note)

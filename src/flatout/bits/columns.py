@@ -202,7 +202,6 @@ def write_bits(packed: Packed, form: Form) -> pa.Array:
 
 
 def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:
-    """Sets of numbers as lists."""
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
@@ -232,8 +231,7 @@ def encoded(
     others = [each for each in table.columns if each not in (*columns, name) and (not drops_text or each == uid)]
     before = [] if drops_text else columns
     for block in table.blocks([*columns, *others]):
-        fields = [pc.cast(block.column(column), pa.large_string()) for column in columns]
-        made = encoder.encode(raw_texts(fields))
+        made = encoder.encode(raw_texts([block.column(column) for column in columns]))
         column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
         arrays = [*map(block.column, before), column, *map(block.column, others)]
         yield pa.RecordBatch.from_arrays(arrays, names=[*before, name, *others])

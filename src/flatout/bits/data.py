@@ -148,7 +148,6 @@ class BitsPreparation:
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
 
     def open(self) -> BitInfo:
-        """The store, built where it is missing."""
         source, recipe = self.tables["train"].name, self._recipe()
         store, report = Cache(self.config.cache).open_or_build(source, recipe, partial(self._build, recipe["source"]))
         return BitInfo(store=store, report=report, source=source)

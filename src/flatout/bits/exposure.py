@@ -24,7 +24,7 @@ from flatout.bits.exposure_page import write_exposure
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
-from flatout.bits.reconstruct import Rates, rates
+from flatout.bits.reconstruct import Rates, Reconstructor, rates
 from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, RidgeSums, start_detectors
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.bits.task import GramDecoder
@@ -198,7 +198,8 @@ class ExposureStudy:
         names = counted.field("values").take(order[:_MOST_NAMES]).to_pylist()
 
         def rebuilt(names: list[str]) -> Rates:
-            return rates(list(self.predictor.reconstructor(names).candidates(detected.numpy())), truth)
+            reconstructor = Reconstructor(self.labels.hashed, self.predictor.order, names=names)
+            return rates(list(reconstructor.candidates(detected.numpy())), truth)
 
         return rebuilt([]), rebuilt(names) if names else None
 

@@ -55,9 +55,7 @@ def page(exposure: Mapping[str, Any]) -> str:
     if rates["with_names"]:
         tiles.append(tile(f"{rates['with_names']['at_1']:.1%}", "the same with a list of names"))
     columns = ("at_1", "at_5", "at_10", "wrong", "without")
-    shares = [
-        [about, *(f"{rates[name][key]:.1%}" for key in columns)] for name, about in _REBUILT.items() if rates[name]
-    ]
+    shares = [[about, *(f"{rates[way][key]:.1%}" for key in columns)] for way, about in _REBUILT.items() if rates[way]]
     return render_page(
         "exposure",
         encoding=exposure["encoding"],

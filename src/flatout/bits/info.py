@@ -53,7 +53,6 @@ class BitInfo(DataInfo):
 
     @property
     def labels(self) -> GramLabels:
-        """The grams that a model answers, and those that were hashed."""
         facts = self.facts
         return GramLabels(LABELS, self.hashed, facts["class_counts"], facts["splits"]["train"]["rows"])
 
@@ -87,7 +86,6 @@ class BitInfo(DataInfo):
         return stored_texts(self.store.splits[split])
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds of the data."""
         splits = self.facts["splits"]
         rows, tokens = {name: counts["rows"] for name, counts in splits.items()}, splits["train"]["tokens"]
         sizes = {"tokens": tokens, "mean_length": tokens / max(1, rows["train"])}

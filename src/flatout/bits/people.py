@@ -68,7 +68,6 @@ class PeopleTable(Table):
         return xxhash.xxh3_128_hexdigest(f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}".encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """The rows, in blocks of at most `rows_per_block`."""
         for number in range(-(-self.num_rows // _BLOCK)):
             block = _block(self.config, number).slice(0, self.num_rows - number * _BLOCK).select(list(columns))
             yield from pa.Table.from_batches([block]).to_batches(rows_per_block)

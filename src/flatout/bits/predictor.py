@@ -91,13 +91,12 @@ class GramPredictor(RunPredictor):
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> GramPredictor:
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data = settings["data"]
-        numbers = np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None
         return cls(
             model=folder.network(num_inputs=data["num_inputs"], is_set=data["is_set"], **labels.network_sizes()),
             labels=labels,
             num_inputs=data["num_inputs"],
             threshold=settings["threshold"],
-            numbers=numbers,
+            numbers=np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None,
             bits_column=data["bits_column"],
             text_columns=data["text_columns"],
             form=Form(data["form"]),
@@ -139,10 +138,6 @@ class GramPredictor(RunPredictor):
             raise UserError("--rebuild", what, hint="Train with model=bitmlp model.detectors=true.")
         return self._each(encodings, model.detect)
 
-    def reconstructor(self, names: Sequence[str] = ()) -> Reconstructor:
-        """What rebuilds texts from detected grams, with a list of known names or without."""
-        return Reconstructor(self.labels.hashed, self.order, names=names)
-
     def read(self, probabilities: Tensor) -> list[GramPrediction]:
         """Probabilities as the grams that are there."""
         found = []
@@ -154,7 +149,6 @@ class GramPredictor(RunPredictor):
 
     @torch.inference_mode()
     def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
-        """Probabilities of every encoding, in their order."""
         self.model.eval()
         tokens: Any
         if isinstance(encodings, tuple):
@@ -179,7 +173,8 @@ class GramPredictor(RunPredictor):
         names = [] if options.names is None else read_names(options.names)
         column = options.bits or self.bits_column
         require_columns(table, {"--bits": column})
-        reconstructor = self.reconstructor(names) if options.rebuild or names else None
+        rebuilds = options.rebuild or names
+        reconstructor = Reconstructor(self.labels.hashed, self.order, names=names) if rebuilds else None
 
         def answer(predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]) -> Answered:
             rows, block = piece
@@ -212,8 +207,7 @@ class GramPredictor(RunPredictor):
         """Block by block the encodings, and the grams of their plain texts."""
         index, num_labels = label_index(), len(self.labels.names)
         for rows, block in self.blocks(table, [bits, *self.text_columns]):
-            fields = [block.column(name).cast(pa.large_string()) for name in self.text_columns]
-            ids, lengths = index.rows(plain_texts(raw_texts(fields)))
+            ids, lengths = index.rows(plain_texts(raw_texts([block.column(name) for name in self.text_columns])))
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
             targets = multi_hot(torch.from_numpy(ids), offsets, num_labels)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets

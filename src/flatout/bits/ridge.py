@@ -153,7 +153,6 @@ def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds:
 
 
 def start_detectors(network: BitMLP, hashed: Ridge) -> None:
-    """Start detectors at ridge regression on the hashed grams."""
     assert network.detectors is not None, "this model has no detectors"
     network.start_at(network.detectors, _STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
 

@@ -117,7 +117,6 @@ class GramDecoder(Task):
         self.recombined.append(made)
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
-        """The vote of ridge regression."""
         self.is_finished = True
         self.eval()
         choose_ridge_share(self.model, self.answers, self.labels.num_outputs, feeds.validation, log)
@@ -147,7 +146,6 @@ class GramDecoder(Task):
         return total / batch.step_rows
 
     def begin_step(self) -> None:
-        """The first forward pass of an optimizer step follows."""
         if self.recombined:
             self._step_began_at = self.recombined[0].next
             self._is_within_step = True
@@ -188,7 +186,6 @@ class GramDecoder(Task):
         return self._answers_loss(outputs, targets)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
-        """Probabilities of the grams."""
         return {"probabilities": real_rows(self.answers(batch), batch).sigmoid()}
 
     def start_judging(self, split: str) -> None:

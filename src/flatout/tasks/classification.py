@@ -38,7 +38,12 @@ class Classifier(Task):
     weights_C: Tensor | None
 
     def take_labels(self, labels: Labels) -> None:
-        _require_classes(labels, self.config)
+        if labels.problem is Problem.regression:
+            what, hint, smoothing = "targets are numbers", "Leave it out.", self.config.label_smoothing
+            require(not smoothing, "task.label_smoothing", f"{smoothing}, but {what}", hint=hint)
+            is_even = self.config.class_weights is ClassWeights.none
+            require(is_even, "task.class_weights", f"is set, but {what}", hint=hint)
+            require(not self.config.weights, "task.weights", f"is set, but {what}", hint=hint)
         self.labels, self.metrics = labels, TaskMetrics.build(labels.problem, labels.classes)
         self.thresholds: list[float] = []
         """From which probability on each label is answered, where a row has several labels."""
@@ -144,17 +149,6 @@ class Classifier(Task):
             losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights_C, reduction="sum")
             return losses / self.labels.num_outputs
         return F.mse_loss(outputs.squeeze(-1), (targets - self.labels.mean) / self.labels.spread, reduction="sum")
-
-
-def _require_classes(labels: Labels, config: ClassificationConfig) -> None:
-    """Refuse what a regression cannot heed."""
-    if labels.problem is not Problem.regression:
-        return
-    what, hint = "is set, but targets are numbers", "Leave it out."
-    smoothing = f"{config.label_smoothing}, but targets are numbers"
-    require(not config.label_smoothing, "task.label_smoothing", smoothing, hint=hint)
-    require(config.class_weights is ClassWeights.none, "task.class_weights", what, hint=hint)
-    require(not config.weights, "task.weights", what, hint=hint)
 
 
 def class_weights(labels: Labels) -> Tensor:

@@ -2,8 +2,7 @@
 
 Metrics are in each target's own unit, over all recordings and for each. Sums are kept for each recording and target on
 the device, so a batch costs a few additions and memory stays flat. Pictures show some recordings whole, and errors by
-value and by time, of the first target. Of a forecast they show the farthest step, and errors by
-the step of the horizon.
+value and by time, of the first target. Of a forecast they show the farthest step, and errors by step of the horizon.
 
 Shapes: N answers, R recordings, K targets.
 """
@@ -44,7 +43,6 @@ class SequenceScores:
         self._largest.zero_()
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
-        """Take in scaled answers and what they should be."""
         self._sums, self._largest = self._sums.to(answers_NK.device), self._largest.to(answers_NK.device)
         truths_NK = truths_NK.double()
         errors_NK = answers_NK.double() - truths_NK
@@ -93,7 +91,6 @@ class SequenceScores:
 
 
 def names_of(targets: Sequence[str]) -> list[str]:
-    """Names of the metrics of some targets."""
     return [*NAMES, *(f"rmse_{name}" for name in targets if len(targets) > 1)]
 
 

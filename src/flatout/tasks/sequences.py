@@ -134,7 +134,12 @@ class SequenceRegressor(Task):
 
     def answers_and_truths(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Scaled answers to the rows that count, and what they should be."""
-        return self._real(self._outputs(batch), batch)
+
+        def answer(part: FlatBatch) -> Tensor:
+            self._begin(part, self._split)
+            return self.model(part)
+
+        return self._real(self.answer_in_pieces(batch, answer).float(), batch)
 
     def in_units(self, scaled: Tensor) -> Tensor:
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
@@ -177,7 +182,6 @@ class SequenceRegressor(Task):
     # Chunks: what goes from one batch to the next.
 
     def begin_step(self) -> None:
-        """The first forward pass of an optimizer step follows."""
         self._mark = None if self.network.carried is None else self.network.carried.mark()
 
     def reset_step(self) -> None:
@@ -200,13 +204,6 @@ class SequenceRegressor(Task):
                 recording = self.info.recording_of_rows(split)
                 self._is_first[split] = np.append(True, recording[1:] != recording[:-1])
             carried.begin(batch, self._is_first[split][batch.rows.numpy()])
-
-    def _outputs(self, batch: FlatBatch) -> Tensor:
-        def answer(part: FlatBatch) -> Tensor:
-            self._begin(part, self._split)
-            return self.model(part)
-
-        return self.answer_in_pieces(batch, answer).float()
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers and what they should be, without rows that do not count."""

@@ -4,8 +4,7 @@ They are a store in the cache, beside that of the texts: a ragged column of `tok
 one where only first tokens are read above the cut. Rows are computed a block at a time, by length and without padding,
 and written in their order; so memory holds one block. Nothing is dropped below the cut.
 
-Products of other shapes may differ in the last digit, so in fp32 the losses of a run equal those of the same run
-without a store to about 1e-6.
+Products of other shapes may differ in the last digit: in fp32 losses equal those without a store to about 1e-6.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ class FrozenPart:
         return found
 
     def write(self, writer: StoreWriter, splits: Sequence[StoreSplit]) -> None:
-        """The outputs of all rows of some splits."""
         writer.expected_rows = sum(split.num_rows for split in splits)
         with Progress() as progress:
             for split in (split for split in splits if split.num_rows):

@@ -56,8 +56,6 @@ class Task(L.LightningModule):
     is_prepared = False
     settings: type
     """The Config of the loss."""
-    config: Any
-    """The settings of the loss."""
     info: Any = None
     """The description of the data that the network was built for."""
     metrics: Any

@@ -269,8 +269,9 @@ def _tweet_phrases() -> _Phrases:
     )
     asked = "|".join(_ASKED.strip().replace("{op}", word) for word in ("{good}", "{bad}"))
     kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_SHARED_KINDS}
-    kinds |= {f"{mood} but": _around("", kinds[mood], " but") for mood in ("negative", "positive")}
-    kinds |= {f"though {mood}": _around("even though ", kinds[mood], "") for mood in ("negative", "positive")}
+    for name, around in (("{} but", "{} but"), ("though {}", "even though {}")):
+        for mood in ("negative", "positive"):
+            kinds[name.format(mood)] = "|".join(map(around.format, _listed(kinds[mood])))
     kinds |= {name: f"{{{name}}}|{{{name}}}|{{{name}}} {{{name}}}" for name in _EMOJI}
     return _phrases(groups, (), kinds)
 
@@ -280,10 +281,6 @@ def _shared_groups(random: np.random.Generator) -> tuple[dict[str, Sequence[str]
     taken = {*_THINGS, *_GOOD, *_BAD, *_VERY, *_TIMES}
     things = _THINGS + made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
     return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}, taken
-
-
-def _around(before: str, phrases: str, after: str) -> str:
-    return "|".join(f"{before}{phrase}{after}" for phrase in _listed(phrases))
 
 
 def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Array:

@@ -98,7 +98,6 @@ class SequenceInfo(DataInfo):
         return self.store.splits[split].fixed("recording")
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds of the data."""
         splits, lengths = self.facts["splits"], self.rows_of("train").lengths
         return {
             "rows": {name: view.num_rows for name, view in self.store.splits.items() if name in splits},

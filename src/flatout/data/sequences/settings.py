@@ -185,12 +185,10 @@ class SequenceDataConfig(FeedingConfig):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is given for each split."""
         return {split: getattr(self, split) for split in SPLITS}
 
     @property
     def targets(self) -> list[str]:
-        """Columns that are answered."""
         return [self.target] if isinstance(self.target, str) else list(self.target or [])
 
     @property

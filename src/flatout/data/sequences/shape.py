@@ -70,7 +70,6 @@ class Scaler:
         return scaled
 
     def of_targets(self, targets: int) -> tuple[list[float], list[float]]:
-        """Shift and factor of the last columns."""
         return self.shift[-targets:], self.factor[-targets:]
 
 

@@ -2,8 +2,7 @@
 
 Two passes over the tables, a file at a time: the first finds what the splits and scales depend on (lengths, moments of
 each column, labels, recordings that leak), the second writes. The store holds each sample once. What a network reads of
-it (windows, chunks, whole recordings) is an index, made when the store is opened; so another lookback needs no other
-store.
+it (windows, chunks, whole recordings) is an index, made when it is opened; so another lookback needs no other store.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class SequencePreparation:
         self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
-        """The store, built where it is missing."""
         config, cache = self.config, Cache(self.config.cache)
         fingerprints, shares = fingerprints_of(self.tables, cache.folder), config.taken_shares(self.tables)
         kind = "label" if config.problem is SequenceProblem.label else "values"

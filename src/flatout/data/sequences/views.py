@@ -68,7 +68,6 @@ class Cut:
         return len(segments.first) if step is None else int(_counts(segments.first, segments.stop, step).sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
-        """Where each row begins, its length and its recording."""
         if self.lookback is not None and self.horizon:
             return forecast_windows(segments, self.lookback, self.horizon, self.stride)
         if self.lookback is not None:
@@ -170,7 +169,6 @@ def require_rows(config: SequenceDataConfig, split: str, segments: Sequence[Segm
 
 
 def _describe_short(config: SequenceDataConfig, split: str, names: list[str], samples: NDArray[np.int64]) -> list[str]:
-    """A line where recordings of a split are shorter than a window."""
     needed, keys = _needed(config)
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
