@@ -18,8 +18,8 @@ from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer, TransformerConfig
-from flatout.tasks import stored_states
-from flatout.tasks.stored_states import FrozenPart, StoredStates
+from flatout.tasks import encoder_layers
+from flatout.tasks.encoder_layers import FrozenPart, StoredStates
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
@@ -73,7 +73,7 @@ def answered(network: Transformer, batch: FlatBatch) -> tuple[Tensor, dict[str, 
 def test_reading_gives_outputs_and_gradients_of_computing(
     family: str, layers: Any, kind: str, rows: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_states, "_BLOCK_TOKENS", 40)  # several blocks
+    monkeypatch.setattr(encoder_layers, "_BLOCK_TOKENS", 40)  # several blocks
     layers = "all" if family == "albert" else layers  # which has one layer, gone through again and again
     network = frozen(family, layers, kind)
     reads = stored(network, rows, tmp_path / "states")

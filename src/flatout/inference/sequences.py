@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
-from flatout.data.sequences.info import SequenceInfo
+from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
@@ -31,7 +31,6 @@ from flatout.data.sequences.recordings import (
     read_recordings,
 )
 from flatout.data.sequences.settings import Missing
-from flatout.data.sequences.shape import Scaler, SequenceShape, describe_units
 from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged
 from flatout.data.tables.reading import ReadingConfig

@@ -24,7 +24,7 @@ from flatout.models.series import Residual, WindowRidge, flatten, is_even, last_
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.data.sequences.shape import SequenceShape
+    from flatout.data.sequences.info import SequenceShape
 
 
 class Cell(StrEnum):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.data.sequences.shape import SequenceShape
+    from flatout.data.sequences.info import SequenceShape
 
 
 def is_even(batch: FlatBatch) -> bool:

@@ -17,7 +17,7 @@ from flatout.models.series import Residual, WindowRidge, own_pasts, windows_of
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.data.sequences.shape import SequenceShape
+    from flatout.data.sequences.info import SequenceShape
 
 
 @dataclass(kw_only=True, slots=True)

@@ -53,7 +53,7 @@ from flatout.run.memory import require_memory
 from flatout.run.resolve import clip_of, resolve_length, resolve_rate
 from flatout.run.run_folder import SETTINGS, RunFolder, folder_of_runs, newest_runs, unwritten_run
 from flatout.run_log import RunLog
-from flatout.tasks.layer_scores import LayerScore, Read, read_layers
+from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 

@@ -25,7 +25,7 @@ from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer, TransformerConfig
 from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.stored_states import FrozenPart, StoredStates, rows_between
+from flatout.tasks.encoder_layers import FrozenPart, StoredStates, rows_between
 
 REUSE = "reuse"
 """The name of the choice."""

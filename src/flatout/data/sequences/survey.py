@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
+from flatout.data.sequences.info import Scaler, describe_units
 from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.sequences.shape import Scaler, describe_units
 from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, runs_of
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
