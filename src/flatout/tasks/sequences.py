@@ -77,8 +77,6 @@ class SequenceRegressor(Task):
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
         self.baselines: list[Baseline] = []
-        self._recording: dict[str, Tensor] = {}
-        self._is_first: dict[str, Any] = {}
         lengths = info.rows_of("train").lengths
         self._steps_a_row = float(np.mean(lengths)) if self.shape.is_each_step else float(max(1, self.shape.horizon))
         """Answers of a training row on average, by which the loss is divided."""
@@ -119,9 +117,8 @@ class SequenceRegressor(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self.answers_and_truths(batch)
-        if self._split not in self._recording:
-            self._recording[self._split] = torch.from_numpy(self.info.recording_of_rows(self._split).astype("int64"))
-        recording = self._recording[self._split][batch.rows[: batch.num_real]]
+        rows = batch.rows[: batch.num_real].numpy()
+        recording = torch.from_numpy(self.info.recording_of_rows(self._split)[rows].astype(np.int64))
         per_row = torch.full_like(recording, max(1, self.shape.horizon))
         counts = batch.lengths[: batch.num_real] if self.shape.is_each_step else per_row
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
@@ -200,10 +197,8 @@ class SequenceRegressor(Task):
     def _begin(self, batch: FlatBatch, split: str) -> None:
         carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
-            if split not in self._is_first:
-                recording = self.info.recording_of_rows(split)
-                self._is_first[split] = np.append(True, recording[1:] != recording[:-1])
-            carried.begin(batch, self._is_first[split][batch.rows.numpy()])
+            rows, recording = batch.rows.numpy(), self.info.recording_of_rows(split)
+            carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers and what they should be, without rows that do not count."""
