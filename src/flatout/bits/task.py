@@ -92,8 +92,7 @@ class GramDecoder(Task):
         if self.info is None:
             return {}
         facts = start_at_ridge(self.model, self.labels, self.info, feeds, log)
-        if self._recombines:
-            self._recombine(feeds, seed + feeds.train.plan.rank)
+        if self._recombine(feeds, seed + feeds.train.plan.rank):
             evidence = f"fields of the {self.labels.num_rows:,} training texts, recombined"
             value = f"{self.config.recombine:g} a record"
             log.decision("recombined texts", value, "they teach the composer without an encoding", evidence)
@@ -101,20 +100,18 @@ class GramDecoder(Task):
 
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
         """Detectors are as fast from any start; recombined texts take part in each step."""
-        if self._recombines:
-            self._recombine(feeds, seed)
+        self._recombine(feeds, seed)
 
-    @property
-    def _recombines(self) -> bool:
-        return bool(self.config.recombine) and getattr(self.model, "detectors", None) is not None
-
-    def _recombine(self, feeds: Feeds, seed: int) -> None:
-        """Make texts of people that do not exist, of the training records' fields."""
+    def _recombine(self, feeds: Feeds, seed: int) -> bool:
+        """Make texts of people that do not exist, of the training records' fields; False where none are of use."""
+        if not self.config.recombine or getattr(self.model, "detectors", None) is None:
+            return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
         ids, lengths = targets_of(texts, GramIndex(self.labels.hashed, is_frozen=True))
         offsets, device = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64))), feeds.train.device
         made = Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
         self.recombined.append(made)
+        return True
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         self.is_finished = True

@@ -89,12 +89,13 @@ class SequencePredictor(RunPredictor):
         info: SequenceInfo = task.info
         shape, labels = info.shape, info.labels if info.shape.labels else None
         inputs = info.columns[: shape.inputs]
-        rules = replace(info.rules, columns=[name for name in info.rules.columns if name in inputs], label=None)
+        given = RecordingRules.of(info.config)
+        rules = replace(given, columns=[name for name in given.columns if name in inputs], label=None)
         names = info.targets if labels is None else labels.classes
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
         step = info.facts["step"]
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": bool(info.facts["classes"])}
-        settings |= {"label": info.rules.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
+        settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
         return cls(task.model.eval(), shape, rules, info.scaler, names, step, **settings)
 
     @classmethod

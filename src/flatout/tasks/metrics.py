@@ -73,8 +73,9 @@ class TaskMetrics(nn.Module, ABC):
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
-        kinds = {Problem.single: SingleMetrics, Problem.multi: MultiMetrics, Problem.regression: NumberMetrics}
-        return kinds[problem](classes)
+        if problem is Problem.single:
+            return SingleMetrics(classes)
+        return MultiMetrics(classes) if problem is Problem.multi else NumberMetrics(classes)
 
     def names(self) -> list[str]:
         """Names of what `compute` returns."""

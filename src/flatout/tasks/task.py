@@ -83,7 +83,7 @@ class Task(L.LightningModule):
         self.is_built = isinstance(model, nn.Module)
         self.model: nn.Module = model if self.is_built else nn.Identity()
         self.model_config = None if self.is_built else model
-        self.config = settings_of(self.settings, config)
+        self.config: Any = settings_of(self.settings, config)
         self.optim, self.total_steps = settings_of(OptimConfig, optim), total_steps
         self.results: dict[str, float] = {}
         """Metrics of the last validation or test, by plain name."""

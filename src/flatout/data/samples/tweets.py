@@ -226,12 +226,11 @@ def _phrases(groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: M
     plain = {word for phrases in written.values() for phrase in phrases for word in phrase if word[0] != "{"}
     words = [*sorted(plain), *(word for group in groups.values() for word in group)]
     numbers = {word: number for number, word in enumerate(sorted(plain))}
-    starts = np.append(0, np.cumsum([len(group) for group in groups.values()])) + len(plain)
-    known: dict[str, tuple[int, int, int]] = {}
-    for nth, (name, group) in enumerate(groups.items()):
-        known[name] = (_NO_WORD - 1 - nth, int(starts[nth]), len(group))
-        numbers[f"{{{name}}}"] = known[name][0]
-    numbers |= {f"{{{slot}}}": _NO_WORD - 1 - len(groups) - nth for nth, slot in enumerate(slots)}
+    numbers |= {f"{{{slot}}}": _NO_WORD - 1 - nth for nth, slot in enumerate([*groups, *slots])}
+    known, start = {}, len(plain)
+    for name, group in groups.items():
+        known[name] = (numbers[f"{{{name}}}"], start, len(group))
+        start += len(group)
     # Empty places follow the slot of a name, and fill the end.
     wide = {f"{{{slot}}}": [_NO_WORD] * (_LONGEST_NAME - 1) for slot in slots}
     each = [phrase for phrases in written.values() for phrase in phrases]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
-from flatout.data.sequences.columns import Floats, RecordingRules
+from flatout.data.sequences.columns import Floats
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store.store import Ragged
 
@@ -115,10 +115,6 @@ class SequenceInfo(DataInfo):
         return f"{self.report.key} {config.lookback} {config.stride} {config.horizon} {config.chunk}"
 
     @property
-    def problem(self) -> SequenceProblem:
-        return self.config.problem
-
-    @property
     def columns(self) -> list[str]:
         """Columns of the store: those that are read first, those that are answered last."""
         return list(self.facts["columns"])
@@ -154,14 +150,9 @@ class SequenceInfo(DataInfo):
         return SequenceShape(columns - targets, targets, config.lookback, is_stateful=config.chunk is not None)
 
     @property
-    def rules(self) -> RecordingRules:
-        """How new tables become recordings like those of the training."""
-        return RecordingRules.of(self.config)
-
-    @property
     def floors(self) -> dict[str, float]:
         """The lowest root mean square error that can be reached on each target of a built-in sample."""
-        is_known = self.config.is_sample and self.problem is SequenceProblem.estimate
+        is_known = self.config.is_sample and self.config.problem is SequenceProblem.estimate
         found = {name: self.config.sample.floor(name) for name in self.targets} if is_known else {}
         return {name: value for name, value in found.items() if value is not None}
 
