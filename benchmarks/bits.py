@@ -33,7 +33,7 @@ from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tenso
 from flatout.bits.columns import Form, encoded
 from flatout.bits.data import BitData, BitsDataConfig
 from flatout.bits.encodings import EncodingConfig, EncodingKind
-from flatout.bits.grams import LABELS, label_index, plain_texts, raw_texts
+from flatout.bits.grams import LABEL_INDEX, LABELS, plain_texts, raw_texts
 from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
@@ -115,7 +115,7 @@ def encoding(options: Options) -> Iterator[Claim]:
         made = statistics.median(a_minute(lambda e=encoder: e.encode(raw)) for _ in range(options.rounds))
         goal = 1e6 if config.kind is EncodingKind.bloom else None
         yield reaching(f"encoding: {name}", made, "records/min", least=goal)
-    index = label_index()
+    index = LABEL_INDEX
     made = statistics.median(a_minute(lambda: index.rows(plain_texts(raw))) for _ in range(options.rounds))
     yield reaching("2-gram labels from text", made, "records/min", least=1e6)
 

@@ -15,10 +15,10 @@ from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
 from flatout.bits.grams import (
     FIELD_END,
+    LABEL_INDEX,
     LABELS,
     GramIndex,
     joined_rows,
-    label_index,
     plain_texts,
     raw_texts,
     targets_of,
@@ -113,7 +113,7 @@ def test_targets_are_the_grams_of_the_plain_text_then_those_of_the_raw_text():
     hashed = GramIndex(["an", "2/", " b", "o "], is_frozen=True)
     ids, lengths = targets_of(raw, hashed)
     first, second = ids[: lengths[0]].tolist(), ids[lengths[0] :].tolist()
-    expected = label_index().rows(plain_texts(raw))[0].tolist()
+    expected = LABEL_INDEX.rows(plain_texts(raw))[0].tolist()
     assert first == [*expected[:4], len(LABELS), len(LABELS) + 1]
     assert {LABELS[number] for number in first[:4]} == {"an", "nn", "n2", "25"}
     assert second == [LABELS.index("bo"), len(LABELS) + 2, len(LABELS) + 3]

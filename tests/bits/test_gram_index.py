@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.bits.grams import LABELS, GramIndex, code_points, distinct, label_index, plain_texts, raw_texts
+from flatout.bits.grams import LABEL_INDEX, LABELS, GramIndex, code_points, distinct, plain_texts, raw_texts
 
 TEXTS = st.lists(st.text(max_size=12), max_size=20)
 CLOSE = st.lists(st.text(alphabet="ab1 é/\U0001f600", max_size=12), max_size=20)
@@ -43,7 +43,7 @@ def test_an_index_numbers_the_pairs_that_a_plain_loop_finds(texts):
 
 @given(TEXTS | CLOSE)
 def test_a_frozen_index_leaves_out_what_it_does_not_know(texts):
-    rows = split(*label_index().rows(pa.array(texts, pa.large_string())))
+    rows = split(*LABEL_INDEX.rows(pa.array(texts, pa.large_string())))
     assert [{LABELS[number] for number in row} for row in rows] == [plain_grams(t) & set(LABELS) for t in texts]
 
 
@@ -75,7 +75,7 @@ def test_labels_are_read_off_the_text_without_quotes_dots_and_slashes():
     raw = raw_texts([*fields, pa.array(["2/5/1994", "", "1/1/2000"])])
     assert raw.to_pylist() == ["annst. john2/5/1994", "li", 'o\'neil "x"1/1/2000']
     assert plain_texts(raw).to_pylist() == ["annst john251994", "li", "o'neil x112000"]
-    ids, lengths = label_index().rows(plain_texts(raw))
+    ids, lengths = LABEL_INDEX.rows(plain_texts(raw))
     second = ids[lengths[0] : lengths[0] + lengths[1]]
     assert [LABELS[number] for number in second] == ["li"]
     assert "t " not in {LABELS[number] for number in ids}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from flatout.bits.columns import BitColumn, Form, known_numbers, uid_of
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
-from flatout.bits.grams import FIELD_END, LABELS, GramIndex, label_index, padded, plain_texts, raw_texts, targets_of
+from flatout.bits.grams import FIELD_END, LABEL_INDEX, LABELS, GramIndex, padded, plain_texts, raw_texts, targets_of
 from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_files
@@ -199,7 +199,7 @@ class BitsPreparation:
             raw = record.raw
             if len(survey.hashed) < _MOST_HASHED:
                 survey.hashed.rows(padded(raw))
-            ids, lengths = label_index().rows(plain_texts(raw))
+            ids, lengths = LABEL_INDEX.rows(plain_texts(raw))
             survey.label_counts += np.bincount(ids, minlength=len(LABELS))
             survey.num_labels += len(ids)
             survey.without_label += int((lengths == 0).sum())

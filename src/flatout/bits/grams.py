@@ -11,7 +11,6 @@ pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import product
 from string import ascii_lowercase, digits
 
@@ -54,7 +53,7 @@ def plain_texts(raw: pa.Array) -> pa.Array:
 
 
 class GramIndex:
-    """Numbers grams in the order they are met; grams met after `freeze` have none."""
+    """Numbers grams in the order they are met; a frozen one numbers no more."""
 
     def __init__(self, names: Sequence[str] = (), *, is_frozen: bool = False) -> None:
         self.names: list[str] = []
@@ -94,10 +93,8 @@ class GramIndex:
         self.names.append(chr(first) + chr(second))
 
 
-@lru_cache
-def label_index() -> GramIndex:
-    """The labels under their numbers; frozen, so one serves all."""
-    return GramIndex(LABELS, is_frozen=True)
+LABEL_INDEX = GramIndex(LABELS, is_frozen=True)
+"""The labels under their numbers; frozen, so one serves all."""
 
 
 def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
@@ -138,7 +135,7 @@ def _pairs(texts: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
 def targets_of(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
     """Targets as the store keeps them: answers first, then hashed grams, numbered after each other."""
     ids, lengths = hashed.rows(padded(raw))
-    return joined_rows(label_index().rows(plain_texts(raw)), (ids + len(LABELS), lengths))
+    return joined_rows(LABEL_INDEX.rows(plain_texts(raw)), (ids + len(LABELS), lengths))
 
 
 def joined_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:

@@ -244,7 +244,8 @@ def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNote
         own = [each for each in survey.segments if each.split == split]
         lengths = np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
         found.splits[split] = counts | dict(zip(("shortest", "median", "longest"), lengths, strict=True))
-        require_rows(config, split, own, [survey.found[each.recording].name for each in own])
+        names = [survey.found[each.recording].name for each in own]
+        require_rows(config, split, [(each.first, each.stop) for each in own], names)
 
 
 def _remark(line: str) -> Remark:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +13,6 @@ from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store.store import Array, Ragged, Store, StoreSplit
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
-
-if TYPE_CHECKING:
-    from flatout.data.sequences.splitting import Segment
 
 RECORDINGS, SEGMENTS = "recordings", "segments"
 """Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
@@ -161,9 +156,9 @@ def _cut(config: SequenceDataConfig, split: str) -> Cut:
     return Cut(config.lookback, horizon, config.chunk, config.stride if split == "train" else 1)
 
 
-def require_rows(config: SequenceDataConfig, split: str, segments: Sequence[Segment], names: list[str]) -> None:
-    """Check that the segments of a split are long enough, before there is a store."""
-    first, stop = (np.array([getattr(each, name) for each in segments]) for name in ("first", "stop"))
+def require_rows(config: SequenceDataConfig, split: str, spans: list[tuple[int, int]], names: list[str]) -> None:
+    """Check that the segments of a split (first sample, stop) are long enough, before there is a store."""
+    first, stop = np.array(spans).T
     places = Segments(np.zeros_like(first), first, stop, np.arange(len(first)))
     _require_length(config, split, _cut(config, split).count(places), names, places)
 
