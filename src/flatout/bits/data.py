@@ -148,15 +148,12 @@ class BitsPreparation:
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
 
     def open(self) -> BitInfo:
-        source, recipe = self.tables["train"].name, self._recipe()
-        store, report = Cache(self.config.cache).open_or_build(source, recipe, partial(self._build, recipe["source"]))
-        return BitInfo(store=store, report=report, source=source)
-
-    def _recipe(self) -> Recipe:
-        config, (validation_share, test_share) = self.config, self.config.taken_shares(self.tables)
-        return {
+        config, cache, source = self.config, Cache(self.config.cache), self.tables["train"].name
+        fingerprints = fingerprints_of(self.tables, cache.folder)
+        validation_share, test_share = config.taken_shares(self.tables)
+        recipe: Recipe = {
             "kind": "bits",
-            "source": fingerprints_of(self.tables, Cache(self.config.cache).folder),
+            "source": fingerprints,
             "read": asdict(config.read),
             "column": {"text": self.columns, "bits": self.bits, "uid": self.uid},
             "form": config.form.value,
@@ -165,6 +162,8 @@ class BitsPreparation:
             "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
             "schema": SCHEMA,
         }
+        store, report = cache.open_or_build(source, recipe, partial(self._build, fingerprints))
+        return BitInfo(store=store, report=report, source=source)
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         with Progress() as progress:

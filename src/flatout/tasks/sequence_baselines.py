@@ -27,7 +27,6 @@ from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
-LABEL_RIDGE = "ridge on means and ends"
 _SHORT = {"validation": "val", "test": "test"}
 _USUAL_LOOKBACK = 16
 """Samples that the ridge reads where the network reads whole recordings."""
@@ -154,7 +153,7 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
             plain = _judge_labels(mean_K.expand_as(labels_LK), labels_LK, is_class=is_class)
             metrics |= {f"{short}/{name}": value for name, value in found.items()}
             metrics[f"{short}/{simplest}"] = plain["accuracy" if is_class else "rmse"]
-    return {"name": LABEL_RIDGE, "metrics": metrics}
+    return {"name": "ridge on means and ends", "metrics": metrics}
 
 
 def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> dict[str, float]:
