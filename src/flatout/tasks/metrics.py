@@ -85,9 +85,23 @@ class TaskMetrics(nn.Module, ABC):
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         """Take in a batch of answers; with the numbers of their rows, for intervals too."""
 
-    @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Each metric over everything since the last reset."""
+        """Each metric over everything since the last reset; the area under the curve is a mean over classes.
+
+        It is that of the classes that some rows have and some have not; NaN where there are none.
+        """
+        totals, count = self._totals(), len(self.classes)
+        values = {name: float(value) for name, value in self.values_of(totals).items()}
+        if self.auroc is not None:
+            targets = totals[count : 2 * count]
+            is_mixed = (targets > 0) & (targets < totals[-1])
+            areas = self.auroc.compute().flatten().double().cpu().expand(count)  # two classes share one value
+            values["auroc"] = float(areas[is_mixed].mean())
+        return values
+
+    def _totals(self) -> Tensor:
+        """`[S]` the sums over all rows: right, given and answered of each class, and others; numbers have none."""
+        raise NotImplementedError
 
     @abstractmethod
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
@@ -111,7 +125,7 @@ class TaskMetrics(nn.Module, ABC):
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
-        return []
+        return class_rows(self.classes, *self._totals()[: 3 * len(self.classes)].view(3, -1))
 
     def counted(self) -> Counted | None:
         """What the answers since the last reset were; None for numbers. On every rank at once."""
@@ -138,15 +152,6 @@ class TaskMetrics(nn.Module, ABC):
             counts = self.auroc.confmat
             assert isinstance(counts, Tensor)
             return counts.cpu().numpy().copy()
-
-    def _with_auroc(self, found: dict[str, Tensor], targets: Tensor, rows: Tensor) -> dict[str, float]:
-        """Metrics as numbers, with the mean area over the classes that some rows have and some have not; else NaN."""
-        values = {name: float(value) for name, value in found.items()}
-        if self.auroc is not None:
-            is_mixed = (targets > 0) & (targets < rows)
-            areas = self.auroc.compute().flatten().double().cpu().expand(len(targets))  # two classes share one value
-            values["auroc"] = float(areas[is_mixed].mean())
-        return values
 
     def _metrics(self) -> list[Metric]:
         return [metric for metric in self.children() if isinstance(metric, Metric)]
@@ -182,11 +187,9 @@ class SingleMetrics(TaskMetrics):
                 is_theirs = targets.unsqueeze(1) == torch.arange(first, count, device=targets.device)
                 self._rank(probabilities, is_theirs, rows)
 
-    def compute(self) -> dict[str, float]:
+    def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
-        correct, targets, answers, rows = counts.diag(), counts.sum(1), counts.sum(0), counts.sum()
-        found = self.values_of(torch.cat([correct, targets, answers, rows.unsqueeze(0)]))
-        return self._with_auroc(found, targets, rows)
+        return torch.cat([counts.diag(), counts.sum(1), counts.sum(0), counts.sum().unsqueeze(0)])
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-1].unflatten(-1, (3, -1)).unbind(-2)
@@ -205,10 +208,6 @@ class SingleMetrics(TaskMetrics):
             # Of two classes one is counted: the other is answered where that one is not.
             binned = np.stack([np.flip(binned, (0, 1, 2)), binned], 1)
         return Counted(self.classes, self.counts.compute().cpu().numpy(), binned)
-
-    def per_class(self) -> list[dict[str, Any]]:
-        counts = self.counts.compute().cpu().double()
-        return class_rows(self.classes, counts.diag(), counts.sum(1), counts.sum(0))
 
 
 class MultiMetrics(TaskMetrics):
@@ -238,11 +237,11 @@ class MultiMetrics(TaskMetrics):
             self.sums.add(rows, torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1))
             self._rank(probabilities, whole > 0, rows)
 
-    def compute(self) -> dict[str, float]:
-        correct, targets, answers, rows = self._totals()
-        exact = self.exact.compute().double().cpu() * rows[:1]
-        found = self.values_of(torch.cat([correct, targets, answers, exact, rows[:1]]))
-        return self._with_auroc(found, targets, rows)
+    def _totals(self) -> Tensor:
+        counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
+        rows = counts[:1, :4].sum(1)
+        exact = self.exact.compute().double().cpu() * rows
+        return torch.cat([counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1], exact, rows])
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-2].unflatten(-1, (3, -1)).unbind(-2)
@@ -255,13 +254,6 @@ class MultiMetrics(TaskMetrics):
 
     def counted(self) -> Counted:
         return Counted(self.classes, None, self._binned())
-
-    def per_class(self) -> list[dict[str, Any]]:
-        return class_rows(self.classes, *self._totals()[:3])
-
-    def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
-        return counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1], counts[:, :4].sum(1)
 
 
 class NumberMetrics(TaskMetrics):
@@ -288,6 +280,9 @@ class NumberMetrics(TaskMetrics):
             pearson = float(self.pearson.compute())
         mae, rmse = float(self.mae.compute()), float(self.mse.compute()) ** 0.5
         return {"mae": mae, "rmse": rmse, "r2": float(self.r2.compute()), "pearson": pearson}
+
+    def per_class(self) -> list[dict[str, Any]]:
+        return []
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         absolute, squares, truth, truth_2, answer, answer_2, both = (sums[..., :-1] / sums[..., -1:]).unbind(-1)
