@@ -25,8 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.engine.lightning_internals import PHASES
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
-_LOOK_CLOSELY_AT = range(20, 23)
-"""Steps in which the reads of a callback are counted; counting takes time itself."""
+_LOOK_CLOSELY_AT = range(20, 23)  # steps in which the reads of a callback are counted; counting takes time itself
 _INSIDE_A_STEP = {
     "on_before_backward": "backward",
     "on_after_backward": "backward",
@@ -65,19 +64,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys((*BETWEEN_STEPS, "callbacks"), 0.0)
-        self.outside_s = 0.0
-        """Seconds of it between two steps."""
-        self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)
-        """Seconds of the callbacks inside each phase."""
-        self.callbacks: dict[str, float] = {}
-        """Seconds of each watched callback."""
+        self.outside_s = 0.0  # seconds of it between two steps
+        self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)  # seconds of the callbacks inside each phase
+        self.callbacks: dict[str, float] = {}  # seconds of each watched callback
         self.reads: dict[str, int] = {}
         """How often each of them made the host wait for a number of the device, in the steps looked at closely."""
-        self.counts = dict.fromkeys(BETWEEN_STEPS, 0)
-        """Number of flushes, checkpoints and validations."""
+        self.counts = dict.fromkeys(BETWEEN_STEPS, 0)  # number of flushes, checkpoints and validations
         self.looks_closely = False
-        self.compiled: dict[str, float] = {}
-        """What torch.compile had done after the first few steps, in which it must."""
+        self.compiled: dict[str, float] = {}  # what torch.compile had done after the first few steps, in which it must
         self._planted: list[Planted] = []
         self._is_spending = False
 
@@ -178,16 +172,14 @@ class _Reads(TorchDispatchMode):
         return answer
 
 
-FIRST_STEPS = 5
-"""Optimizer steps that warm up whatever needs it; they are counted apart."""
+FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
 
 
 @dataclass(slots=True)
 class Sums:
     """Numbers, and mappings of numbers, that add up."""
 
-    batches: int = 0
-    """Of one rank."""
+    batches: int = 0  # of one rank
 
     def add(self, other: Sums, sign: int = 1) -> None:
         for each in fields(self):
@@ -292,8 +284,7 @@ class DeviceTimes:
         self._free: list[Any] = []
         self._open: list[Any] = []
         self._passing: deque[_Passing] = deque()
-        self._last: Any = None
-        """Event at the end of the step before."""
+        self._last: Any = None  # event at the end of the step before
         self._steps_s: list[float] = []
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,8 +22,7 @@ from flatout.errors import require
 class CurveSource(Callback):
     """A callback that logs its own curves; a subclass defines what it counts and what it takes from its counts."""
 
-    parts: tuple[CurveSource, ...] = ()
-    """Sources that count for this one: they hear of everything that it hears of."""
+    parts: tuple[CurveSource, ...] = ()  # sources that count for this one: they hear of everything that it hears of
 
     def __init__(self, every_n_steps: int = 50) -> None:
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")

@@ -45,8 +45,7 @@ _REASONS = {
     0x100: "display",
 }
 """Bits of NVML's reasons why a clock is not higher; that it idles (1) is none."""
-_SLOWED = 0x08
-"""Set beside a closer reason, or alone where the card knows none."""
+_SLOWED = 0x08  # set beside a closer reason, or alone where the card knows none
 
 
 def watched_card(device: torch.device) -> Card | None:

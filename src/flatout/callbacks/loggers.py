@@ -25,8 +25,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
 
-_RUN_ID = "mlflow_run_id"
-"""File in the run folder: the run in MLflow that a resumed run continues."""
+_RUN_ID = "mlflow_run_id"  # file in the run folder: the run in MLflow that a resumed run continues
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "after_save_checkpoint")
 
 
@@ -201,8 +200,7 @@ class RunLoggers:
         """`metrics`: names that the run logs itself, at their own step. `charts`: layout of TensorBoard's curves."""
         self.loggers, self.settings, self.charts = dict(loggers), settings or {}, charts
         self._metrics = frozenset(metrics)
-        self._write: dict[str, Callable[..., Any]] = {}
-        """`log_metrics` of each logger that still works."""
+        self._write: dict[str, Callable[..., Any]] = {}  # `log_metrics` of each logger that still works
         self._is_open = False
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:

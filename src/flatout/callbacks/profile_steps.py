@@ -33,8 +33,7 @@ _MOST_OPERATORS = 10
 _ENDLESS = 1 << 62
 _LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")
 """Hooks that Lightning passes over once the window is closed."""
-_MOST_PLACES = 64
-"""Stretches between two validations to search for one that is long enough."""
+_MOST_PLACES = 64  # stretches between two validations to search for one that is long enough
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,8 +102,7 @@ def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[i
 class ProfileSteps(Callback):
     """Profiles one window of steps; afterwards it costs nothing. On the first rank only."""
 
-    _trainer: L.Trainer
-    """The one whose steps are profiled."""
+    _trainer: L.Trainer  # the one whose steps are profiled
 
     def __init__(
         self, *, wait: int = 20, warmup: int = 3, active: int = 8, folder: str | Path | None = None, say: Say = print

@@ -17,8 +17,7 @@ from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of, is_fitting
 from flatout.run_log import Say
 
-_MOST_SHOWN = 3
-"""Metrics of a validation in its line, where none was named."""
+_MOST_SHOWN = 3  # metrics of a validation in its line, where none was named
 
 
 class ProgressLine(ProgressBar):
@@ -37,10 +36,8 @@ class ProgressLine(ProgressBar):
         super().__init__()
         self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
         self._is_live = live
-        self._loss: float | None = None
-        """Of the last flush; None where none is known, as in manual optimisation."""
-        self._newest: Any = None
-        """The loss of the last batch, on its device."""
+        self._loss: float | None = None  # of the last flush; None where none is known, as in manual optimisation
+        self._newest: Any = None  # the loss of the last batch, on its device
         self._bar: Progress | None = None
         self._step = 0
 

@@ -50,8 +50,7 @@ COLUMNS = {
 }
 
 
-_EARLY = 40
-"""Optimizer steps after which a first verdict is possible."""
+_EARLY = 40  # optimizer steps after which a first verdict is possible
 
 
 class Listener(Protocol):
@@ -82,10 +81,8 @@ class RunCurves(CurveSource):
         self.throughput = throughput or Throughput()
         self.monitor = monitor or HardwareMonitor(sources=[])
         self.parts = (self.throughput, self.timer, self.monitor)
-        self.steps = self.epochs = 0
-        """Trained when training ended."""
-        self.judge_early: Callable[[], None] | None = None
-        """Called once, after some dozens of steps."""
+        self.steps = self.epochs = 0  # trained when training ended
+        self.judge_early: Callable[[], None] | None = None  # called once, after some dozens of steps
 
     @property
     def clock(self) -> Clock:

@@ -31,8 +31,7 @@ from flatout.engine.lightning_internals import PHASES, callbacks_of
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
 """The parts of the time of training; `other` is what is left: the framework itself."""
 _COUNTED = [part for part in PARTS if part != "other"]
-_KEPT = ("counts", "callbacks", "reads")
-"""What a checkpoint holds of the clock."""
+_KEPT = ("counts", "callbacks", "reads")  # what a checkpoint holds of the clock
 _NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")
 
 
@@ -40,8 +39,7 @@ _NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")
 class Split(Sums):
     """The time of some batches, part by part."""
 
-    seconds: float = 0.0
-    """Of training, validations not counted."""
+    seconds: float = 0.0  # of training, validations not counted
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0.0))
 
     def split(self) -> dict[str, float]:
@@ -75,8 +73,7 @@ class StepTimer(CurveSource):
         self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._device_times: DeviceTimes | None = None
         self._hook_times: HookTimes | None = None
-        self._loader: Any = None
-        """The loader of training where it times its own waits, as our feeds do."""
+        self._loader: Any = None  # the loader of training where it times its own waits, as our feeds do
         self._is_fast = True
         self._made = self._since = time.perf_counter()
         self._before = self._spent()

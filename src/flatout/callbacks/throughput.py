@@ -32,11 +32,9 @@ class Volume(Sums):
 
     rows: int = 0
     tokens: int = 0
-    computed: int = 0
-    """Tokens with their padding."""
+    computed: int = 0  # tokens with their padding
     flops: float = 0.0
-    seconds: float = 0.0
-    """Of training, validations not counted."""
+    seconds: float = 0.0  # of training, validations not counted
 
     def values(self) -> dict[str, float]:
         """Rates, under their curve names."""
@@ -147,8 +145,7 @@ class FetchTimes(L.Callback):
     def __init__(self) -> None:
         self._fetched, self._seconds, self._asked = 0, 0.0, 0.0
         self._is_starting = False
-        self.loader: Any = None
-        """What was read; a Trainer forgets it when it evaluates."""
+        self.loader: Any = None  # what was read; a Trainer forgets it when it evaluates
 
     @property
     def ms(self) -> float | None:

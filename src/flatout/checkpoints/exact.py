@@ -47,8 +47,7 @@ class SaveSchedule:
         self._every_steps = every_steps
         self._every_s = float("inf") if every_minutes is None else 60 * every_minutes
         self.signals, self._of_ranks = signals, SharedMaximum()
-        self.stopped_by = 0
-        """The signal that has ended training, on whichever rank it arrived; 0: none."""
+        self.stopped_by = 0  # the signal that has ended training, on whichever rank it arrived; 0: none
         self.restart()
 
     def restart(self) -> None:

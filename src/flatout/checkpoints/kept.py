@@ -17,8 +17,7 @@ from flatout.checkpoints.folder import MAKE_ROOM, OWN_FOLDER, REMOVE_IT, require
 from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_back
 
-CHECKPOINTS = "checkpoints"
-"""Their folder in a run's folder."""
+CHECKPOINTS = "checkpoints"  # their folder in a run's folder
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -26,8 +25,7 @@ _NAME = re.compile(r"step-(\d+)")
 class Best:
     """The best value of a metric so far, and the step it was found at."""
 
-    monitor: str | None = None
-    """Name the metric is logged under, such as `val/accuracy`; None: none is best."""
+    monitor: str | None = None  # name the metric is logged under, such as `val/accuracy`; None: none is best
     mode: str = "max"
     min_delta: float = 0.0
     value: float | None = None

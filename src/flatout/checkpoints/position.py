@@ -27,12 +27,9 @@ from flatout.errors import UserError
 class Position:
     """Between two optimizer steps."""
 
-    epoch: int = 0
-    """The epoch that is under way, counted from 0."""
-    step_in_epoch: int = 0
-    """Optimizer steps taken in it."""
-    step: int = 0
-    """Optimizer steps taken in all."""
+    epoch: int = 0  # the epoch that is under way, counted from 0
+    step_in_epoch: int = 0  # optimizer steps taken in it
+    step: int = 0  # optimizer steps taken in all
     validated: int = -1
     """The step after which the last validation came; what is due at this step is still to be done if it is another."""
     batches_stepped: int | None = None
@@ -43,14 +40,10 @@ class Position:
 class Batches:
     """The position in batches of one rank, as Lightning counts them."""
 
-    in_epoch: int
-    """Batches taken in the epoch that is under way."""
-    in_all: int
-    """Batches taken in all epochs."""
-    is_last: bool
-    """Whether none is left in the epoch."""
-    loaders: list[Any] = field(default_factory=list)
-    """States of the loaders; empty where they have none."""
+    in_epoch: int  # batches taken in the epoch that is under way
+    in_all: int  # batches taken in all epochs
+    is_last: bool  # whether none is left in the epoch
+    loaders: list[Any] = field(default_factory=list)  # states of the loaders; empty where they have none
 
 
 @runtime_checkable
@@ -74,8 +67,7 @@ class Boundary:
         self._batches: Batches | None = None
         """The position in batches, for a DataModule that does not keep its position."""
         self._random: RandomState | None = None
-        self._taken = 0
-        """Batches that had ended, in all epochs."""
+        self._taken = 0  # batches that had ended, in all epochs
         self._before_validation: tuple[dict[str, Any], dict[str, Any]] | None = None
         """States of the callbacks and of `KeepsPosition` before a validation that has not ended."""
 

@@ -24,8 +24,7 @@ from typing import Any
 from flatout.distributed.processes import OUTPUT, redirect_output
 from flatout.errors import RunBroke, UserError, first_line, require
 
-Part = Callable[[int, int], Any]
-"""Does a part, from 1 on, of so many."""
+Part = Callable[[int, int], Any]  # does a part, from 1 on, of so many
 
 
 def part_of(text: str) -> tuple[int, int]:

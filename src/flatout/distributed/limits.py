@@ -63,8 +63,7 @@ def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
     return {}
 
 
-_NO_LIMIT = 1 << 60
-"""Version 1 writes "none" as the largest multiple of a page."""
+_NO_LIMIT = 1 << 60  # version 1 writes "none" as the largest multiple of a page
 
 
 def _groups(root: Path, controller: str) -> list[Path]:

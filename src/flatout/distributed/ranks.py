@@ -25,12 +25,9 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvir
 
 from flatout.errors import RunBroke, UserError, require
 
-_PATIENCE = timedelta(hours=24)
-"""How long ranks wait for a value, such as a store of data that the first rank builds."""
-_FAILED = "\0"
-"""What a rank publishes instead of a value when it ends by an error."""
-_SILENCE_S = 20.0
-"""How long the first wait for all ranks may take before a rank prints what it waits for."""
+_PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a store of data that the first rank builds
+_FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
+_SILENCE_S = 20.0  # how long the first wait for all ranks may take before a rank prints what it waits for
 _SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
 
 
@@ -54,11 +51,9 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg
 class Ranks:
     """The rank of this process, the number of ranks, and both on this machine alone."""
 
-    rank: int = 0
-    """From 0, among all ranks."""
+    rank: int = 0  # from 0, among all ranks
     world: int = 1
-    local: int = 0
-    """From 0, among the ranks of this machine."""
+    local: int = 0  # from 0, among the ranks of this machine
     local_world: int = 1
 
     def __post_init__(self) -> None:
@@ -181,8 +176,7 @@ class _Started(TorchElasticEnvironment):
 
 
 _asked = itertools.count()
-_kept: list[dist.Store] = []
-"""The store stays open: on the first rank it is the server."""
+_kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
 
 
 def _new_key(name: str) -> str:

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_ECHO_S = 1.0
-"""A terminal and a launcher both pass a signal on to a rank; within this time they are one."""
+_ECHO_S = 1.0  # a terminal and a launcher both pass a signal on to a rank; within this time they are one
 
 
 def asking() -> list[signal.Signals]:
@@ -31,8 +30,7 @@ class Signals:
     def __init__(self, *, has_echo: bool = False) -> None:
         """`has_echo`: whether each signal may come twice, to the process and to its group, as it does to a child."""
         self._has_echo = has_echo or multiprocessing.parent_process() is not None
-        self.number = 0
-        """The signal that asked to end; 0: none."""
+        self.number = 0  # the signal that asked to end; 0: none
         self._waits = False
         self._asked_at = 0.0
         self._before: dict[int, Any] = {}

@@ -24,10 +24,8 @@ from flatout.errors import UserError
 from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
 
-_USUAL_COMPILE_S = 25.0
-"""What compiling takes at least; measured with 2 cores."""
-_MOST_SAVED = 0.5
-"""Fraction of the time after attention that compiling saves at most."""
+_USUAL_COMPILE_S = 25.0  # what compiling takes at least; measured with 2 cores
+_MOST_SAVED = 0.5  # fraction of the time after attention that compiling saves at most
 _ROUNDS = 5
 
 

@@ -25,8 +25,7 @@ from lightning.pytorch.trainer import call
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-PHASES = ("forward", "backward", "optimizer")
-"""Of a batch in training."""
+PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
 
 

@@ -22,10 +22,8 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import contract
 
 Group = dict[str, Any]
-MATRICES = "is_matrices"
-"""Marks the groups of weights that Muon steps."""
-_LEAST = 1e-6
-"""What torch's clipping adds to a length."""
+MATRICES = "is_matrices"  # marks the groups of weights that Muon steps
+_LEAST = 1e-6  # what torch's clipping adds to a length
 
 
 class MuonAndAdamW(Optimizer):
@@ -262,8 +260,7 @@ class WeightAverage:
         self.memory = memory
         self._weights = _changing(model)
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        self.is_in_model = False
-        """Whether the mean stands in the model's place and the weights aside."""
+        self.is_in_model = False  # whether the mean stands in the model's place and the weights aside
 
     @torch.no_grad()
     def add(self, step: int) -> None:

@@ -37,8 +37,7 @@ _WORDS = re.compile(
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
     re.IGNORECASE,
 )
-_OTHERS = re.compile(r"\bNCCL\b")
-"""After one of these the ranks cannot talk any more."""
+_OTHERS = re.compile(r"\bNCCL\b")  # after one of these the ranks cannot talk any more
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -83,8 +82,7 @@ def give_back_memory() -> None:
 
 
 TRAINING, EVALUATION = "training", "evaluation"
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Layers that keep running means."""
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers that keep running means
 
 
 class Passes:
@@ -93,16 +91,12 @@ class Passes:
     def __init__(self, loop: Any) -> None:
         """`loop`: the fast loop that these passes are of."""
         self.loop = loop
-        self.pieces = {TRAINING: 1, EVALUATION: 1}
-        """Into how many pieces each batch is cut."""
-        self.times_out = 0
-        """How often memory did not suffice."""
+        self.pieces = {TRAINING: 1, EVALUATION: 1}  # into how many pieces each batch is cut
+        self.times_out = 0  # how often memory did not suffice
         self.report: Callable[[str, int, int, int, str, bool], object] | None = None
         """Called with what for, the pieces now and before, the step, the error's words, and whether the run ends."""
-        self.least = {TRAINING: 1, EVALUATION: 1}
-        """Pieces without which a resumed run would end again."""
-        self.losses: list[Tensor] = []
-        """Of the step that is under way, so far."""
+        self.least = {TRAINING: 1, EVALUATION: 1}  # pieces without which a resumed run would end again
+        self.losses: list[Tensor] = []  # of the step that is under way, so far
         self._batches: list[Any] = []
         self._random: RandomState | None = None
         self._statistics: list[tuple[Tensor, Tensor]] = []

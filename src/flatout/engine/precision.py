@@ -131,8 +131,7 @@ def _faster_on_cpu() -> PrecisionChoice:
 
 _LARGEST_SHARE = 0.9
 _ROWS, _WIDTH, _TRIES, _PAUSE_S = 512, 768, 16, 0.02
-_PATIENCE_S = 30.0
-"""How long a run waits for another one that measures the same."""
+_PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
 
 
 def kept_bf16_share() -> tuple[float, str]:

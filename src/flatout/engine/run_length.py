@@ -10,8 +10,7 @@ from flatout.data.batches.feed import Feed
 from flatout.errors import require
 from flatout.run_log import RunLog
 
-EPOCHS = 8
-"""Epochs of a run whose settings name no number."""
+EPOCHS = 8  # epochs of a run whose settings name no number
 
 
 def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from flatout.errors import UserError
 
-_MOST_IN_A_ROW = 20
-"""Steps that may be skipped one after the other."""
+_MOST_IN_A_ROW = 20  # steps that may be skipped one after the other
 
 
 class NotFinite(StrEnum):
