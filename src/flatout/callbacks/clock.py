@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -35,30 +35,6 @@ _INSIDE_A_STEP = {
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
 
 
-@dataclass(slots=True)
-class Planted:
-    """An attribute that is set on one object, over its class's; what the object had before comes back.
-
-    Values are methods and partials of them: a function in a function could not be pickled with the object.
-    """
-
-    part: Any
-    name: str
-    value: Any
-    before: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.before = vars(self.part).get(self.name)
-        vars(self.part)[self.name] = self.value
-
-    def take_back(self) -> None:
-        if vars(self.part).get(self.name) is not self.value:  # who has set it since keeps it
-            return
-        del vars(self.part)[self.name]
-        if self.before is not None:
-            vars(self.part)[self.name] = self.before
-
-
 class Clock:
     """Counts what each part takes that is no phase of a step, and what each watched callback takes."""
 
@@ -72,7 +48,7 @@ class Clock:
         self.counts = dict.fromkeys(BETWEEN_STEPS, 0)  # number of flushes, checkpoints and validations
         self.looks_closely = False
         self.compiled: dict[str, float] = {}  # what torch.compile had done after the first few steps, in which it must
-        self._planted: list[Planted] = []
+        self._planted: list[tuple[Any, str, Any, Any]] = []  # object, name, what was set, and what it had before
         self._is_spending = False
 
     @property
@@ -105,8 +81,12 @@ class Clock:
             self.compiled = compiled_so_far()
 
     def plant(self, part: Any, name: str, value: Any) -> None:
-        """Set something on an object until the training ends."""
-        self._planted.append(Planted(part, name, value))
+        """Set an attribute on one object, over its class's, until the training ends.
+
+        Values are methods and partials of them: a function in a function could not be pickled with the object.
+        """
+        self._planted.append((part, name, value, vars(part).get(name)))
+        vars(part)[name] = value
 
     def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
         """Time the hooks of these callbacks that Lightning calls every step or epoch."""
@@ -120,8 +100,11 @@ class Clock:
 
     def leave(self) -> None:
         """Put back what was there before."""
-        for planted in self._planted:
-            planted.take_back()
+        for part, name, value, before in self._planted:
+            if vars(part).get(name) is value:  # who has set it since keeps it
+                del vars(part)[name]
+                if before is not None:
+                    vars(part)[name] = before
         self._planted = []
 
     def _run_timed(self, name: str, hook: Callable[..., Any], phase: str | None, *args: Any, **kwargs: Any) -> Any:
@@ -149,8 +132,7 @@ class Clock:
 def compiled_so_far() -> dict[str, float]:
     """Graphs that torch.compile has made in this process, and the seconds it took; empty where it never ran."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    graphs = 0.0 if dynamo is None else float(dynamo.counters["stats"].get("unique_graphs", 0))
-    if dynamo is None or not graphs:
+    if dynamo is None or not (graphs := float(dynamo.counters["stats"].get("unique_graphs", 0))):
         return {}
     return {"graphs": graphs, "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9}
 
@@ -285,7 +267,6 @@ class DeviceTimes:
         self._open: list[Any] = []
         self._passing: deque[_Passing] = deque()
         self._last: Any = None  # event at the end of the step before
-        self._steps_s: list[float] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy begins without events: they belong to this process and its device."""
@@ -315,32 +296,30 @@ class DeviceTimes:
         if self._passing and self._passing[-1].outside_s is None:
             self._passing[-1].outside_s = outside_s
 
-    def take(self) -> dict[str, float]:
-        """Seconds of each phase in the batches that the device has finished; the others come later."""
-        seconds = dict.fromkeys(PHASES, 0.0)
+    def take(self) -> tuple[dict[str, float], list[float]]:
+        """Seconds of each phase in the batches that the device has finished, and of each optimizer step among them.
+
+        The others come later. A step counts from the end of the one before.
+        """
+        seconds, steps_s = dict.fromkeys(PHASES, 0.0), []
         while self._passing and self._passing[0].events[-1].query():
             batch = self._passing.popleft()
             events = batch.events
             for phase, before, after in zip(PHASES, events, events[1:], strict=False):
                 seconds[phase] += before.elapsed_time(after) / 1000
             if batch.outside_s is not None:
-                self._end_of_step(events, batch.outside_s)
+                steps_s.append(self._step_s(events, batch.outside_s))
             self._free += events
-        return seconds
+        return seconds, steps_s
 
-    def take_steps(self) -> list[float]:
-        """Seconds of each optimizer step, from the end of the one before, that `take` has found finished."""
-        steps, self._steps_s = self._steps_s, []
-        return steps
-
-    def _end_of_step(self, events: list[Any], outside_s: float) -> None:
-        """Of the very first step only its last batch counts."""
-        own_s = events[0].elapsed_time(events[-1]) / 1000
-        whole_s = own_s if self._last is None else self._last.elapsed_time(events[-1]) / 1000 - outside_s
-        self._steps_s.append(max(own_s, whole_s))
+    def _step_s(self, events: list[Any], outside_s: float) -> float:
+        """Seconds of a step, of which these are the last batch's events; of the very first only that batch counts."""
+        seconds = events[0].elapsed_time(events[-1]) / 1000
         if self._last is not None:
+            seconds = max(seconds, self._last.elapsed_time(events[-1]) / 1000 - outside_s)
             self._free.append(self._last)
         self._last = events.pop()
+        return seconds
 
 
 class HookTimes:

@@ -200,12 +200,11 @@ class Card:
 
     def _look_at_link(self) -> None:
         """The link narrows when it idles: the widest counts."""
-        for name, what in (("generation", "CurrPcieLinkGeneration"), ("width", "CurrPcieLinkWidth")):
+        parts = {"generation": "CurrPcieLinkGeneration", "width": "CurrPcieLinkWidth"}
+        parts |= {"most_generation": "MaxPcieLinkGeneration", "most_width": "MaxPcieLinkWidth"}
+        for name, what in parts.items():
             if (value := self._ask(what, self.own)) is not None:
                 self.link[name] = max(value, self.link.get(name, 0))
-        for name, what in (("most_generation", "MaxPcieLinkGeneration"), ("most_width", "MaxPcieLinkWidth")):
-            if name not in self.link and (value := self._ask(what, self.own)) is not None:
-                self.link[name] = value
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:

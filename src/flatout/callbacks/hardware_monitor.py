@@ -108,17 +108,13 @@ EVERY_S = 1.0
 
 
 class Source(Protocol):
-    """A part of the hardware with numbers that change."""
+    """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve."""
 
     name: str
 
-    def sample(self) -> dict[str, float]:
-        """Its numbers now, by curve name; a number that it does not have is left out."""
-        ...
+    def sample(self) -> dict[str, float]: ...
 
-    def facts(self) -> dict[str, object]:
-        """What it has found that is no curve."""
-        ...
+    def facts(self) -> dict[str, object]: ...
 
 
 class Watch:

@@ -50,10 +50,8 @@ class TensorBoardConfig:
 
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
-        folder, seconds = str(place.folder), self.flush_seconds
-        return RunTensorBoard(
-            folder, name="", version="", default_hp_metric=False, purge_step=purge, flush_secs=seconds
-        )
+        settings: dict[str, Any] = {"purge_step": purge, "flush_secs": self.flush_seconds}
+        return RunTensorBoard(str(place.folder), name="", version="", default_hp_metric=False, **settings)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,6 +86,7 @@ class WandbConfig:
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger
 
+        where = f"{socket.gethostname()}:{place.folder.absolute()}"
         return WandbLogger(
             name=self.name or place.folder.name,
             project=self.project or place.experiment,
@@ -95,9 +94,7 @@ class WandbConfig:
             group=self.group,
             tags=self.tags or None,
             save_dir=str(place.folder),
-            id=xxhash.xxh3_64_hexdigest(
-                f"{socket.gethostname()}:{place.folder.absolute()}".encode()
-            ),  # known to a resume
+            id=xxhash.xxh3_64_hexdigest(where.encode()),  # known to a resume
             resume="allow",
             offline=self.offline,
         )

@@ -142,9 +142,9 @@ class RunCurves(CurveSource):
 
     def _hand(self, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
         """Hand values to the listeners; one that cannot write is dropped, and training continues."""
-        batches = trainer.num_training_batches or 1  # infinite for a stream
-        done = trainer.current_epoch + (trainer.fit_loop.epoch_loop.batch_idx + 1) / batches
-        epoch = min(done, float(trainer.max_epochs or 1e9))
+        # The number of batches is infinite for a stream.
+        share = (trainer.fit_loop.epoch_loop.batch_idx + 1) / (trainer.num_training_batches or 1)
+        epoch = min(trainer.current_epoch + share, float(trainer.max_epochs or 1e9))
         for listener in list(self.listeners):
             try:
                 getattr(listener, event)(trainer.global_step, epoch, values)

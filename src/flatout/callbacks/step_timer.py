@@ -95,8 +95,7 @@ class StepTimer(CurveSource):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
-        save = partial(_timed_save, self.clock, trainer.save_checkpoint)
-        self.clock.plant(trainer, "save_checkpoint", save)
+        self.clock.plant(trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint))
         loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
         self._device_times = DeviceTimes() if device == "cuda" else None
@@ -171,8 +170,7 @@ class StepTimer(CurveSource):
     def state_dict(self) -> dict[str, Any]:
         self.close()
         clock = {name: dict(getattr(self.clock, name)) for name in _KEPT}
-        times = {"step_times": self.step_times.state_dict(), "clock": clock}
-        return self.times.state_dict() | times | self.distance()
+        return self.times.state_dict() | {"step_times": self.step_times.state_dict(), "clock": clock} | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.times.load_state_dict(state_dict)
@@ -186,8 +184,9 @@ class StepTimer(CurveSource):
         now = self.times.now
         now.seconds += time.perf_counter() - self._since
         if self._device_times is not None:
-            self._phase_s.update(self._device_times.take())
-            self._steps_s += self._device_times.take_steps()
+            phase_s, steps_s = self._device_times.take()
+            self._phase_s.update(phase_s)
+            self._steps_s += steps_s
         for part, seconds in self._spent().items():
             now.parts_s[part] += seconds - self._before[part]
         self.step_times.add(self._steps_s)

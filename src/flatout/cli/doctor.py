@@ -12,6 +12,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm.")
     evidence = evidence_in(arguments.run)
     if arguments.json:
-        print(json.dumps({"verdict": verdict(evidence), "evidence": evidence.as_dict()}, indent=1))
+        print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
         return
     console = Console(highlight=False)
     found, words = findings(evidence), verdict(evidence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,7 +160,7 @@ def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training
         )
         evidence = judge(module, feeds, training.curves, was_set, folder)
     if evidence is not None and folder.is_first:
-        folder.summary.set("evidence", evidence.as_dict())
+        folder.summary.set("evidence", asdict(evidence))
         found = verdict(evidence)
         folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
 

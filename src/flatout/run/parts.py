@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -152,7 +152,7 @@ def tune(
         folder.say("tune: this run began without it and continues without it")
         return config
     if config.tune.cut:
-        answers = ranks.agreed("cut", lambda: measure_cut(config, data, device, folder.say).as_dict())
+        answers = ranks.agreed("cut", lambda: asdict(measure_cut(config, data, device, folder.say)))
         found = FoundAnswers(Answers.of(answers))
     else:
         found = of_all_devices(question(config, data, ranks, device, overrides), folder.say)
@@ -160,7 +160,7 @@ def tune(
         folder.say(line)
     for choice in found.answers.choices:
         folder.decision(choice.name, choice.value, choice.why, choice.evidence)
-    folder.summary.set("tune", {"key": found.key, "cached": found.is_known, **found.answers.as_dict()})
+    folder.summary.set("tune", {"key": found.key, "cached": found.is_known, **asdict(found.answers)})
     folder.summary.write()
     return with_answers(config, found.answers.values)
 

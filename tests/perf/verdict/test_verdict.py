@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -230,7 +230,7 @@ def test_every_rule_is_silent_on_a_quiet_run():
 
 def test_evidence_comes_back_from_a_summary():
     evidence = trying("data", "a.b=1", 2.0)
-    kept = json.loads(json.dumps(evidence.as_dict())) | {"from_a_later_version": 1}
+    kept = json.loads(json.dumps(asdict(evidence))) | {"from_a_later_version": 1}
     assert Evidence.from_dict(kept) == evidence
 
 
@@ -291,7 +291,7 @@ def test_a_faster_model_leaves_the_waiting_as_it_was():
 
 
 def test_evidence_of_a_version_without_bounds_is_still_read():
-    kept = trying("data", "a.b=1", 2.0).as_dict()
+    kept = asdict(trying("data", "a.b=1", 2.0))
     for name in ("low", "high"):
         del kept["tried"][0][name]
     assert Evidence.from_dict(kept).tried[0].speedup.value == pytest.approx(2.0)

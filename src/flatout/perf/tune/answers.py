@@ -62,12 +62,9 @@ class Answers:
     row_key: str = ""  # `micro_batch_key` of the model in the arithmetic that was decided
     is_complete: bool = True  # whether the time was enough for everything that was asked
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def of(cls, values: dict[str, Any]) -> Answers:
-        """From what `as_dict` gave; anything else is a ValueError."""
+        """From what `asdict` gave; anything else is a ValueError."""
         try:
             plain = {each.name: values[each.name] for each in fields(cls)}
             plain["choices"] = [Choice(**each) for each in values["choices"]]
@@ -108,7 +105,7 @@ class AnswerStore:
         path = self.path(key)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"schema": _SCHEMA, **answers.as_dict()}, indent=1))
+            write_atomically(path, json.dumps({"schema": _SCHEMA, **asdict(answers)}, indent=1))
             sync_folder(self.folder)
         except OSError as error:
             warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=2)

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Verdict(RunCurves):
 
     def save(self, path: str | Path) -> None:
         """Write the verdict and what it rests on as JSON; without a verdict, why there is none."""
-        kept = None if self.evidence is None else self.evidence.as_dict()
+        kept = None if self.evidence is None else asdict(self.evidence)
         found = {"verdict": self.verdict, "evidence": kept, "why_none": None if self.verdict else self.why_none}
         write_atomically(Path(path), json.dumps(found, indent=1, ensure_ascii=False))
 

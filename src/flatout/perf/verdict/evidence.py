@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
@@ -112,12 +112,9 @@ class Evidence:
             return 0.0
         return min(1.0, 1000 * self.compiled.get("seconds", 0.0) / max(self.total_ms * self.batches, 1e-9))
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Evidence:
-        """From `as_dict` of this version or another: what it does not know is left out."""
+        """From `asdict` of this version or another: what it does not know is left out."""
         given = _known(Evidence, kept)
         given["tried"] = [Tried(**_known(Tried, each)) for each in given.get("tried", [])]
         return Evidence(**given)

@@ -81,15 +81,10 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
     else:
         with _nothing_stays(task):
-            _try_ways(task, feeds, evidence, seconds, waits=waits)
-
-
-def _try_ways(task: Task, feeds: Feeds, evidence: Evidence, seconds: float, *, waits: bool) -> None:
-    until = time.perf_counter() + seconds
-    was = _way_of(task, open_feed(feeds.train))
-    if not (waits and try_feeds(task, was, other_feeds, evidence, until)):
-        was = replace(was, feed=_open_in_process(feeds.train))
-        try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
+            until, was = time.perf_counter() + seconds, _way_of(task, open_feed(feeds.train))
+            if not (waits and try_feeds(task, was, other_feeds, evidence, until)):
+                was = replace(was, feed=_open_in_process(feeds.train))
+                try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
 
 
 def try_feeds(
@@ -106,15 +101,7 @@ def try_feeds(
     return evidence.share("wait") >= _MOSTLY_WAITS
 
 
-def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
-    """Fill in what steps of another kind are worth beside those of the first way."""
-    _try_models(task, ways, evidence, until)
-    if not evidence.tried and len(ways) > 1:
-        evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
-
-
 def _way_of(task: Task, feed: Feed) -> Way:
-    """The way the run trained."""
     precision = by_lightning_name(str(task.trainer.precision))
     return Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
 
@@ -146,8 +133,8 @@ def _nothing_stays(task: Task) -> Iterator[None]:
 # Steps of other kinds: rounds of all ways take turns.
 
 
-def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
-    """Fill in what each way was worth beside the first, as far as there is time for it."""
+def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
+    """Fill in what steps of another kind are worth beside those of the first way, as far as there is time for it."""
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
@@ -161,6 +148,8 @@ def _try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -
     try:
         sides = _affordable(sides, calm.computing_rate, until)
         if len(sides) < 2:
+            if len(ways) > 1 and not evidence.tried:
+                evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
             return
         was, *rates = take_turns([side.rate for side in sides], least=ROUNDS, most=MOST_ROUNDS, until=until)
         for side, found in zip(sides[1:], rates, strict=True):

@@ -13,13 +13,13 @@ from typing import Any
 import lightning as L
 import psutil
 import torch
-import torch.distributed as dist
 
 from flatout.callbacks.clock import compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.plan import FeedKind, PlanSettings
+from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, choose_precision
 from flatout.errors import UserError
@@ -98,9 +98,7 @@ def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, p
     if seconds and pieces == 1:
         with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
             own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return found
+    return of_all_ranks(own)
 
 
 def evidence_in(folder: Path) -> Evidence:
