@@ -435,7 +435,7 @@ class BertBench:
 
 def _kinds(options: Options) -> dict[str, dict[str, Any]]:
     """Ways of the Trainer that people use: its default, and its best with sixteen bits only where they are native."""
-    chosen = choose_precision(Precision.auto, torch.device("cuda" if torch.cuda.is_available() else "cpu")).precision
+    chosen = choose_precision(Precision.auto, torch.device("cuda" if torch.cuda.is_available() else "cpu")).value
     sixteen: dict[str, Any] = {} if chosen is Precision.fp32 else {chosen.value: True}
     name = "".join(f"{key}, " for key in sixteen)
     kinds: dict[str, dict[str, Any]] = {"default": {}}
@@ -447,7 +447,7 @@ def _kinds(options: Options) -> dict[str, dict[str, Any]]:
 
 def _chosen_on_cpu() -> Precision:
     """What a run computes with on this machine's CPU."""
-    return choose_precision(Precision.auto, torch.device("cpu")).precision
+    return choose_precision(Precision.auto, torch.device("cpu")).value
 
 
 def _peak_flops() -> float:

@@ -43,7 +43,7 @@ def _needs_slow_bf16() -> str:
 
 
 def _is_chosen(precision: Precision) -> bool:
-    return choose_precision(Precision.auto, torch.device("cpu")).precision is precision
+    return choose_precision(Precision.auto, torch.device("cpu")).value is precision
 
 
 def _needs_cores() -> str:

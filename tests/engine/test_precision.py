@@ -11,6 +11,7 @@ import torch
 from flatout.engine import precision
 from flatout.engine.peaks import arithmetic_of
 from flatout.engine.precision import (
+    LIGHTNING_NAMES,
     Precision,
     answering,
     bf16_is_native_on_cpu,
@@ -117,7 +118,7 @@ def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
         choose_precision(Precision.tf32, cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     choice = choose_precision(Precision.tf32, cuda)
-    assert (choice.precision, choice.lightning_name) == (Precision.tf32, "32-true")
+    assert (choice.value, LIGHTNING_NAMES[choice.value]) == (Precision.tf32, "32-true")
 
 
 @pytest.mark.parametrize(("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)])
@@ -127,7 +128,7 @@ def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     assert bf16_is_native_on_cpu()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert choose_precision(Precision.auto, CPU).precision is chosen
+    assert choose_precision(Precision.auto, CPU).value is chosen
 
 
 @pytest.mark.parametrize(
@@ -137,20 +138,20 @@ def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(share
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: share)
     choice = choose_precision(Precision.auto, CPU)
-    assert choice.precision is chosen
+    assert choice.value is chosen
     assert choice.why == f"bf16 is native on this CPU, {why}"
     assert choice.evidence.startswith(f"a product takes {share} of its time in fp32, measured now and kept in /")
-    assert choose_precision(Precision.bf16, CPU).precision is Precision.bf16
+    assert choose_precision(Precision.bf16, CPU).value is Precision.bf16
 
 
 def test_a_run_that_resumes_keeps_its_precision_however_products_are_timed_now(monkeypatch):
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: 0.25)
-    assert choose_precision(Precision.auto, CPU, before="fp32").precision is Precision.fp32
+    assert choose_precision(Precision.auto, CPU, before="fp32").value is Precision.fp32
     monkeypatch.setattr(precision, "bf16_share", lambda: 1.81)
-    assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.bf16
+    assert choose_precision(Precision.auto, CPU, before="bf16").value is Precision.bf16
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: False)
-    assert choose_precision(Precision.auto, CPU, before="bf16").precision is Precision.fp32
+    assert choose_precision(Precision.auto, CPU, before="bf16").value is Precision.fp32
 
 
 def test_the_answer_of_a_machine_stands_whatever_a_later_run_would_measure(tmp_path, monkeypatch):
@@ -159,13 +160,13 @@ def test_the_answer_of_a_machine_stands_whatever_a_later_run_would_measure(tmp_p
     first = choose_precision(Precision.auto, CPU)
     monkeypatch.setattr(precision, "bf16_share", lambda: 1.02)
     then = choose_precision(Precision.auto, CPU)
-    assert (first.precision, then.precision) == (Precision.bf16, Precision.bf16)
+    assert (first.value, then.value) == (Precision.bf16, Precision.bf16)
     (kept,) = (tmp_path / "cache" / "precision").glob("*.json")
     assert first.evidence == f"a product takes 0.53 of its time in fp32, measured now and kept in {kept}"
     day = time.strftime("%Y-%m-%d")
     assert then.evidence == f"a product takes 0.53 of its time in fp32, measured on {day} and kept in {kept}"
     kept.write_text("{}")
-    assert choose_precision(Precision.auto, CPU).precision is Precision.fp32
+    assert choose_precision(Precision.auto, CPU).value is Precision.fp32
 
 
 @pytest.mark.parametrize("differs", ["machine", "processor", "version of torch"])

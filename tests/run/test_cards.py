@@ -82,7 +82,7 @@ def test_a_gpu_for_which_torch_has_no_kernels(monkeypatch, card, kernels, is_fin
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: kernels)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     if is_fine:
-        assert choose_precision(Precision.fp32, CUDA).precision is Precision.fp32
+        assert choose_precision(Precision.fp32, CUDA).value is Precision.fp32
     else:
         said = sentence(choose_precision, Precision.fp32, CUDA)
         assert (
@@ -96,6 +96,6 @@ def test_bf16_on_a_gpu_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     said = "precision=bf16: needs a GPU of compute capability 8.0 or later. Set precision=fp16, or leave it out."
     assert sentence(choose_precision, Precision.bf16, CUDA) == said
-    assert choose_precision(Precision.bf16, torch.device("cpu")).precision is Precision.bf16
+    assert choose_precision(Precision.bf16, torch.device("cpu")).value is Precision.bf16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert choose_precision(Precision.bf16, CUDA).precision is Precision.bf16
+    assert choose_precision(Precision.bf16, CUDA).value is Precision.bf16

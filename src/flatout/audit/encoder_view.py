@@ -43,7 +43,7 @@ def read_encoder(
         return None
     device, network.is_narrow = Ranks().device("auto"), False  # means want all tokens of the last layer
     network.to(device)
-    chosen = choose_precision(precision, device).precision
+    chosen = choose_precision(precision, device).value
     encoded = words.encode(pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row()))
     column, total = Ragged.of(encoded.tokens, encoded.lengths), len(encoded.tokens)
     plan = PlanSettings(tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False)

@@ -53,7 +53,7 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     require(is_flat, "model", "has no flat layers to look at", hint="Name an encoder with model.pretrained=FOLDER.")
     device = ranks.device(str(config.trainer.get("accelerator", "auto")))
     splits = [data.store.splits[name] for name in ("train", "validation")]
-    precision = choose_precision(config.precision, device).precision
+    precision = choose_precision(config.precision, device).value
     with fast_fp32_products(precision, device):
         rows = (4_000, 1_000)  # to learn from, and to judge by
         scores = score_layers(network, splits, rows, device, precision)

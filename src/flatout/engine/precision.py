@@ -65,20 +65,7 @@ class Choice(Generic[Value]):
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionChoice:
-    """A precision, why it was chosen, and what that was read off."""
-
-    precision: Precision
-    why: str
-    evidence: str
-
-    @property
-    def lightning_name(self) -> str:
-        return LIGHTNING_NAMES[self.precision]
-
-
-def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> PrecisionChoice:
+def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> Choice[Precision]:
     """What was asked for, or bf16 where it is native and no slower, else fp16 on a GPU, else fp32.
 
     `before`: what the run that resumes here chose; a CPU's products are not timed again then.
@@ -90,18 +77,18 @@ def choose_precision(asked: Precision, device: torch.device, before: str | None 
         hint = f"Set precision={'fp32' if asked is Precision.tf32 else 'fp16'}, or leave it out."
         require(is_there, f"precision={asked}", "needs a GPU of compute capability 8.0 or later", hint=hint)
     if asked is not Precision.auto:
-        return PrecisionChoice(asked, "asked for", f"precision={asked}")
+        return Choice(asked, "asked for", f"precision={asked}")
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         evidence = f"compute capability {major}.{minor}"
         if major >= 8:
-            return PrecisionChoice(Precision.bf16, "bf16 is native on this GPU", evidence)
-        return PrecisionChoice(Precision.fp16, "bf16 is not native on this GPU, fp16 is", evidence)
+            return Choice(Precision.bf16, "bf16 is native on this GPU", evidence)
+        return Choice(Precision.fp16, "bf16 is not native on this GPU, fp16 is", evidence)
     if device.type == "cpu" and bf16_is_native_on_cpu():
         if before in (Precision.bf16, Precision.fp32):
-            return PrecisionChoice(Precision(before), "as at the beginning of this run", f"precision={before} then")
+            return Choice(Precision(before), "as at the beginning of this run", f"precision={before} then")
         return _faster_on_cpu()
-    return PrecisionChoice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
+    return Choice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
 
 
 def _require_kernels(device: torch.device) -> None:
@@ -120,13 +107,13 @@ def _require_kernels(device: torch.device) -> None:
     raise UserError("trainer.accelerator", f"a GPU of {what}", hint=hint)
 
 
-def _faster_on_cpu() -> PrecisionChoice:
+def _faster_on_cpu() -> Choice[Precision]:
     """bf16, unless its products take longer than those of fp32, as on processors with AVX512_BF16 and without AMX."""
     share, source = kept_bf16_share()
     evidence = f"a product takes {share:.2f} of its time in fp32, {source}"
     if share > _LARGEST_SHARE:
-        return PrecisionChoice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
-    return PrecisionChoice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
+        return Choice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
+    return Choice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
 
 
 _LARGEST_SHARE = 0.9
@@ -287,4 +274,4 @@ def answering(asked: Precision, device: torch.device) -> AbstractContextManager[
     Without them no fused kernel for rows of unequal length is used there.
     """
     is_plain = asked is Precision.auto and device.type != "cuda"
-    return arithmetic(Precision.fp32 if is_plain else choose_precision(asked, device).precision, device)
+    return arithmetic(Precision.fp32 if is_plain else choose_precision(asked, device).value, device)

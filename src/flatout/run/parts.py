@@ -298,7 +298,7 @@ def _cuts(config: RunConfig) -> list[int]:
 
 def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device) -> list[LayerScore]:
     """A score for each cut; random numbers stay as they are."""
-    before, precision = RandomState(device), choose_precision(config.precision, device).precision
+    before, precision = RandomState(device), choose_precision(config.precision, device).value
     try:
         with fast_fp32_products(precision, device):
             first = _build(config, cuts[0], device)

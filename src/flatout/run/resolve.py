@@ -24,7 +24,7 @@ from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.engine.compile import choose_compile, compile_in_place, compiles_layers
 from flatout.engine.optimizer import OptimConfig, ScaleRate
-from flatout.engine.precision import Choice, Precision, PrecisionChoice, choose_precision, fast_fp32_products
+from flatout.engine.precision import Choice, Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import require
 from flatout.models.contract import Recommended
@@ -44,7 +44,7 @@ class Settings:
     """All settings as plain values, as checkpoints and dashboards compare them."""
     trainer: dict[str, Any]
     """Arguments of Lightning's Trainer; epochs and validations end where an optimizer step does."""
-    precision: PrecisionChoice
+    precision: Choice[Precision]
     optim: OptimConfig
     clip: float | None = None
     """The longest gradient; None: as the Trainer's arguments say."""
@@ -88,7 +88,7 @@ def resolve(
     )
 
 
-def _resolve_own(config: RunConfig, precision: PrecisionChoice, world: int) -> Settings:
+def _resolve_own(config: RunConfig, precision: Choice[Precision], world: int) -> Settings:
     monitor = config.checkpoint.metric
     return Settings(
         asked=config,
@@ -151,16 +151,16 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
     return scaled
 
 
-def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder) -> PrecisionChoice:
+def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder) -> Choice[Precision]:
     """The first rank's choice, on all; a resumed run keeps its own."""
 
     def choose() -> list[str]:
         found = choose_precision(asked, device, folder.before.get("precision", {}).get("value"))
-        return [found.precision, found.why, found.evidence]
+        return [found.value, found.why, found.evidence]
 
     name, why, evidence = ranks.agreed("precision", choose)
     folder.decision("precision", name, why, evidence)
-    return PrecisionChoice(Precision(name), why, evidence)
+    return Choice(Precision(name), why, evidence)
 
 
 # What is set in the process, and measured on the network that stands.
@@ -231,5 +231,5 @@ def compile_network(settings: Settings, task: Task, feeds: Feeds | None, ranks: 
         rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
         tokens = int(min(rows, plan.tokens_per_batch or rows))
         passes = (task.total_steps or 1) * plan.accumulate
-        choice = choose_compile(task.model, device, settings.precision.precision, tokens=tokens, passes=passes)
+        choice = choose_compile(task.model, device, settings.precision.value, tokens=tokens, passes=passes)
     folder.decision("compile", choice.value, choice.why, choice.evidence)

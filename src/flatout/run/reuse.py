@@ -55,7 +55,7 @@ def reuse_frozen_layers(
         folder.decision(REUSE, False, why, "model.reuse=true asks for it")
         return
     kind = torch.bfloat16 if model.reuse_format is ReuseFormat.bf16 else None
-    part = FrozenPart(network, layers, feeds.train.device, settings.precision.precision, kind)
+    part = FrozenPart(network, layers, feeds.train.device, settings.precision.value, kind)
     cache, splits = Cache(settings.asked.data.cache), [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
     is_known = cache.opened(recipe_key(recipe)) is not None

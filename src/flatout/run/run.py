@@ -30,7 +30,7 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
-from flatout.engine.precision import product_type
+from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.errors import UserError, require
 from flatout.perf.verdict.judge import report_early
 from flatout.report.closing import EARLY_END
@@ -72,7 +72,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         settings = resolve(config, module, feeds, device, ranks, folder)
         about = facts_to_compare(settings, data, module, feeds, ranks)
         start = where_to_start(config, settings.trainer, about, ranks, folder)
-        with exact_products(settings.precision.precision, feeds, folder):
+        with exact_products(settings.precision.value, feeds, folder):
             reuse_frozen_layers(settings, data, module, feeds, ranks, folder)
         training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
         if feeds is None:
@@ -82,7 +82,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
                 mind_memory(module, training.loop, feeds, about, ranks, config.data.cache, folder)
             prepare(settings, data, module, feeds, training, folder)
         ranks.join(device)
-        with training.loggers, exact_products(settings.precision.precision, feeds, folder):
+        with training.loggers, exact_products(settings.precision.value, feeds, folder):
             compile_network(settings, module, feeds, ranks, folder)
             fit_to_end(training, module, data, feeds, folder, start)
             load_best(training, module)
@@ -104,7 +104,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
 
 def facts_to_compare(settings: Settings, data: Any, module: Any, feeds: Feeds | None, ranks: Ranks) -> dict[str, Any]:
     """What a resumed run is compared with: its data, its network, its plan, its settings."""
-    precision = settings.precision.lightning_name
+    precision = LIGHTNING_NAMES[settings.precision.value]
     if feeds is not None:
         plan = plan_facts(feeds.train, settings.batches or 0)
         return facts_of_run(settings.values, data.info.key, module.model, plan, precision)
@@ -117,7 +117,7 @@ def prepare(settings: Settings, data: Any, task: Task, feeds: Feeds, training: T
     if folder.is_first and kind_of(settings.asked.data).keeps_rows:
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
     folder.put(task.prepare(feeds, folder, settings.asked.seed))
-    report_attention(task.model, feeds.train.device, product_type(settings.precision.precision), folder)
+    report_attention(task.model, feeds.train.device, product_type(settings.precision.value), folder)
     curves, precision = training.curves, str(training.trainer.precision)
     curves.judge_early = lambda: report_early(curves, feeds.train, precision, settings.batches or 1, folder)
 

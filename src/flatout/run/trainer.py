@@ -35,7 +35,7 @@ from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.passes import BATCH_NORMS
-from flatout.engine.precision import Precision, PrecisionChoice
+from flatout.engine.precision import LIGHTNING_NAMES, Choice, Precision
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.dashboard import compared_settings, layout
@@ -173,11 +173,11 @@ def describe_rows(feed: Feed, steps_an_epoch: int, step: int) -> str:
     return f" (rows {shown}{', …' if len(numbers) > _MOST_ROWS else ''} of the table)"
 
 
-def _lightning_defaults(precision: PrecisionChoice, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def _lightning_defaults(precision: Choice[Precision], ranks: Ranks, folder: Path) -> dict[str, Any]:
     """What is set unless the user sets it otherwise: what flatout does itself is off."""
     return {
         "max_epochs": EPOCHS,
-        "precision": precision.lightning_name,
+        "precision": LIGHTNING_NAMES[precision.value],
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -198,7 +198,7 @@ def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.T
 
 
 def choose_strategy(
-    asked: Any, module: nn.Module, device: torch.device, precision: PrecisionChoice, ranks: Ranks, log: RunLog
+    asked: Any, module: nn.Module, device: torch.device, precision: Choice[Precision], ranks: Ranks, log: RunLog
 ) -> dict[str, Any]:
     """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
     if asked != "fsdp":
@@ -211,7 +211,7 @@ def choose_strategy(
             return {"strategy": ddp(module, device, compresses=compresses)}
         return {"strategy": "auto"} if compresses else {}
     what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
-    require(precision.precision is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
+    require(precision.value is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
     what = "batch normalisation would have other means on every rank"
     require(not _has_means(module), f"trainer.strategy: {asked}", what, hint="Leave it out.")
     from flatout.distributed.fsdp import SharedOut

@@ -177,7 +177,7 @@ def asked_of(question: Question) -> OpenSettings:
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
     kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device, None).kind
     fitting = [each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)]
-    precision = choose_precision(settings.precision, device).precision
+    precision = choose_precision(settings.precision, device).value
     native = precisions(device)  # fp32 stands for comparison
     steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
     # A rank has its card, or its share of what this machine, or this container, has free.

@@ -21,7 +21,7 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import cores_here
-from flatout.engine.precision import Precision, choose_precision
+from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
@@ -77,9 +77,9 @@ def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) ->
         return None
     evidence.effective_batch, evidence.pieces = known.effective_batch, known.pieces
     evidence.tuned_layers = _tuned_layers(task)
-    usual = choose_precision(Precision.auto, task.device)
-    if known.is_precision_asked and usual.lightning_name != evidence.precision:
-        evidence.native = usual.precision.value
+    usual = choose_precision(Precision.auto, task.device).value
+    if known.is_precision_asked and LIGHTNING_NAMES[usual] != evidence.precision:
+        evidence.native = usual.value
     return evidence
 
 
