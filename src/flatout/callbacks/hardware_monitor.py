@@ -168,7 +168,6 @@ class Watch:
         return found
 
     def look(self) -> None:
-        """Sample every source once."""
         for source in list(self._answering):
             try:
                 seen = source.sample()

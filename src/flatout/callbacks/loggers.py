@@ -224,7 +224,6 @@ class RunLoggers:
         self._write = {}
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Log curves."""
         for write in list(self._write.values()):
             write(values, step)
 

@@ -65,8 +65,6 @@ class Window:
 
 
 class Operator(NamedTuple):
-    """One operator of the kept steps."""
-
     operator: str
     calls: int
     self_ms_per_step: float

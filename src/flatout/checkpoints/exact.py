@@ -32,7 +32,7 @@ from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
-from flatout.engine.lightning_internals import call_before_validation, callbacks_of
+from flatout.engine.lightning_internals import call_before_validation, callbacks_of, is_fitting
 from flatout.errors import UserError, require
 from flatout.run_log import PrintLog, RunLog
 from flatout.tasks.task import Task
@@ -61,9 +61,6 @@ class SaveSchedule:
         values = self._of_ranks.look([self.signals.number, time.monotonic() >= self._next_save], device)
         asked, is_due = values or (0, False)
         return int(asked), bool(asked or is_due or (self._every_steps and step % self._every_steps == 0))
-
-    def look_for_signal(self, device: torch.device) -> int:
-        return int((self._of_ranks.look([self.signals.number], device) or [0])[0])
 
     def stop(self, number: int) -> None:
         self.stopped_by = number
@@ -153,10 +150,8 @@ class ExactCheckpoint(Checkpoint):
                 stopping.wait_count, stopping.patience = 0, self._patience.get(stopping.state_key, stopping.patience)
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
             name = type(getattr(trainer, "datamodule", None) or pl_module).__name__
-            self.run_log.say(
-                f"ExactCheckpoint: the loader of {name} has no state_dict, so its position inside an epoch cannot be"
-                " kept; a checkpoint after a whole epoch is exact"
-            )
+            what = f"the loader of {name} has no state_dict, so its position inside an epoch cannot be kept"
+            self.run_log.say(f"ExactCheckpoint: {what}; a checkpoint after a whole epoch is exact")
         self.when.stopped_by, self._is_stop_asked = 0, False
         self.when.restart()
 
@@ -175,19 +170,19 @@ class ExactCheckpoint(Checkpoint):
             self.when.stop(asked)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
+        if not is_fitting(trainer):
             return
-        if asked := self.when.look_for_signal(pl_module.device):
+        asked, _ = self.when.look(pl_module.device, trainer.global_step)
+        if asked:
             _put_back_weights(pl_module)  # a validation judges their running mean; the resume begins it again
             self._save_if_new(trainer)
             self.when.stop(asked)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking:
-            return
-        self.boundary.end_validation(trainer)
-        self.best_so_far.judge(trainer, self.boundary.at.step)
-        self._save(trainer)
+        if is_fitting(trainer):
+            self.boundary.end_validation(trainer)
+            self.best_so_far.judge(trainer, self.boundary.at.step)
+            self._save(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_if_new(trainer)
@@ -269,7 +264,6 @@ class ExactCheckpoint(Checkpoint):
         trainer.should_stop = checkpoint["should_stop"] and not self._is_extended
 
     def _facts(self, trainer: L.Trainer) -> dict[str, Any]:
-        """What the manifest says the training is of."""
         if self.about is not None:
             return self.about
         asked = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}

@@ -155,8 +155,7 @@ def _words(error: Exception) -> str:
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The `state_dict` of a checkpoint's module; the running mean of a model's weights where there is one."""
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
-    means = {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
-    return checkpoint["state_dict"] | means
+    return checkpoint["state_dict"] | {f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()}
 
 
 def as_file(folder: Path) -> io.BytesIO:

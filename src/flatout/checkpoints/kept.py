@@ -61,8 +61,7 @@ class Best:
     def _is_better(self, value: float) -> bool:
         if self.value is None or self.value != self.value:
             return True
-        gain = value - self.value if self.mode == "max" else self.value - value
-        return gain > self.min_delta
+        return (value - self.value if self.mode == "max" else self.value - value) > self.min_delta
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
@@ -101,8 +100,6 @@ def newest_first(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where training continues."""
-
     checkpoint: Path
     about: dict[str, Any]
 

@@ -48,13 +48,15 @@ class Batches:
 
 @runtime_checkable
 class KeepsPosition(Protocol):
-    """A module or callback with a state of its own on each rank, which changes with each step."""
+    """A module or callback with a state of its own on each rank, which changes with each step.
 
-    def position_state(self) -> dict[str, Any]:
-        """What its next step depends on beyond its `state_dict`, and what it has not reported yet."""
+    It is what the next step depends on beyond `state_dict`, and what was not reported yet. It is loaded from the states
+    that all ranks have saved; there may be more or fewer ranks now.
+    """
 
-    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        """Take over the states that all ranks have saved; there may be more or fewer ranks now."""
+    def position_state(self) -> dict[str, Any]: ...
+
+    def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None: ...
 
 
 class Boundary:
@@ -111,8 +113,7 @@ class Boundary:
     def begin_validation(self, trainer: L.Trainer) -> None:
         """Keep what a validation changes: a run that ends inside of it begins it again."""
         states = {each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)}
-        kept = {key: state for key, state in states.items() if state}
-        self._before_validation = kept, _position_states(trainer)
+        self._before_validation = {key: state for key, state in states.items() if state}, _position_states(trainer)
 
     def end_validation(self, trainer: L.Trainer) -> None:
         self._before_validation = None
@@ -199,7 +200,6 @@ def batches_of(trainer: L.Trainer, feed: Feed) -> int:
 
 
 def loader_states(trainer: L.Trainer) -> list[Any]:
-    """States of the training loaders that have one."""
     return list(trainer.fit_loop.state_dict()["state_dict"].get("combined_loader", []))
 
 

@@ -33,7 +33,6 @@ def of_all_ranks(value: Any) -> list[Any]:
 
 
 def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
-    """Sums of some counts over all ranks."""
     if not are_several():
         return counts
     summed = torch.from_numpy(np.asarray(counts)).to(device)

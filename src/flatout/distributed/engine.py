@@ -37,8 +37,6 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 class Place(StrEnum):
-    """Where work is done."""
-
     here = "here"
     ray = "ray"
 

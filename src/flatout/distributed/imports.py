@@ -11,29 +11,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import FrameType
 
-Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
-
-@contextmanager
-def leaving_at_once() -> Iterator[None]:
+def leaving_at_once() -> AbstractContextManager[None]:
     """End the process at once, without a word, when Ctrl-C comes inside: packages hide or print a KeyboardInterrupt."""
-    with _handled(_leave):
-        yield
+    return _handled(_leave)
 
 
-@contextmanager
-def ignored_by_children() -> Iterator[None]:
+def ignored_by_children() -> AbstractContextManager[None]:
     """What is started inside does not hear Ctrl-C, until it asks to; to ignore a signal is all that exec hands on."""
-    with _handled(signal.SIG_IGN):
-        yield
+    return _handled(signal.SIG_IGN)
 
 
 @contextmanager
-def _handled(handler: Handler) -> Iterator[None]:
+def _handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
     """Replace the usual handler of Ctrl-C; one set by other code stays, and a thread changes nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)

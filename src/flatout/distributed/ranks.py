@@ -206,10 +206,9 @@ def _key_value_store() -> dist.Store:
         try:
             store, _, _ = next(iter(dist.rendezvous("env://")))
         except dist.DistNetworkError as error:
-            is_taken = "EADDRINUSE" in str(error)
-            what = "is in use by another program" if is_taken else "cannot be reached"
-            hint = "Set MASTER_PORT to a free port."
-            if not is_taken:
+            what, hint = "is in use by another program", "Set MASTER_PORT to a free port."
+            if "EADDRINUSE" not in str(error):
+                what = "cannot be reached"
                 hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
             raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
         except (ValueError, dist.DistError) as error:
@@ -222,7 +221,6 @@ def _key_value_store() -> dist.Store:
 
 
 def cores_here() -> list[int]:
-    """The cores this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 
@@ -234,10 +232,8 @@ def others_watched() -> Iterator[None]:
     except RuntimeError as error:
         if not dist.is_initialized() or not re.search(_GONE, str(error)):
             raise
-        words = (
-            "another rank is gone, and this one cannot continue without it. Read its message;"
-            " without one, the system ended it, mostly for memory. resume=auto continues"
-        )
+        words = "another rank is gone, and this one cannot continue without it. Read its message; without one, the"
+        words += " system ended it, mostly for memory. resume=auto continues"
         raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
 
 

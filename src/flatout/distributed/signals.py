@@ -20,7 +20,6 @@ _ECHO_S = 1.0  # a terminal and a launcher both pass a signal on to a rank; with
 
 
 def asking() -> list[signal.Signals]:
-    """The signals that ask a run to end."""
     return [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 

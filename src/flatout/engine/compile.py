@@ -93,7 +93,9 @@ def choose_compile(
             evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
             return Choice(False, "the run is too short for it", evidence)
         compile_layers(model)
-        finish = partial(_compiled_finish, model, trial.layer)
+        compiled = model.flat_layers()[0].compiled
+        assert compiled is not None
+        finish = partial(compiled, trial.layer)
         began = time.perf_counter()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -103,20 +105,13 @@ def choose_compile(
             return Choice(False, "torch could not compile a layer", str(caught[-1].message))
         compiled_s = trial.time(finish)
     saved_s = (eager_s - compiled_s) * total_s
-    evidence = (
-        f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms:"
-        f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
-    )
+    evidence = f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms:"
+    evidence += f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
     if saved_s > compile_s:
         return Choice(True, "it pays for its time", evidence)
     for layer in model.flat_layers():
         layer.compiled = None
     return Choice(False, "it would not pay for its time", evidence)
-
-
-def _compiled_finish(model: Transformer, layer: FlatLayer, *inputs: Any) -> Tensor:
-    compiled = model.flat_layers()[0].compiled
-    return layer.finish(*inputs) if compiled is None else compiled(layer, *inputs)
 
 
 class _Trial:

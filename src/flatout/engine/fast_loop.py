@@ -30,7 +30,6 @@ from torch.optim import LBFGS
 
 from flatout.distributed.collectives import are_several
 from flatout.engine import lightning_internals as internals
-from flatout.engine.lightning_internals import PHASES, leave_out_of_ddp
 from flatout.engine.optimizer import clip_divisor, clip_gradients, gradient_is_finite, gradient_length, is_fused
 from flatout.engine.passes import BATCH_NORMS, Passes, ShortOfMemory, give_back_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
@@ -54,7 +53,6 @@ def describe_nothing(step: int) -> str:
 
 
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
-    """The fast loop among a trainer's callbacks."""
     return next((each for each in internals.callbacks_of(trainer) if isinstance(each, FastLoop)), None)
 
 
@@ -65,7 +63,7 @@ class FastLoop(Callback):
         self, *, not_finite: NotFinite = NotFinite.stop, describe_rows: Callable[[int], str] = describe_nothing
     ) -> None:
         """`describe_rows` names the rows of an optimizer step, counted from 0, for the message of a failed step."""
-        self.phase_s = dict.fromkeys(PHASES, 0.0)
+        self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.edge: Callable[[int], float] = edge_on_host
         self.losses = StepLosses(not_finite, describe_rows)
@@ -284,7 +282,7 @@ class FastLoop(Callback):
         if self.is_scaled and is_fused(optimizer):
             self._update_scaled(optimizer)
         elif self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
-            self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.last)
+            self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.values[-1])
         else:
             optimizer.step()
             # A fused optimizer reads both in each step: what belongs to this one must not stay for the next.
@@ -377,7 +375,7 @@ class FastLoop(Callback):
         lean = [each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)]
         tables = {id(embedding.weight) for embedding in lean}
         names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
-        may_leave_out = leave_out_of_ddp(self.module, names) or not isinstance(strategy, DDPStrategy)
+        may_leave_out = internals.leave_out_of_ddp(self.module, names) or not isinstance(strategy, DDPStrategy)
         self._lean[:] = lean if may_leave_out else []
         for embedding in self._lean:
             embedding.keeps_gradient = True

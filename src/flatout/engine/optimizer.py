@@ -67,23 +67,17 @@ _USUAL_RATE = 2e-3
 
 
 class Schedule(StrEnum):
-    """How the learning rate falls after the warm-up."""
-
     linear = "linear"
     cosine = "cosine"
     constant = "constant"
 
 
 class OptimizerName(StrEnum):
-    """What steps the weights."""
-
     adamw = "adamw"
     muon = "muon"
 
 
 class ScaleRate(StrEnum):
-    """How the learning rate grows with the rows of a step."""
-
     none = "none"
     sqrt = "sqrt"
     linear = "linear"

@@ -47,7 +47,6 @@ PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
 
 def product_type(precision: Precision) -> torch.dtype:
-    """The number format that products are computed in."""
     return PRODUCT_TYPES.get(precision, torch.float32)
 
 

@@ -19,7 +19,7 @@ class RandomState:
         self.torch = torch.get_rng_state()
         self.device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         self.python = random.getstate() if with_others else None
-        self.numpy = np.random.get_state() if with_others else None
+        self.numpy: Any = np.random.get_state() if with_others else None
 
     def restore(self, device: torch.device) -> None:
         torch.set_rng_state(self.torch)
@@ -46,6 +46,5 @@ class RandomState:
         state = cls.__new__(cls)
         state.torch, state.device, state.python = values["torch"], values["device"], values["python"]
         kind, key, *rest = values["numpy"]
-        restored: Any = (kind, key.numpy().astype(np.uint32), *rest)
-        state.numpy = restored
+        state.numpy = (kind, key.numpy().astype(np.uint32), *rest)
         return state

@@ -15,14 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from flatout.distributed.collectives import are_several
 from flatout.errors import UserError
 
 _MOST_IN_A_ROW = 20  # steps that may be skipped one after the other
 
 
 class NotFinite(StrEnum):
-    """What happens at a step whose gradient is not a number, or infinite."""
-
     stop = "stop"
     skip = "skip"
 
@@ -36,10 +35,6 @@ class StepLosses:
         self.norms: list[Tensor] = []
         self.skipped: list[int] = []
         self._broken: Tensor | None = None
-
-    @property
-    def last(self) -> Tensor:
-        return self.values[-1]
 
     @property
     def may_be_broken(self) -> bool:
@@ -65,7 +60,7 @@ class StepLosses:
     def accept(self, step: int, *, is_finite: bool) -> bool:
         """Whether a step may be taken, known on the host."""
         stops = self.policy is NotFinite.stop
-        if is_finite and (not stops or not self.values or math.isfinite(self.last)):
+        if is_finite and (not stops or not self.values or math.isfinite(self.values[-1])):
             return True
         if stops:
             raise self._not_finite(step)
@@ -90,7 +85,7 @@ class StepLosses:
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if are_several():
             dist.all_reduce(losses)  # gradients are averaged over ranks, and so are losses
             losses /= dist.get_world_size()
         both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()

@@ -111,7 +111,6 @@ class ScaleBatch(Callback):
         self._report(before, optim.highest, rate)
 
     def _search(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device) -> int:
-        """The fastest rows at once, found on a copy of the task."""
         feed, alone = data.feeds.train, _copy_of(task)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
         clip, precision = float(trainer.gradient_clip_val or 0.0), by_lightning_name(str(trainer.precision))
@@ -153,7 +152,6 @@ class ScaleBatch(Callback):
 
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
-    """The task and its data, or a sentence on what this callback cannot serve."""
     data, where = getattr(trainer, "datamodule", None), "ScaleBatch"
     is_ours = isinstance(module, Task) and isinstance(data, StoreData)
     names = f"{type(module).__name__} with {type(data).__name__ if data is not None else 'no DataModule'}"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from flatout.perf.tune.reading import divisors, doublings, first_guess, knee, predicted_bytes
+from flatout.perf.tune.reading import divisors, doublings, first_guess, predicted_bytes
 
 GB = 10**9
 
@@ -47,9 +47,3 @@ def test_memory_is_predicted_from_two_sizes_by_their_difference():
     seen = [(32, 5 * GB), (8, 2 * GB), (16, 3 * GB)]
     assert predicted_bytes(seen, 64, base=GB, fixed=0) == 9 * GB
     assert predicted_bytes([(8, GB), (16, GB)], 64, base=GB, fixed=0) == GB
-
-
-def test_the_knee_is_where_twice_the_rows_bring_little():
-    assert knee([(8, 100.0), (16, 190.0), (32, 250.0), (64, 255.0), (128, 400.0)], 0.05) == 32
-    assert knee([(8, 100.0)], 0.05) == 8
-    assert knee([(8, 100.0), (16, 50.0)], 0.05) == 8

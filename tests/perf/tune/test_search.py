@@ -162,6 +162,13 @@ def test_free_rows_double_to_the_knee(tmp_path):
         assert "64 were set" in chosen(found)["micro-batch"]
 
 
+@pytest.mark.parametrize(("rates", "rows"), [((100.0, 190.0, 250.0, 255.0, 400.0), 256), ((100.0, 50.0), 64)])
+def test_the_knee_is_where_twice_the_rows_bring_little(rates, rows, tmp_path):
+    by_rows = {64 << place: rate for place, rate in enumerate(rates)}
+    machine = Machine(lambda setting: by_rows.get(setting.rows, 10.0))
+    assert search(machine, tmp_path, {"effective_batch": "free"}).values["data.batch_size"] == rows
+
+
 def test_free_rows_never_shrink(tmp_path):
     found = search(Machine(), tmp_path, {"effective_batch": "free"})
     assert found.values["data.batch_size"] == 64

@@ -129,7 +129,6 @@ class Apart:
 
 
 def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connection) -> None:
-    """Make the thing, and answer until no question is left."""
     pipe.send(("begun", None))
     stand_apart(environment)
     use_own_resource_tracker()

@@ -122,7 +122,6 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
-    """From now on a new peak counts."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

@@ -79,8 +79,6 @@ class Answers:
 
 
 class AnswerStore:
-    """A folder of answers."""
-
     def __init__(self, cache: Path | str | None = None) -> None:
         self.folder = (Path(cache).expanduser() if cache else default_cache_folder()) / FOLDER
 

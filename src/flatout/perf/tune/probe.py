@@ -73,8 +73,6 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What one probe runs with."""
-
     feed: FeedKind
     precision: Precision
     rows: int
@@ -84,8 +82,6 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one probe has seen."""
-
     step_s: float
     rows_per_s: float
     tokens_per_s: float
@@ -113,7 +109,6 @@ def about(parts: Parts) -> dict[str, Any]:
 
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
-    """Rows a second of each kind of feed, with no model behind it."""
     measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), _FEED_S) for kind in kinds}
     return {kind: found[0] if found else 0.0 for kind, found in measured.items()}
 
@@ -190,7 +185,6 @@ def _is_over(losses: Sequence[float]) -> bool:
 
 
 def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
-    """Steps until there are enough, or it is late."""
     began = time.perf_counter()
     for number in itertools.count(1):
         taken = steps.take(1)
@@ -264,7 +258,6 @@ class Child:
             return NoAnswer(failed.why, failed.is_memory)
 
     def close(self) -> None:
-        """End the process, at once."""
         if self._apart is not None:
             self._apart.close()
         self._apart = None

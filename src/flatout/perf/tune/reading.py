@@ -39,7 +39,6 @@ def divisors(share: int) -> list[int]:
 
 
 def doublings(first: int, most: int) -> list[int]:
-    """Sizes that double from a first one."""
     return [size for size in (first << times for times in range(_MOST.bit_length())) if size <= min(most, _MOST)]
 
 
@@ -52,16 +51,6 @@ def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fi
     (before_rows, before), (last_rows, last) = [(0, base + fixed), *sorted(dict(seen).items())][-2:]
     growth = (last - before) / (last_rows - before_rows)
     return int(last + max(0.0, growth) * (rows - last_rows))
-
-
-def knee(rates: Sequence[tuple[int, float]], gain: float) -> int:
-    """The size after which twice as many rows bring less than `gain` more speed, of sizes from small to large."""
-    best_rows, best = rates[0]
-    for rows, rate in rates[1:]:
-        if rate < best * (1 + gain):
-            break
-        best_rows, best = rows, rate
-    return best_rows
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:

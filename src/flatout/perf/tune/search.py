@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.engine.precision import Precision
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
-from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, knee, suggested
+from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
@@ -42,7 +42,6 @@ class Search:
         self._most: int | None = None  # rows at once that are known to fit, where more once did not
 
     def decide(self) -> Answers:
-        """What is best, with its evidence."""
         try:
             why_none = self._decide()
         finally:
@@ -139,7 +138,7 @@ class Search:
             return _choice("feed", before, "no other can save as much as counts", evidence)
         others = [kind for kind in kinds if kind is not before]
         for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
-            self.speeds.attempt(replace(self.now, feed=kind), "feed", str(kind))
+            self.speeds.attempt(replace(self.now, feed=kind), "feed")
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
@@ -183,7 +182,7 @@ class Search:
             if abs(losses[each] - exact) <= tolerated:
                 sound.append(each)
                 if not self.speeds.rate(setting := replace(self.now, precision=each)):
-                    self.speeds.attempt(setting, "precision", str(each))
+                    self.speeds.attempt(setting, "precision")
             else:
                 verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
                 self.answers.tried.append(Attempt(what="precision", value=str(each), verdict=verdict))
@@ -218,7 +217,7 @@ class Search:
                 if rows <= start if up else rows >= start:
                     continue
                 setting = self._with_rows(self.now, rows)
-                self.speeds.attempt(setting, "rows at once", f"{setting.rows} × {setting.accumulate}")
+                self.speeds.attempt(setting, "rows at once")
                 misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
                 if misses == _MOST_MISSES:
                     break
@@ -243,13 +242,13 @@ class Search:
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
-        """Whether so many more rows at once are faster by what counts."""
-        return knee([(each, self._rate_of_rows(each)) for each in (rows, more)], self.settings.gain) == more
+        before, rate = self._rate_of_rows(rows), self._rate_of_rows(more)
+        return rate >= before * (1 + self.settings.gain)
 
     def _rate_of_rows(self, rows: int) -> float:
         setting = self._with_rows(self.now, rows)
         if not self.speeds.rate(setting):
-            self.speeds.attempt(setting, "rows at once", f"{rows} × {setting.accumulate}")
+            self.speeds.attempt(setting, "rows at once")
         return self.speeds.rate(setting)
 
     def _decide_rate(self) -> Choice:

@@ -12,8 +12,6 @@ _OFF = "To measure nothing, set tune=off."
 
 
 class StepRows(StrEnum):
-    """Whether the rows of an optimizer step may change."""
-
     kept = "kept"
     free = "free"
 
@@ -75,5 +73,4 @@ def tune_of(word: str) -> TuneConfig:
 
 
 def is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Whether the command line names a setting."""
     return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)

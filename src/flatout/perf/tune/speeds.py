@@ -60,13 +60,13 @@ class Speeds:
         """Each time that a setting was measured, the latest last."""
         return self._seen[setting]
 
-    def attempt(self, setting: Setting, what: str, value: str) -> Measured | NoAnswer:
+    def attempt(self, setting: Setting, what: str) -> None:
         """Measure where the time allows it."""
-        if not self.affords(1):
-            self.answers.is_complete = False
-            self.answers.tried.append(Attempt(what=what, value=value, verdict="not run: the time was spent"))
-            return NoAnswer("the time was spent")
-        return self.measure(setting, what)
+        if self.affords(1):
+            self.measure(setting, what)
+            return
+        self.answers.is_complete, verdict = False, "not run: the time was spent"
+        self.answers.tried.append(Attempt(what=what, value=_value(setting, what), verdict=verdict))
 
     def measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
         """Measure, whatever the time; what would take too much memory is refused before, or afterwards."""

@@ -47,8 +47,6 @@ _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 
 @dataclass(slots=True)
 class FoundAnswers:
-    """Answers, and where they are from."""
-
     answers: Answers
     key: str = ""
     is_known: bool = False
@@ -168,7 +166,6 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
 
 
 def asked_of(question: Question) -> OpenSettings:
-    """What is open in these settings, and what it is measured against."""
     settings, ranks, device = question.settings, question.ranks, question.device
     data, splits, tokens = settings.data, question.store.splits, settings.data.tokens_per_batch
     split, slower = splits["train"], question.confirmed.slower

@@ -136,7 +136,6 @@ class Verdict(RunCurves):
         return f"{type(self).__qualname__} {id(self)}"  # asked for with every hook
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing of it is in a checkpoint."""
         return {}
 
     def _report_early(self, trainer: L.Trainer) -> None:
@@ -160,7 +159,6 @@ def split_line(evidence: Evidence) -> str:
 
 
 def in_python(words: str) -> str:
-    """What a script says where a command line has these words."""
     for pattern, said in _IN_PYTHON.items():
         words = re.sub(pattern, said, words)
     return words

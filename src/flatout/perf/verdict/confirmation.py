@@ -31,17 +31,14 @@ class Confirmation:
 
     @property
     def holds(self) -> bool:
-        """Whether the measured gain lies within the predicted bounds."""
         return self.predicted is not None and self.measured.value in self.predicted
 
     @property
     def helps(self) -> bool:
-        """Whether the override makes the run faster at the lower bound, too."""
         return self.measured.low > RECOMMENDED
 
     @property
     def slows(self) -> bool:
-        """Whether the override makes the run slower at the upper bound, too."""
         return self.measured.high < 1
 
     def sentence(self) -> str:

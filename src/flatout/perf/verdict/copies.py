@@ -195,8 +195,6 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """A batch of a foreign loader, as steps that are timed take it."""
-
     batch: Any
     number: int
     num_real: int

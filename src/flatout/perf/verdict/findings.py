@@ -25,8 +25,6 @@ _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One cause of lost time."""
-
     cause: str
     limit: str  # in words, as they stand after "limited by"
     share: float  # of the time, what it takes
