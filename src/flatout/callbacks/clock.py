@@ -33,6 +33,8 @@ _INSIDE_A_STEP = {
     "on_before_optimizer_step": "optimizer",
 }
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
+FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
+_NAMES = ("now", "total", "first")
 
 
 class Clock:
@@ -43,8 +45,7 @@ class Clock:
         self.outside_s = 0.0  # seconds of it between two steps
         self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)  # seconds of the callbacks inside each phase
         self.callbacks: dict[str, float] = {}  # seconds of each watched callback
-        self.reads: dict[str, int] = {}
-        """How often each of them made the host wait for a number of the device, in the steps looked at closely."""
+        self.reads: dict[str, int] = {}  # how often each made the host wait for the device, in steps looked at closely
         self.counts = dict.fromkeys(BETWEEN_STEPS, 0)  # number of flushes, checkpoints and validations
         self.looks_closely = False
         self.compiled: dict[str, float] = {}  # what torch.compile had done after the first few steps, in which it must
@@ -154,9 +155,6 @@ class _Reads(TorchDispatchMode):
         return answer
 
 
-FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
-
-
 @dataclass(slots=True)
 class Sums:
     """Numbers, and mappings of numbers, that add up."""
@@ -173,7 +171,6 @@ class Sums:
 
 
 Kind = TypeVar("Kind", bound=Sums)
-_NAMES = ("now", "total", "first")
 
 
 class Stretches(Generic[Kind]):
@@ -254,8 +251,7 @@ class _Passing:
     """The events of one batch that the device will have passed some time."""
 
     events: list[Any]
-    outside_s: float | None = None
-    """Where it ends an optimizer step: seconds since the one before that belong to no step."""
+    outside_s: float | None = None  # where it ends a step: seconds since the one before that belong to no step
 
 
 class DeviceTimes:

@@ -39,6 +39,7 @@ HOST_CURVES = {
     "host/cpu_held_back_share": "fraction of a container's periods in which its limit stopped this process",
 }
 """Every curve of the machine, and what it shows."""
+EVERY_S = 1.0
 
 
 class Host:
@@ -104,9 +105,6 @@ class Host:
         return found | cpu_periods(self.root)
 
 
-EVERY_S = 1.0
-
-
 class Source(Protocol):
     """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve."""
 
@@ -128,8 +126,7 @@ class Watch:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self.is_needed: Callable[[], bool] = lambda: True
-        """Whether the thread still samples: an error may end a training in which no hook of ours is called."""
+        self.is_needed: Callable[[], bool] = lambda: True  # an error may end a training without a call of our hooks
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has what was sampled, and neither thread nor sources: some are handles of a driver."""

@@ -202,9 +202,7 @@ class RunLoggers:
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:
         """The argument `logger` of Lightning's Trainer; ranks after the first have one that writes nothing."""
-        if not is_first:
-            return [DummyLogger()]
-        return list(self.loggers.values()) or False
+        return (list(self.loggers.values()) or False) if is_first else [DummyLogger()]
 
     def __enter__(self) -> RunLoggers:
         for name, logger in self.loggers.items():

@@ -31,8 +31,7 @@ from flatout.run_log import Say
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
 _ENDLESS = 1 << 62
-_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")
-"""Hooks that Lightning passes over once the window is closed."""
+_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")  # hooks that Lightning passes over after the window
 _MOST_PLACES = 64  # stretches between two validations to search for one that is long enough
 
 

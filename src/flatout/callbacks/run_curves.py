@@ -50,7 +50,7 @@ COLUMNS = {
 }
 
 
-_EARLY = 40  # optimizer steps after which a first verdict is possible
+EARLY = 40  # optimizer steps after which a first verdict is possible
 
 
 class Listener(Protocol):
@@ -111,7 +111,7 @@ class RunCurves(CurveSource):
         self._steps_since = self._batches_since = 0
         self._hand("on_flush", trainer, values)
         self.clock.spend("logging", time.perf_counter() - asked)
-        if self.judge_early is not None and trainer.global_step >= _EARLY:
+        if self.judge_early is not None and trainer.global_step >= EARLY:
             judge, self.judge_early = self.judge_early, None
             judge()
 

@@ -28,8 +28,7 @@ from flatout.callbacks.clock import (
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
-PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
-"""The parts of the time of training; `other` is what is left: the framework itself."""
+PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")  # `other` is what is left: the framework
 _COUNTED = [part for part in PARTS if part != "other"]
 _KEPT = ("counts", "callbacks", "reads")  # what a checkpoint holds of the clock
 _NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")

@@ -127,8 +127,6 @@ class ExactCheckpoint(Checkpoint):
             self.run_log.say(line)
         return None if found is None else found.checkpoint
 
-    # Hooks
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._trainer, self._loop = trainer, fast_loop_of(trainer)
         route_folders(trainer, self.folder)
@@ -205,8 +203,6 @@ class ExactCheckpoint(Checkpoint):
             self._save_if_new(trainer)
         except UserError as error:  # the exception under way is the one to report
             warnings.warn(f"no checkpoint of step {self.boundary.at.step}: {error}", UserWarning, stacklevel=2)
-
-    # State
 
     def state_dict(self) -> dict[str, Any]:
         return self.best_so_far.state_dict()

@@ -32,8 +32,7 @@ from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_in_place, sync_file, write_synced
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
-ABOUT = "about"
-"""Key of a checkpoint's dictionary that goes into the manifest: what it is of, readable without the rest."""
+ABOUT = "about"  # key of a checkpoint's dictionary that goes into the manifest: what it is of, readable by itself
 SCHEMA = 2
 OWN_FOLDER = "Remove the link, or set output=FOLDER: checkpoints are written to real folders only."
 REMOVE_IT = "Remove this folder and resume again: the checkpoint before it is then used."

@@ -30,8 +30,7 @@ class Position:
     epoch: int = 0  # the epoch that is under way, counted from 0
     step_in_epoch: int = 0  # optimizer steps taken in it
     step: int = 0  # optimizer steps taken in all
-    validated: int = -1
-    """The step after which the last validation came; what is due at this step is still to be done if it is another."""
+    validated: int = -1  # step of the last validation; what is due at this step is still to be done if it is another
     batches_stepped: int | None = None
     """Batches that ended with a step, by which Lightning's loggers count; fewer than steps with several optimizers."""
 
@@ -66,8 +65,7 @@ class Boundary:
         """`others_draw`: whether any part may use random numbers of Python or numpy."""
         self.at = Position()
         self._others_draw = others_draw
-        self._batches: Batches | None = None
-        """The position in batches, for a DataModule that does not keep its position."""
+        self._batches: Batches | None = None  # for a DataModule that does not keep its position
         self._random: RandomState | None = None
         self._taken = 0  # batches that had ended, in all epochs
         self._before_validation: tuple[dict[str, Any], dict[str, Any]] | None = None

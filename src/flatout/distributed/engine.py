@@ -25,6 +25,10 @@ from flatout.distributed.processes import OUTPUT, redirect_output
 from flatout.errors import RunBroke, UserError, first_line, require
 
 Part = Callable[[int, int], Any]  # does a part, from 1 on, of so many
+_AGAIN = 3  # how often lost workers are begun again
+_MISTAKE, _OUTPUT = "mistake.json", "output.txt"  # what workers leave among the notes
+_LOOK_S = 0.2
+_SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -147,7 +151,7 @@ def _shown(output: Path) -> Iterator[None]:
 
     def follow() -> None:
         output.touch()
-        with suppress(BrokenPipeError), output.open(encoding="utf-8") as file:
+        with suppress(BrokenPipeError), output.open(encoding="utf-8", errors="replace") as file:
             while not is_over.wait(_LOOK_S):
                 print(file.read(), end="", flush=True)
             print(file.read(), end="", flush=True)
@@ -182,11 +186,11 @@ def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
 def _rank(given: dict[str, Any]) -> None:
     """What a worker does: the settings' paths are those of the folder where the command was given."""
     mistake: Path = given["notes"] / _MISTAKE
+    hint = "Start the run in a folder that they share."
+    require(mistake.parent.is_dir(), "on", f"not all machines of the cluster see {mistake.parent}", hint=hint)
     if mistake.exists():
         return
     try:
-        hint = "Start the run in a folder that they share."
-        require(mistake.parent.is_dir(), "on", f"not all machines of the cluster see {mistake.parent}", hint=hint)
         os.chdir(given["here"])
         if os.environ["RANK"] == "0":
             os.environ[OUTPUT] = str(given["notes"] / _OUTPUT)
@@ -194,14 +198,6 @@ def _rank(given: dict[str, Any]) -> None:
         _done(given["train"], given["version"])
     except UserError as error:
         mistake.write_text(json.dumps(error.parts), encoding="utf-8")
-
-
-_AGAIN = 3
-"""How often lost workers are begun again."""
-_MISTAKE, _OUTPUT = "mistake.json", "output.txt"
-"""What workers leave among the notes."""
-_LOOK_S = 0.2
-_SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

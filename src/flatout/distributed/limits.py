@@ -17,6 +17,10 @@ from pathlib import Path
 
 import psutil
 
+_NO_LIMIT = 1 << 60  # version 1 writes "none" as the largest multiple of a page
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt, and the largest value of each
+_NEVER, _LARGEST = 2**31 - 1, 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -63,9 +67,6 @@ def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
     return {}
 
 
-_NO_LIMIT = 1 << 60  # version 1 writes "none" as the largest multiple of a page
-
-
 def _groups(root: Path, controller: str) -> list[Path]:
     """Folders of this process's control group, the innermost first, where its limits stand."""
     mount = root / "sys/fs/cgroup"
@@ -104,11 +105,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_NEVER = 2**31 - 1
-_LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:

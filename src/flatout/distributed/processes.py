@@ -18,8 +18,7 @@ from types import FrameType
 
 from flatout.distributed.imports import ignored_by_children, keep_imported
 
-OUTPUT = "FLATOUT_OUTPUT"
-"""Names the file that a process and those it starts print to, where they shall not print to the terminal."""
+OUTPUT = "FLATOUT_OUTPUT"  # names the file that a process and those it starts print to, where not to the terminal
 _OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
 its children ended is known through it. Each child hears them again."""

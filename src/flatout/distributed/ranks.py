@@ -29,6 +29,11 @@ _PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a st
 _FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
 _SILENCE_S = 20.0  # how long the first wait for all ranks may take before a rank prints what it waits for
 _SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+"""What the drivers of NVIDIA, AMD and of Linux on Windows leave."""
+_asked = itertools.count()
+_kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
+_GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed out waiting"
 
 
 def why_no_gpu() -> tuple[str, str]:
@@ -41,10 +46,6 @@ def why_no_gpu() -> tuple[str, str]:
         return what, f"Run pip install --force-reinstall torch=={version}."
     what = f"this machine has a GPU, but torch {torch.__version__} finds none"
     return what, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
-
-
-_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
-"""What the drivers of NVIDIA, AMD and of Linux on Windows leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +176,6 @@ class _Started(TorchElasticEnvironment):
         return self.ranks.rank // (1 if self.is_node else self.ranks.local_world)
 
 
-_asked = itertools.count()
-_kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
-
-
 def _new_key(name: str) -> str:
     """All ranks ask in the same order; a number tells apart the trainings of one script."""
     return f"flatout/{next(_asked)}/{name}"
@@ -235,9 +232,6 @@ def others_watched() -> Iterator[None]:
         words = "another rank is gone, and this one cannot continue without it. Read its message; without one, the"
         words += " system ended it, mostly for memory. resume=auto continues"
         raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
-
-
-_GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed out waiting"
 
 
 def end_group() -> None:

@@ -74,8 +74,7 @@ class FastLoop(Callback):
         """Learning rate of the last step: a scheduler has set that of the next one already."""
         self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
         self._is_updating = self._is_under_way = self._must_zero = False
-        self._hooked: set[str] = set()
-        """The step hooks that some callback or the module has; Lightning calls them itself off the plain road."""
+        self._hooked: set[str] = set()  # step hooks that some part has; Lightning calls them itself off the plain road
         self._lean: list[LeanEmbedding] = []
         self._trained: list[nn.Parameter] = []
         self.optimizer: torch.optim.Optimizer | None = None

@@ -24,6 +24,7 @@ from flatout.models.contract import contract
 Group = dict[str, Any]
 MATRICES = "is_matrices"  # marks the groups of weights that Muon steps
 _LEAST = 1e-6  # what torch's clipping adds to a length
+_USUAL_RATE = 2e-3
 
 
 class MuonAndAdamW(Optimizer):
@@ -61,9 +62,6 @@ class MuonAndAdamW(Optimizer):
             if optimizer.param_groups:
                 optimizer.step()
         return loss
-
-
-_USUAL_RATE = 2e-3
 
 
 class Schedule(StrEnum):
@@ -252,7 +250,10 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
-        self._weights = _changing(model)
+        will_thaw, kept = contract(model).unfreeze_epochs > 0, model.state_dict().keys()
+        weights = {name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw}
+        buffers = {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
+        self._weights: dict[str, Tensor] = {**weights, **buffers}
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
         self.is_in_model = False  # whether the mean stands in the model's place and the weights aside
 
@@ -279,15 +280,6 @@ class WeightAverage:
         for name, mean in state.items():
             if name in self._means:  # earlier versions kept what is frozen, too
                 self._means[name].copy_(share_of(mean, self._means[name]))
-
-
-def _changing(model: nn.Module) -> dict[str, Tensor]:
-    """Weights that are trained or will be, and the running statistics that a checkpoint keeps, by name."""
-    will_thaw = contract(model).unfreeze_epochs > 0
-    kept = model.state_dict().keys()
-    weights = {name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw}
-    buffers = {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
-    return {**weights, **buffers}
 
 
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> Tensor:

@@ -38,6 +38,8 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 _OTHERS = re.compile(r"\bNCCL\b")  # after one of these the ranks cannot talk any more
+TRAINING, EVALUATION = "training", "evaluation"
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers that keep running means
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -79,10 +81,6 @@ def give_back_memory() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-
-
-TRAINING, EVALUATION = "training", "evaluation"
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers that keep running means
 
 
 class Passes:

@@ -21,6 +21,12 @@ from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, product_type
 
+_SMALLEST, _LARGEST = 512, 4096
+_LONG_ENOUGH_S = 1e-3  # such a product is not made of overheads; a longer one is sooner disturbed by whatever else runs
+_BUDGET_S, _MOST_S = 0.02, 0.08
+_TIMES = 10
+_BUSY = 0.6  # below this share of one thread's rate times their number, threads were kept from running together
+
 
 @dataclass(frozen=True, slots=True)
 class Peak:
@@ -99,18 +105,8 @@ def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
 
 def known_peak(device: torch.device, precision: str) -> Peak | None:
     """What is known of a device without trying it: nothing of a CPU."""
-    if device.type != "cuda":
-        return None
-    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision))
-
-
-_SMALLEST, _LARGEST = 512, 4096
-_LONG_ENOUGH_S = 1e-3
-"""A product this long is not made of overheads; a longer one is sooner disturbed by whatever else runs here."""
-_BUDGET_S, _MOST_S = 0.02, 0.08
-_TIMES = 10
-_BUSY = 0.6
-"""All threads together below this share of one thread's rate times their number were kept from running together."""
+    is_gpu = device.type == "cuda"
+    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision)) if is_gpu else None
 
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:

@@ -24,6 +24,12 @@ from flatout.errors import UserError, require
 from flatout.files import write_atomically
 
 Value = TypeVar("Value")
+_LARGEST_SHARE = 0.9  # of the time of a product in fp32, that one in bf16 may take
+_ROWS, _WIDTH, _TRIES, _PAUSE_S = 512, 768, 16, 0.02
+_PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
+_LARGEST_ERROR = 5e-6  # of an exact product, as a share of its largest number
+_ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+"""Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
 
 
 class Precision(StrEnum):
@@ -42,8 +48,7 @@ LIGHTNING_NAMES = {
     Precision.bf16: "bf16-mixed",
     Precision.fp16: "16-mixed",
 }
-PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
-"""Number formats of products other than fp32."""
+PRODUCT_TYPES = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}  # of products other than fp32
 
 
 def product_type(precision: Precision) -> torch.dtype:
@@ -113,11 +118,6 @@ def _faster_on_cpu() -> Choice[Precision]:
     if share > _LARGEST_SHARE:
         return Choice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
     return Choice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
-
-
-_LARGEST_SHARE = 0.9
-_ROWS, _WIDTH, _TRIES, _PAUSE_S = 512, 768, 16, 0.02
-_PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
 
 
 def kept_bf16_share() -> tuple[float, str]:
@@ -215,19 +215,12 @@ def _products_as(name: str) -> Iterator[None]:
             backend.fp32_precision = kind
 
 
-_LARGEST_ERROR = 5e-6
-
-
 def _product_error() -> float:
     """Largest error of a product of matrices, as a share of the largest answer."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
     exact = left.double() @ right.double()
     return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
-
-
-_ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
-"""Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
 
 
 def bf16_is_native_on_cpu() -> bool:

@@ -27,6 +27,7 @@ from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
 ROWS = "training rows"  # the limit that tuning looks for
+_LADDERS = "ladders"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,6 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{value!r} is no number of rows")
     return value
-
-
-_LADDERS = "ladders"
 
 
 def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _COVERED = 0.9
+MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,15 @@ class Interval:
 
 def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
-    logs = sorted(map(math.log, ratios))
-    left_out = _outside(len(logs))
+    logs, count = sorted(map(math.log, ratios)), len(ratios)
+    beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
+    left_out = max(0, sum(1 - share >= _COVERED for share in beyond) - 1)  # how many may lie beyond each bound
     return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
     """How many times as fast the second side was, from the rates of both in the same rounds."""
     return median_of([now / was for was, now in zip(before, after, strict=True)])
-
-
-def _outside(count: int) -> int:
-    """How many ratios may lie beyond each bound."""
-    beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
-    return max(0, sum(1 - share >= _COVERED for share in beyond) - 1)
-
-
-MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
 def take_turns(

@@ -106,9 +106,7 @@ def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
 
 def held_bytes(device: torch.device) -> int:
     """Memory held now: the process's on a CPU, the device's elsewhere."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device))
-    return int(psutil.Process().memory_info().rss)
+    return int(torch.cuda.memory_reserved(device) if device.type == "cuda" else psutil.Process().memory_info().rss)
 
 
 def peak_bytes(device: torch.device) -> int | None:
@@ -138,7 +136,7 @@ class Steps:
     ) -> None:
         """`optimizer`: a standing one, which ways of one model share, as its state is large."""
         self.task, self.way, self.batches, self.optimizer, self.clip = task, way, batches, optimizer, clip
-        self.device = way.feed.device
+        self.device, self.rows_a_step = way.feed.device, way.feed.plan.rows_per_batch * way.feed.plan.accumulate
         self.trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=way.precision is Precision.fp16)
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]

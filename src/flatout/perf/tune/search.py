@@ -25,8 +25,7 @@ _LOSS_ROWS = 32
 _MORE_TRIES = 3
 _MOST_MISSES = 2
 _LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
-_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
-"""A guess at what a compile takes at least, and at the most of a step that it can save."""
+_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4  # a guess: what a compile takes at least, and can save of a step at most
 _LEAST_STEPS_AN_EPOCH = 8
 
 
@@ -81,9 +80,8 @@ class Search:
         """Seconds of the whole run at this speed, its rows and not its steps counted: these may change."""
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
-    # The first probe: what the settings as they are do.
-
     def _begin(self) -> Measured | NoAnswer:
+        """The first probe: what the settings as they are do."""
         about = self.prober.ask("about", self.speeds.until)
         if isinstance(about, NoAnswer):
             return about
@@ -120,8 +118,6 @@ class Search:
     def _with_rows(self, setting: Setting, rows: int) -> Setting:
         is_kept = self.settings.effective_batch is StepRows.kept
         return replace(setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1)
-
-    # One after the other.
 
     def _decide_feed(self) -> Choice:
         kinds, before = self.asked.feeds, self.now.feed

@@ -9,6 +9,7 @@ from enum import StrEnum
 from flatout.errors import check_settings, did_you_mean, require, setting
 
 _OFF = "To measure nothing, set tune=off."
+MODES = ("off", "auto", "cut")
 
 
 class StepRows(StrEnum):
@@ -61,9 +62,6 @@ class TuneConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "tune")
-
-
-MODES = ("off", "auto", "cut")
 
 
 def tune_of(word: str) -> TuneConfig:

@@ -43,6 +43,12 @@ _WAIT_S = 30.0  # how much longer than its budget another process may take to me
 _MORE_TIME, _MORE_STEPS = 1.5, 4.0  # from how much more time, or steps, on a search that was cut short begins again
 _BUSY = 1.5
 _BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
+_ORDERS: dict[str, list[Any]] = {
+    # A device that can do an earlier one can do the later ones.
+    "data.feed": ["resident", "threaded", "workers"],
+    "precision": ["bf16", "fp16", "fp32"],
+    "compile": [True, False],
+}
 
 
 @dataclass(slots=True)
@@ -147,14 +153,6 @@ def smallest(found: Sequence[Answers]) -> Answers:
     evidence, line = "; ".join(override_line(each.values) or "nothing" for each in found), override_line(values)
     choice = Choice(name="unlike devices", value=line, why="what the smallest can do", evidence=evidence)
     return replace(least, values=values, choices=[*least.choices, choice])
-
-
-_ORDERS: dict[str, list[Any]] = {
-    # A device that can do an earlier one can do the later ones.
-    "data.feed": ["resident", "threaded", "workers"],
-    "precision": ["bf16", "fp16", "fp32"],
-    "compile": [True, False],
-}
 
 
 def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:

@@ -19,7 +19,7 @@ import lightning as L
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.hardware_monitor import HardwareMonitor
-from flatout.callbacks.run_curves import RunCurves
+from flatout.callbacks.run_curves import EARLY, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes, Throughput
 from flatout.engine.lightning_internals import callbacks_of
@@ -32,9 +32,7 @@ from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import PrintLog, RunLog
 
-_EARLY = 40  # optimizer steps after which the first verdict comes
-_LOOK_S = 2.0
-"""A look at the machine takes some 2 ms of the processor: each second it would be the most that the verdict costs."""
+_LOOK_S = 2.0  # a look takes some 2 ms of the processor: each second it would be the most that the verdict costs
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"~callbacks\.(\w+)": r"leaving \1 out of Trainer(callbacks=…)",
     r"\++trainer\.(\w+)=(\S+)": r"Trainer(\1=\2)",
@@ -101,9 +99,12 @@ class Verdict(RunCurves):
     def flush(self, trainer: L.Trainer) -> None:
         self._steps_since = self._batches_since = 0
         self.settle()
-        if self.is_judging and self._is_early and self._steps_of(trainer) >= _EARLY:
+        if self.is_judging and self._is_early and self._steps_of(trainer) >= EARLY:
             self._is_early = False
-            self._report_early(trainer)
+            if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
+                self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
+                if plain := [each for each in findings(evidence) if each.is_plain]:
+                    self._log.say(f"verdict: {plain[0].in_words(in_python).sentence()}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         CurveSource.on_validation_end(self, trainer, pl_module)  # what the module logs there is its own
@@ -137,12 +138,6 @@ class Verdict(RunCurves):
 
     def state_dict(self) -> dict[str, Any]:
         return {}
-
-    def _report_early(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
-            self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
-            if plain := [each for each in findings(evidence) if each.is_plain]:
-                self._log.say(f"verdict: {plain[0].in_words(in_python).sentence()}")
 
     def _evidence(self, trainer: L.Trainer) -> Evidence | None:
         self.timer.close()

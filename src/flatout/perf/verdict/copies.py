@@ -237,11 +237,6 @@ class OwnFeed:
         """The same batches by other arguments of the DataLoader."""
         return replace(self, changed=self.changed | changed)
 
-    @property
-    def may_grow(self) -> bool:
-        """Whether it reads row by row, so that batches can be put together."""
-        return self.rows_of_batches is not None and self.loader.batch_sampler is not None
-
     def grown(self, times: int, accumulate: int) -> OwnFeed:
         assert self.rows_of_batches is not None
         parts = [iter(self.rows_of_batches)] * times

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,13 +34,10 @@ from flatout.tasks.task import Task
 SHARE = 0.1  # of the time of training, what trying may take
 LEAST_S, MOST_S = 0.2, 20.0
 _SHORT_S, _SHORT_SHARE = 3.0, 0.3  # of a short run trying may take more: so many seconds, and such a share
-WAITS, _FEEDS_S = 0.05, 6.0
-"""Share of waiting from which on other feeds are tried, and what that may take of a short run."""
-ROUNDS, ROUND_S = 5, 0.05
-"""Fewest rounds, whose smallest and largest ratio hold the median in nine of ten cases; least seconds of a side."""
+WAITS, _FEEDS_S = 0.05, 6.0  # share of waiting from which on other feeds are tried, and seconds for it in a short run
+ROUNDS, ROUND_S = 5, 0.05  # fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
 ROWS_AROUND = 256
-_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
-"""Fewest steps that nothing interrupts; the share of all trying, and the seconds, that they may take."""
+_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0  # fewest steps that nothing interrupts; their share of all, seconds
 _MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
 _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
@@ -130,11 +128,8 @@ def _nothing_stays(task: Task) -> Iterator[None]:
                 each.next = place
 
 
-# Steps of other kinds: rounds of all ways take turns.
-
-
 def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
-    """Fill in what steps of another kind are worth beside those of the first way, as far as there is time for it."""
+    """Fill in what steps of another kind are worth beside those of the first way, in rounds that take turns."""
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
@@ -142,23 +137,27 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
     # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
     is_fed = any(way.model is not ways[0].model for way in ways)
     batches = [endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways]
-    sides = [
-        _Side(_steps(task, way, given, optimizers[id(way.model)])) for way, given in zip(ways, batches, strict=True)
-    ]
+    made = [_steps(task, way, given, optimizers[id(way.model)]) for way, given in zip(ways, batches, strict=True)]
+    sides = dict.fromkeys(made, 1)
     try:
-        sides = _affordable(sides, calm.computing_rate, until)
+        sides = _affordable(made, calm.computing_rate, until)
         if len(sides) < 2:
             if len(ways) > 1 and not evidence.tried:
                 evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
             return
-        was, *rates = take_turns([side.rate for side in sides], least=ROUNDS, most=MOST_ROUNDS, until=until)
-        for side, found in zip(sides[1:], rates, strict=True):
-            tried = _tried(side.steps.way, was, found)
+        turns = [partial(_computing_rate, steps, count) for steps, count in sides.items()]
+        was, *rates = take_turns(turns, least=ROUNDS, most=MOST_ROUNDS, until=until)
+        for steps, found in zip(list(sides)[1:], rates, strict=True):
+            tried = _tried(steps.way, was, found)
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
             evidence.tried.append(_with_witnesses(tried, of_run))
     finally:
-        for side in sides:
-            side.steps.close()
+        for steps in sides:
+            steps.close()
+
+
+def _computing_rate(steps: Steps, count: int) -> float:
+    return steps.take(count).computing_rate
 
 
 def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:
@@ -180,41 +179,26 @@ def _open_in_process(feed: Feed) -> Feed:
     return open_feed(feed, kind=FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded)
 
 
-@dataclass(slots=True)
-class _Side:
-    """Steps of one way, so many a round."""
-
-    steps: Steps
-    count: int = 1
-
-    @property
-    def rows_a_step(self) -> int:
-        return self.steps.way.feed.plan.rows_per_batch * self.steps.way.feed.plan.accumulate
-
-    def rate(self) -> float:
-        return self.steps.take(self.count).computing_rate
-
-
 def _steps(task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer) -> Steps:
     return Steps(task, way, batches, optimizer, clip=float(task.trainer.gradient_clip_val or 0.0))
 
 
-def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
-    """The sides whose rounds fit into the time, warmed up; each round has the same number of rows for all.
+def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, int]:
+    """The sides whose rounds fit into the time, warmed up, with their steps a round: it has equally many rows for all.
 
     `rate`: rows a second of the first side, which is always among them.
     """
-    kept: list[_Side] = []
+    kept: list[Steps] = []
     round_rows, row_s = ROUND_S * rate, 0.0
     for side in sides:
         if kept and time.perf_counter() > until:
             break
         try:
-            side.steps.take(max(1, ROWS_AROUND // side.rows_a_step))  # warms up
-            taken = side.steps.take(1)
+            side.take(max(1, ROWS_AROUND // side.rows_a_step))  # warms up
+            taken = side.take(1)
         except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
             if not kept:
-                return []
+                return {}
             continue
         most, all_s = max(round_rows, side.rows_a_step), row_s + taken.seconds / taken.rows
         if kept and time.perf_counter() + ROUNDS * most * all_s > until:
@@ -222,9 +206,7 @@ def _affordable(sides: list[_Side], rate: float, until: float) -> list[_Side]:
         round_rows, row_s = most, all_s
         kept.append(side)
     largest = max(side.rows_a_step for side in kept)
-    for side in kept:
-        side.count = math.ceil(round_rows / largest) * largest // side.rows_a_step
-    return kept
+    return {side: math.ceil(round_rows / largest) * largest // side.rows_a_step for side in kept}
 
 
 def some_batches(feed: Feed) -> list[FlatBatch]:
@@ -244,9 +226,6 @@ def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
     about: dict[str, Any] = {"rows_per_batch": rows, "batches_per_step": batches_per_step}
     gain = speedup(before, after)
     return Tried.by(gain, statistics.median(before), cause=way.cause, override=way.override, **about)
-
-
-# Other feeds: each round starts the feed as an epoch does.
 
 
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
@@ -277,7 +256,7 @@ def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Steps of one way from the start of its feed on."""
+    """Steps of one way from the start of its feed on, as an epoch has them."""
 
     task: Task
     way: Way

@@ -144,7 +144,9 @@ def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     feed: Any = was.feed
     rows, parts = feed.plan.rows_per_batch, evidence.accumulate
-    if not feed.may_grow or (feed.device.type == "cpu" and free_bytes() < ways.FREE_BYTES):
+    # Batches can be put together where they are read row by row.
+    may_grow = feed.rows_of_batches is not None and feed.loader.batch_sampler is not None
+    if not may_grow or (feed.device.type == "cpu" and free_bytes() < ways.FREE_BYTES):
         return
     if parts > 1 and rows * parts <= ways.SMALL_ROWS:
         override = f"DataLoader(batch_size={rows * parts}) ++trainer.accumulate_grad_batches=1"
@@ -289,7 +291,7 @@ def _compile(way: Way) -> None:
     vars(task.model)["log"] = vars(task.model)["log_dict"] = torch.compiler.disable(ignore)  # as Lightning's own would
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
-        steps.take(1 + experiments.ROWS_AROUND // (feed.plan.rows_per_batch * feed.plan.accumulate))
+        steps.take(1 + experiments.ROWS_AROUND // steps.rows_a_step)
 
 
 class _TooLong(BaseException):

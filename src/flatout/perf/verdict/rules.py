@@ -27,6 +27,16 @@ _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a m
 _MOST_OTHERS = 3
 _MUCH_SWAPPED = 10.0
 _USUAL_FLUSH = 50
+_HOLDING = {
+    "heat": "cool the card",
+    "power limit": "raise the power limit (nvidia-smi -pl)",
+    "power supply": "look at the card's power supply",
+    "the card slowed itself": "cool the card",
+}
+"""Limits of the clocks that you can change, such as clocks set by hand."""
+_CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
+_OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
+_ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
@@ -301,16 +311,6 @@ def throttling(evidence: Evidence) -> Finding | None:
     return Finding(cause="throttling", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
 
 
-_HOLDING = {
-    "heat": "cool the card",
-    "power limit": "raise the power limit (nvidia-smi -pl)",
-    "power supply": "look at the card's power supply",
-    "the card slowed itself": "cool the card",
-}
-"""Limits of the clocks that you can change, such as clocks set by hand."""
-_CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
-
-
 def shared_card(evidence: Evidence) -> Finding | None:
     """Another process computes on the card."""
     others = evidence.gpu.get("others") or {}
@@ -320,10 +320,6 @@ def shared_card(evidence: Evidence) -> Finding | None:
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
     limit, fix = "a card that others use too", "another card by CUDA_VISIBLE_DEVICES"
     return Finding(cause="shared", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
-
-
-_OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
-_ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
 
 def starved(evidence: Evidence) -> Finding | None:
