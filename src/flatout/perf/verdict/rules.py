@@ -7,7 +7,7 @@ A new rule is a function here and its name in `RULES`; what it tries, if it trie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import fmean as mean
 from typing import Any
 
@@ -62,8 +62,8 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
 
 def findings(evidence: Evidence) -> list[Finding]:
     """Every cause that counts, the one whose fix gains most first."""
-    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
-    return sorted(found, key=lambda each: (not each.comes_last, each.weight), reverse=True)
+    found = [*(rule(evidence) for rule in RULES), *_by_other_ways(evidence)]
+    return sorted(filter(None, found), key=lambda each: (not each.comes_last, each.weight), reverse=True)
 
 
 def waiting(evidence: Evidence) -> Finding | None:
@@ -170,35 +170,19 @@ def padding(evidence: Evidence) -> Finding | None:
     return Finding(cause="padding", limit="padding", share=share, evidence=also, advice="a model that runs flat")
 
 
-def small_batches(evidence: Evidence) -> Finding | None:
-    """Batches are so small that fixed costs rule."""
-    if evidence.accumulate > 1:
-        return None  # then they can grow while the step stays
-    also = f"{evidence.rows_per_batch:.0f} rows a batch; it is another step: mind optim.scale_lr"
-    return by_trying(evidence, "batch", "small batches", also, changes_training=True)
-
-
-def accumulation(evidence: Evidence) -> Finding | None:
-    """A step is made of more batches than memory asks for."""
-    also = f"{evidence.accumulate} batches of {evidence.rows_per_batch:.0f} rows a step; the step stays the same"
-    return by_trying(evidence, "accumulation", "needless accumulation", also)
-
-
-def threads(evidence: Evidence) -> Finding | None:
-    """Cores stand idle because too few threads were asked for."""
+def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
+    """Steps of another kind that were tried and need no rule: small or needlessly many batches, threads, loops."""
+    rows = f"{evidence.rows_per_batch:.0f} rows"
+    also = f"{evidence.accumulate} batches of {rows} a step; the step stays the same"
+    yield by_trying(evidence, "accumulation", "needless accumulation", also)
+    if evidence.accumulate == 1:  # else batches can grow while the step stays
+        also = f"{rows} a batch; it is another step: mind optim.scale_lr"
+        yield by_trying(evidence, "batch", "small batches", also, changes_training=True)
     limit = f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''} on {evidence.cores} cores"
-    return by_trying(evidence, "threads", limit)
-
-
-def eager(evidence: Evidence) -> Finding | None:
-    """The module's step could be compiled."""
+    yield by_trying(evidence, "threads", limit)
     also = f"compiling took {evidence.compile_s:.0f} s, which is counted"
-    return by_trying(evidence, "eager", "a step that is not compiled", also)
-
-
-def loop(evidence: Evidence) -> Finding | None:
-    """Lightning's own loop takes a share that the fast loop would save."""
-    return by_trying(evidence, "loop", "Lightning's own loop")
+    yield by_trying(evidence, "eager", "a step that is not compiled", also)
+    yield by_trying(evidence, "loop", "Lightning's own loop")
 
 
 def optimizing(evidence: Evidence) -> Finding | None:
@@ -383,17 +367,12 @@ def communicating(evidence: Evidence) -> Finding | None:
 RULES: list[Callable[[Evidence], Finding | None]] = [
     waiting,
     padding,
-    accumulation,
-    small_batches,
     callbacks,
     host_reads,
     logging,
     validating,
     saving,
     precision,
-    threads,
-    eager,
-    loop,
     optimizing,
     compiling,
     swapping,
