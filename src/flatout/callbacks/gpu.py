@@ -142,7 +142,12 @@ class Card:
                 "gpu/pcie_in_mb_per_s": self._scaled(1e-3, self._ask("PcieThroughput", self.own, received)),
                 "gpu/pcie_out_mb_per_s": self._scaled(1e-3, self._ask("PcieThroughput", self.own, sent)),
             }
-            self._look_at_link()
+            # The link narrows when it idles: the widest counts.
+            parts = {"generation": "CurrPcieLinkGeneration", "width": "CurrPcieLinkWidth"}
+            parts |= {"most_generation": "MaxPcieLinkGeneration", "most_width": "MaxPcieLinkWidth"}
+            for name, what in parts.items():
+                if (value := self._ask(what, self.own)) is not None:
+                    self.link[name] = max(value, self.link.get(name, 0))
         return {name: value for name, value in found.items() if value is not None}
 
     def facts(self) -> dict[str, Any]:
@@ -197,14 +202,6 @@ class Card:
         if is_known:
             self.others_gb = max(self.others_gb, sum(each.usedGpuMemory or 0 for each in others) / 1e9)
         return float(count)
-
-    def _look_at_link(self) -> None:
-        """The link narrows when it idles: the widest counts."""
-        parts = {"generation": "CurrPcieLinkGeneration", "width": "CurrPcieLinkWidth"}
-        parts |= {"most_generation": "MaxPcieLinkGeneration", "most_width": "MaxPcieLinkWidth"}
-        for name, what in parts.items():
-            if (value := self._ask(what, self.own)) is not None:
-                self.link[name] = max(value, self.link.get(name, 0))
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:

@@ -40,10 +40,9 @@ class Best:
         if self.monitor is None:
             return
         logged = trainer.callback_metrics
-        if self.monitor not in logged:
-            hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
-            what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
-            raise UserError("ExactCheckpoint.monitor", what, allowed=known, hint=hint)
+        hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
+        what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
+        require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
         value = float(logged[self.monitor])
         if self._is_better(value):
             self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
@@ -114,8 +113,8 @@ def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     for path in newest_first(folder):
         try:
             about = require_whole(path)
-            if not isinstance(about.get("position"), dict):
-                raise UserError(f"checkpoint {path}", "has no position to resume from", hint=REMOVE_IT)
+            has_position = isinstance(about.get("position"), dict)
+            require(has_position, f"checkpoint {path}", "has no position to resume from", hint=REMOVE_IT)
             return Start(path, about), lines
         except UserError as error:
             lines.append(f"resume: {error}; passed over")

@@ -117,9 +117,8 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
         what = "; ".join(["the model has other weights", *found])
         hint = "Set the model back, or leave resume out: a new run begins."
         raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    if found and not anyway:
-        hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {'; '.join(found)}", hint=hint)
+    hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
+    require(anyway or not found, "resume", f"this is not the run that was begun: {'; '.join(found)}", hint=hint)
     return [*lines, *(f"resume: resuming although {each}" for each in found)]
 
 

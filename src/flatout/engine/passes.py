@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
 from flatout.engine.random_state import RandomState
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _WORDS = re.compile(
     r"(?:CUDA|HIP|XPU|MPS backend) (?:error: )?out of memory"
@@ -210,23 +210,22 @@ class Passes:
     def _require_alone(self, name: str, why: str) -> None:
         """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
         size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
-        if not all(isinstance(batch, FlatBatch) for batch in self._batches):
-            hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
-            raise UserError(f"{name} ran out of memory {self._at()}", why, hint=hint)
+        where, are_ours = f"{name} ran out of memory {self._at()}", all(isinstance(b, FlatBatch) for b in self._batches)
+        hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
+        require(are_ours, where, why, hint=hint)
         # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait for ever.
-        if getattr(self.loop.module, "is_sharded", False):
-            what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
-            hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
-            raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)
+        what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
+        hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
+        require(not getattr(self.loop.module, "is_sharded", False), where, what, hint=hint)
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
         """Twice as many pieces, where there are rows for them."""
         self.times_out += 1
         if self.pieces[name] >= max(batch.num_real for batch in batches):
             longest = max(batch.longest() for batch in batches)
-            where = f"{name} ran out of memory {self._at()}"
             what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
-            raise UserError(where, what, hint=f"{self._smaller_rows()} The last checkpoint is kept.")
+            hint = f"{self._smaller_rows()} The last checkpoint is kept."
+            raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)
         # The caching allocator keeps blocks of the old sizes, which smaller pieces cannot always use.
         give_back_memory()
         self.pieces[name] *= 2

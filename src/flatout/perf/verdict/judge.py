@@ -22,7 +22,7 @@ from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
@@ -114,9 +114,8 @@ def evidence_in(folder: Path) -> Evidence:
         raise UserError(str(folder), what, hint="Use the doctor of that version, or train it again.")
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
-    if steps < LEAST_STEPS:
-        hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
-        raise UserError("run", f"{folder} has {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
+    hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
+    require(steps >= LEAST_STEPS, "run", f"{folder} has {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
     later = rows[1:] or rows  # the first steps warm up
 
     def mean(name: str) -> float:
