@@ -239,7 +239,6 @@ def _numbered(nvml: Any, count: int, handle_of: Callable[[int], Any]) -> list[An
 
 
 def _slices(nvml: Any, whole: Any) -> list[Any]:
-    """The slices that a card is cut into; none where it is whole."""
     try:
         if not nvml.nvmlDeviceGetMigMode(whole)[0]:
             return []

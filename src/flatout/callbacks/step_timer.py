@@ -193,7 +193,6 @@ class StepTimer(CurveSource):
         self._start_clock()
 
     def _spent(self) -> dict[str, float]:
-        """Seconds of each part so far, as its own clock counts them."""
         wait_s = 0.0 if self._hook_times is None else self._hook_times.spent["wait"]
         spent = self._phase_s | self.clock.spent | {"wait": wait_s, "transfer": 0.0}
         if (loader := self._loader) is not None:

@@ -398,7 +398,6 @@ def reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
 
 
 def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
-    """Why Lightning's own loop has to train a module; empty where the fast loop can."""
     name, base = type(module).__name__, L.LightningModule
     if not module.automatic_optimization:
         return f"{name} uses manual optimisation"
@@ -421,7 +420,6 @@ def _steps_as_known(part: Any) -> bool:
 
 
 def _reason_against_optimizer(trainer: L.Trainer) -> str:
-    """Why Lightning's own loop has to take an optimizer's steps; empty where the fast loop can."""
     kind = type(trainer.optimizers[0])
     # One that calls its closure twice (SAM, LBFGS) needs the closure; none of torch's others looks at it.
     is_known = kind.step.__module__.startswith(("torch.optim.", "flatout.")) and kind is not LBFGS

@@ -253,7 +253,6 @@ def _without_tf32() -> Iterator[None]:
 
 
 def _who_has_tf32() -> str:
-    """What rounds to TF32 on a GPU, as torch is set at the moment."""
     backends: Any = torch.backends
     cudnn = backends.cudnn
     parts = {"products": backends.cuda.matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}

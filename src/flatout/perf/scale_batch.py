@@ -170,7 +170,6 @@ def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, Stor
 
 
 def _copy_of(task: Task) -> Task:
-    """A task with weights of its own, without its Trainer."""
     alone = copy.copy(task)
     for name in ("configure_optimizers", "is_in_fast_loop"):  # what callbacks put into it, which must not be shared
         vars(alone).pop(name, None)

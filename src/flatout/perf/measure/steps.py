@@ -39,15 +39,15 @@ class Way:
     override: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """Some steps, and what they took."""
 
-    seconds: float
-    wait_s: float  # of it, waiting for batches
-    batches: int
-    rows: int
-    tokens: int
+    seconds: float = 0.0
+    wait_s: float = 0.0  # of it, waiting for batches
+    batches: int = 0
+    rows: int = 0
+    tokens: int = 0
 
     @property
     def rate(self) -> float:
@@ -142,8 +142,7 @@ class Steps:
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
             embedding.keeps_gradient = self.device.type == "cpu" and way.precision is not Precision.fp16
-        self._batches = self._rows = self._tokens = 0
-        self._wait_s = 0.0
+        self._taken = Taken()
         self._losses: list[Tensor] = []
 
     def take(self, least: int, seconds: float = 0.0) -> Taken:
@@ -151,15 +150,15 @@ class Steps:
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step()  # threads that slept must wake
-        self._batches = self._rows = self._tokens = count = 0
-        self._wait_s, began = 0.0, time.perf_counter()
+        taken = self._taken = Taken()
+        count, began = 0, time.perf_counter()
         while count < least or time.perf_counter() < began + seconds:
             self._step()
             count += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - began
-        return Taken(seconds, self._wait_s, self._batches, self._rows, self._tokens)
+        taken.seconds = time.perf_counter() - began
+        return taken
 
     @property
     def last_loss(self) -> float:
@@ -175,19 +174,19 @@ class Steps:
             embedding.keeps_gradient = False
 
     def _step(self) -> None:
-        self._losses, ends_step = [], False
+        self._losses, ends_step, taken = [], False, self._taken
         while not ends_step:
             asked = time.perf_counter()
             batch = next(self.batches)
-            self._wait_s += time.perf_counter() - asked
+            taken.wait_s += time.perf_counter() - asked
             with arithmetic(self.way.precision, self.device):
                 loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()
             self._losses.append(loss.detach())  # of micro-batches: each is its share of the step's
             ends_step = bool(batch.ends_step)
-            self._batches += 1
-            self._rows += batch.num_real
-            self._tokens += batch.num_tokens
+            taken.batches += 1
+            taken.rows += batch.num_real
+            taken.tokens += batch.num_tokens
         if self.clip:
             self.scaler.unscale_(self.optimizer)
             clip_gradients(self.trained, self.clip)

@@ -70,7 +70,6 @@ def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunL
 
 
 def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
-    """What was measured, with what the settings add to it."""
     epochs = curves.throughput.total.batches / max(1, known.batches_in_epoch)
     evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:

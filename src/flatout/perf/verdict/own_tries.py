@@ -93,7 +93,6 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
-    """The number format that may be faster."""
     if precision is not Precision.fp32:
         return "" if device.type == "cuda" else Precision.fp32.value
     if device.type == "cuda":
@@ -141,7 +140,6 @@ def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict
 
 
 def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
-    """The batches of a step in one, where there are several; else larger ones, where these are small."""
     feed: Any = was.feed
     rows, parts = feed.plan.rows_per_batch, evidence.accumulate
     # Batches can be put together where they are read row by row.
@@ -210,8 +208,6 @@ def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurn
 
 
 class _Step(L.LightningModule):
-    """The step of a copy, and nothing else of its module."""
-
     def __init__(self, task: OwnTask) -> None:
         super().__init__()
         self._task = task
