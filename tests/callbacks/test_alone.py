@@ -16,9 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
-from flatout.callbacks.clock import _Reads
+from flatout.callbacks.clock import PARTS, _Reads
 from flatout.callbacks.run_curves import COLUMNS
-from flatout.callbacks.step_timer import PARTS
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.engine.peaks import Peak

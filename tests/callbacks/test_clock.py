@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.clock import FIRST_STEPS, Clock, DeviceTimes, StepTimes, compiled_so_far
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
-from flatout.callbacks.step_timer import PARTS, Split, StepTimer
+from flatout.callbacks.step_timer import Split, StepTimer
 from flatout.callbacks.throughput import Volume
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed

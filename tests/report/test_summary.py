@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.callbacks.recorded_nvml import hot_4090
 
+from flatout.callbacks.clock import PARTS
 from flatout.callbacks.gpu import GPU_CURVES, find_card
 from flatout.callbacks.hardware_monitor import HOST_CURVES
-from flatout.callbacks.step_timer import PARTS
 from flatout.distributed.limits import Limits
 from flatout.errors import UserError
 from flatout.report.summary import Summary, hardware, read_summary, versions

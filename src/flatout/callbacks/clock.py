@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.engine.lightning_internals import PHASES
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
+PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")  # `other` is what is left: the framework
 _LOOK_CLOSELY_AT = range(20, 23)  # steps in which the reads of a callback are counted; counting takes time itself
 _INSIDE_A_STEP = {
     "on_before_backward": "backward",

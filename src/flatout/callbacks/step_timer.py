@@ -15,20 +15,10 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.clock import (
-    BETWEEN_STEPS,
-    FIRST_STEPS,
-    Clock,
-    DeviceTimes,
-    HookTimes,
-    StepTimes,
-    Stretches,
-    Sums,
-)
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, HookTimes, StepTimes, Stretches, Sums
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
-PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")  # `other` is what is left: the framework
 _COUNTED = [part for part in PARTS if part != "other"]
 _KEPT = ("counts", "callbacks", "reads")  # what a checkpoint holds of the clock
 _NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")

@@ -70,9 +70,7 @@ class FolderCheckpointIO(CheckpointIO):
             needed = sum(tensor.nbytes for tensor in tensors.values())
             raise out_of_space(error, target.parent, needed, "checkpoint", MAKE_ROOM) from None
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         folder = Path(path)
         about = require_whole(folder)
         try:
@@ -100,9 +98,7 @@ class RoutedCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         self._io_of(path).save_checkpoint(checkpoint, path, storage_options)
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         io = self._folders if Path(path).is_dir() else self._io_of(path)
         return io.load_checkpoint(path, map_location=map_location, weights_only=weights_only)
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.callbacks.step_timer import PARTS
+from flatout.callbacks.clock import PARTS
 from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.settings import as_word
 from flatout.cli.train import main

@@ -40,7 +40,7 @@ Layout = dict[str, dict[str, list[Any]]]
 
 def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     """The charts under each heading."""
-    from flatout.callbacks.step_timer import PARTS
+    from flatout.callbacks.clock import PARTS
 
     charts = [
         ("speed", "rows a second", ["speed/rows_per_s"]),

@@ -65,9 +65,7 @@ class Apart:
         warm_start()
         self.output = (environment or {}).get(OUTPUT, "")
         # Without what tells a rank who it is.
-        own = {
-            name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS) and name not in _RANKS
-        }
+        own = {key: text for key, text in os.environ.items() if not key.startswith(_LAUNCHERS) and key not in _RANKS}
         given = {**own, OUTPUT: os.devnull, **(environment or {})}
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()

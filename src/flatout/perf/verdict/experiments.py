@@ -85,9 +85,7 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
                 try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
 
 
-def try_feeds(
-    task: Task, was: Way, others: Callable[[Way, Evidence], Iterable[Way]], evidence: Evidence, until: float
-) -> bool:
+def try_feeds(task: Task, was: Way, others: Callable[..., Iterable[Way]], evidence: Evidence, until: float) -> bool:
     """Measure the feed by itself and fill in what others are worth; whether training mostly waited for it."""
     if alone := measure_feed(was.feed, (until - time.perf_counter()) / 10):
         evidence.feed_alone, evidence.feed_cores = alone

@@ -14,9 +14,8 @@ import lightning as L
 import psutil
 import torch
 
-from flatout.callbacks.clock import compiled_so_far
+from flatout.callbacks.clock import PARTS, compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
-from flatout.callbacks.step_timer import PARTS
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.collectives import of_all_ranks
