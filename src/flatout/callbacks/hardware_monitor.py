@@ -39,7 +39,6 @@ HOST_CURVES = {
     "host/cpu_held_back_share": "fraction of a container's periods in which its limit stopped this process",
 }
 """Every curve of the machine, and what it shows."""
-EVERY_S = 1.0
 
 
 class Host:
@@ -118,7 +117,7 @@ class Source(Protocol):
 class Watch:
     """A thread that samples its sources from entering to leaving; without any source there is no thread."""
 
-    def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = EVERY_S) -> None:
+    def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = 1.0) -> None:
         self.sources, self.say, self.every_s = list(sources), say, every_s
         self._answering = list(sources)
         self._all: dict[str, list[float]] = {}
@@ -185,12 +184,7 @@ class HardwareMonitor(CurveSource):
     """Curves of the GPU (by NVML) and of the host (by psutil and control groups)."""
 
     def __init__(
-        self,
-        every_n_steps: int = 50,
-        *,
-        every_s: float = EVERY_S,
-        sources: Sequence[Source] | None = None,
-        say: Say = print,
+        self, every_n_steps: int = 50, *, every_s: float = 1.0, sources: list[Source] | None = None, say: Say = print
     ) -> None:
         """`sources`: what to sample; None: this machine, and the card of the Trainer."""
         super().__init__(every_n_steps)

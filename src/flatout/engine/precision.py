@@ -91,7 +91,11 @@ def choose_precision(asked: Precision, device: torch.device, before: str | None 
     if device.type == "cpu" and bf16_is_native_on_cpu():
         if before in (Precision.bf16, Precision.fp32):
             return Choice(Precision(before), "as at the beginning of this run", f"precision={before} then")
-        return _faster_on_cpu()
+        share, source = kept_bf16_share()
+        evidence = f"a product takes {share:.2f} of its time in fp32, {source}"
+        if share > _LARGEST_SHARE:  # as on processors with AVX512_BF16 and without AMX
+            return Choice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
+        return Choice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
     return Choice(Precision.fp32, f"sixteen bits are not native on this {device.type}", "no native bf16")
 
 
@@ -109,15 +113,6 @@ def _require_kernels(device: torch.device) -> None:
     what = f"compute capability {own}, but torch {torch.__version__} has kernels for {lowest} to {highest}"
     hint = "Install a build of torch for this GPU (pytorch.org), or set trainer=cpu."
     raise UserError("trainer.accelerator", f"a GPU of {what}", hint=hint)
-
-
-def _faster_on_cpu() -> Choice[Precision]:
-    """bf16, unless its products take longer than those of fp32, as on processors with AVX512_BF16 and without AMX."""
-    share, source = kept_bf16_share()
-    evidence = f"a product takes {share:.2f} of its time in fp32, {source}"
-    if share > _LARGEST_SHARE:
-        return Choice(Precision.fp32, "bf16 is native on this CPU, but not faster", evidence)
-    return Choice(Precision.bf16, "bf16 is native on this CPU, and faster", evidence)
 
 
 def kept_bf16_share() -> tuple[float, str]:

@@ -23,7 +23,6 @@ LEAST_STEPS_AN_EPOCH = 8
 FREE_BYTES = 4 << 30
 MOST_WORKERS = 8
 BUSY = 0.5  # from this share on, making batches takes the processor; below it sleeps, or reads a disk
-_NO_EFFECTIVE_BATCH = " data.effective_batch=null"
 
 
 class Refused(Exception):
@@ -88,7 +87,7 @@ def other_models(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
         feed = open_feed(was.feed, layout=Layout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     yield from other_arithmetic(was, evidence)
-    yield from _larger_batches(was, evidence, "" if evidence.effective_batch is None else _NO_EFFECTIVE_BATCH)
+    yield from _larger_batches(was, evidence)
 
 
 def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
@@ -100,12 +99,13 @@ def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
         yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
 
 
-def _larger_batches(was: Way, evidence: Evidence, also: str) -> Iterator[Way]:
+def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
     """The batches of a step in one, where there are several; else larger ones, where these are small."""
     plan, rows = was.feed.plan, evidence.batch_size
     if rows is None or (was.feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
         return
     tokens_a_row = was.feed.split.lengths(TOKENS).mean()
+    also = "" if evidence.effective_batch is None else " data.effective_batch=null"
     if plan.accumulate > 1:
         whole = rows * plan.accumulate
         if whole * tokens_a_row <= 4 * _SMALL_TOKENS or whole <= SMALL_ROWS:
