@@ -335,12 +335,6 @@ class HookTimes:
         self._last = 3
         self._at, self._aside = time.perf_counter(), clock.aside_s
 
-    def hooks(self, *, wait_only: bool) -> dict[str, Callable[..., None]]:
-        """The hooks of Lightning that are edges, without the end of a batch; `wait_only`: without the phases."""
-        start: dict[str, Callable[..., None]] = {"on_train_batch_start": partial(self.edge, 0)}
-        backward = {"on_before_backward": partial(self.edge, 1), "on_after_backward": partial(self.edge, 2)}
-        return start if wait_only else start | backward
-
     def edge(self, number: int, *_: Any) -> None:
         """The beginning of a batch is 0, the ends of its phases are 1 to 3."""
         now, aside = time.perf_counter(), self.clock.aside_s

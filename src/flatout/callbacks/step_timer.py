@@ -106,8 +106,9 @@ class StepTimer(CurveSource):
         carrier = next((each for each in sources if self in each.parts), self)
         self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
         # No methods of the class: where a fast loop runs, Lightning has nothing to call.
-        for name, hook in self._hook_times.hooks(wait_only=self._is_fast).items():
-            self.clock.plant(carrier, name, hook)
+        phases = {} if self._is_fast else {"on_before_backward": 1, "on_after_backward": 2}
+        for name, edge in {"on_train_batch_start": 0, **phases}.items():
+            self.clock.plant(carrier, name, partial(self._hook_times.edge, edge))
         if not self._is_fast:
             self._phase_s = self._hook_times.spent
 

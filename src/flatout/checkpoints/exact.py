@@ -221,7 +221,7 @@ class ExactCheckpoint(Checkpoint):
             link(self.folder, "best", best.step)
         except UserError as error:
             warnings.warn(f"the best checkpoint so far counts no more: {error}", UserWarning, stacklevel=2)
-            best.forget()
+            best.value = best.step = best.epoch = None
             self.best.unlink(missing_ok=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:

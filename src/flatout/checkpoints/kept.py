@@ -47,9 +47,6 @@ class Best:
         if self._is_better(value):
             self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
 
-    def forget(self) -> None:
-        self.value = self.step = self.epoch = None
-
     def state_dict(self) -> dict[str, Any]:
         return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step, "best_epoch": self.epoch}
 

@@ -24,7 +24,6 @@ from typing import Any
 from flatout.distributed.processes import OUTPUT, redirect_output
 from flatout.errors import RunBroke, UserError, first_line, require
 
-Part = Callable[[int, int], Any]  # does a part, from 1 on, of so many
 _AGAIN = 3  # how often lost workers are begun again
 _MISTAKE, _OUTPUT = "mistake.json", "output.txt"  # what workers leave among the notes
 _LOOK_S = 0.2
@@ -103,8 +102,8 @@ class RayTask:
             return None
 
 
-def on_ray(do: Part, count: int, *, uses_gpu: bool = False) -> list[Any]:
-    """What each of so many parts gave, computed by the tasks of a Ray cluster."""
+def on_ray(do: Callable[[int, int], Any], count: int, *, uses_gpu: bool = False) -> list[Any]:
+    """What each of so many parts gave, from 1 on, computed by the tasks of a Ray cluster; `do` does one of so many."""
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:

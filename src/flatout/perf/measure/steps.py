@@ -143,7 +143,7 @@ class Steps:
         for embedding in self.lean:
             embedding.keeps_gradient = self.device.type == "cpu" and way.precision is not Precision.fp16
         self._taken = Taken()
-        self._losses: list[Tensor] = []
+        self.losses: list[Tensor] = []  # of the latest step
 
     def take(self, least: int, seconds: float = 0.0) -> Taken:
         """Train so many optimizer steps, and more of them until so many seconds are over."""
@@ -160,11 +160,6 @@ class Steps:
         taken.seconds = time.perf_counter() - began
         return taken
 
-    @property
-    def last_loss(self) -> float:
-        """Of the latest step; waits for the device."""
-        return float(torch.stack(self._losses).sum())
-
     def close(self) -> None:
         """End the feed's workers, and let go of gradients."""
         self.batches = iter(())
@@ -174,7 +169,7 @@ class Steps:
             embedding.keeps_gradient = False
 
     def _step(self) -> None:
-        self._losses, ends_step, taken = [], False, self._taken
+        self.losses, ends_step, taken = [], False, self._taken
         while not ends_step:
             asked = time.perf_counter()
             batch = next(self.batches)
@@ -182,7 +177,7 @@ class Steps:
             with arithmetic(self.way.precision, self.device):
                 loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()
-            self._losses.append(loss.detach())  # of micro-batches: each is its share of the step's
+            self.losses.append(loss.detach())  # of micro-batches: each is its share of the step's
             ends_step = bool(batch.ends_step)
             taken.batches += 1
             taken.rows += batch.num_real

@@ -172,7 +172,7 @@ def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
                 for group in optimizer.param_groups:
                     group["lr"] = rates[-1] * group["lr_share"]
                 steps.take(1)
-                losses.append(steps.last_loss)
+                losses.append(float(torch.stack(steps.losses).sum()))
     return {"rates": rates, "losses": losses}
 
 

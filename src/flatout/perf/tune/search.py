@@ -126,7 +126,7 @@ class Search:
             return _choice("feed", before, "not measured", alone.why)
         row = Attempt(what="feed alone", value="", verdict="no model behind it")
         self.answers.tried += [replace(row, value=kind, rows_per_s=rate) for kind, rate in alone.items()]
-        share = self.speeds.all_of(self.now)[-1].wait_share
+        share = self.speeds.seen[self.now][-1].wait_share
         listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
         evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {before}"
         self.answers.values["data.feed"] = str(before)
@@ -199,7 +199,7 @@ class Search:
             why = f"fastest; still {step}" if now.rows != start.rows else f"nothing faster for {step}"
         else:
             why = f"twice as many bring less than {self.settings.gain:.0%}; {step}, {self.asked.step_rows} were set"
-        peak = max(each.peak_bytes for each in self.speeds.all_of(now)) / 1e9
+        peak = max(each.peak_bytes for each in self.speeds.seen[now]) / 1e9
         memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
@@ -248,7 +248,7 @@ class Search:
         return self.speeds.rate(setting)
 
     def _decide_rate(self) -> Choice:
-        step_s, until = self.speeds.all_of(self.now)[-1].step_s, self.speeds.until
+        step_s, until = self.speeds.seen[self.now][-1].step_s, self.speeds.until
         if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
             why = f"{RANGE_STEPS} steps take longer than the time that is left"
@@ -268,7 +268,7 @@ class Search:
 
     def _decide_compile(self) -> Choice:
         self.answers.values["compile"] = False
-        run_s, left_s = self._run_s(self.speeds.all_of(self.now)[-1]), self.speeds.until - time.time()
+        run_s, left_s = self._run_s(self.speeds.seen[self.now][-1]), self.speeds.until - time.time()
         why = self.asked.compile_why_not
         if not why and self.speeds.about["is_recurrent"]:
             why = "recurrent layers break the compiled graph"

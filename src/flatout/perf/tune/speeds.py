@@ -52,13 +52,9 @@ class Speeds:
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
         self.about: dict[str, Any] = {}  # what the prober knows of the model before anything is computed
-        self._seen: dict[Setting, list[Measured]] = {}
+        self.seen: dict[Setting, list[Measured]] = {}  # each time that a setting was measured, the latest last
         self._small: dict[tuple[Precision, int], int] = {}  # most memory of sizes tried to predict others
         self._probe_s = 0.0
-
-    def all_of(self, setting: Setting) -> list[Measured]:
-        """Each time that a setting was measured, the latest last."""
-        return self._seen[setting]
 
     def attempt(self, setting: Setting, what: str) -> None:
         """Measure where the time allows it."""
@@ -94,7 +90,7 @@ class Speeds:
         if found.peak_bytes > self.asked.room_bytes:
             row.verdict = f"too near the edge: {room}"
             return NoAnswer(row.verdict, is_memory=True)
-        self._seen.setdefault(setting, []).append(found)
+        self.seen.setdefault(setting, []).append(found)
         row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
         return found
 
@@ -103,7 +99,7 @@ class Speeds:
         if self.asked.is_capped:
             return None
         seen = dict(self._small)
-        for each, found in self._seen.items():
+        for each, found in self.seen.items():
             if not each.compile:
                 seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
@@ -118,14 +114,14 @@ class Speeds:
 
     def rate(self, setting: Setting) -> float:
         """Rows a second, the best of all tries: others on the machine only ever slow one down."""
-        return max((found.rows_per_s for found in self._seen.get(setting, [])), default=0.0)
+        return max((found.rows_per_s for found in self.seen.get(setting, [])), default=0.0)
 
     def affords(self, probes: int) -> bool:
         return time.time() + probes * self._probe_s <= self.until
 
     def unrest(self) -> float:
         """The fastest of several tries of one setting, over the slowest; the largest such number."""
-        rates = [[each.rows_per_s for each in found] for found in self._seen.values()]
+        rates = [[each.rows_per_s for each in found] for found in self.seen.values()]
         return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
 
 

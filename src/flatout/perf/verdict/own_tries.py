@@ -86,7 +86,10 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
     try_fast_loop(trainer, module, here, evidence, until)
     others = [*_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
-    compiles = may_compile(module, evidence)
+    # A compiled step may be worth it where the model is slow, and is none already.
+    parts = list(module.modules())
+    is_compiled = any(type(each).__name__ == "OptimizedModule" or each._compiled_call_impl for each in parts)
+    compiles = evidence.share("forward", "backward") >= _COMPILES and not is_compiled
     experiments.try_models(task, [here, *others], evidence, (time.perf_counter() + until) / 2 if compiles else until)
     if compiles and (found := list(compiled(here, evidence, until))):
         experiments.try_models(task, [here, *found], evidence, until)
@@ -248,13 +251,6 @@ class _InTurns(FastLoop):
         rounds = len(self.ms[1]) - 1
         self.is_done = rounds >= MOST_ROUNDS or (rounds >= experiments.ROUNDS and now > self.until)
         self.is_turn, self._at = not self.is_turn, time.perf_counter()
-
-
-def may_compile(module: nn.Module, evidence: Evidence) -> bool:
-    """Whether a compiled step may be worth it, and is none already."""
-    is_slow, parts = evidence.share("forward", "backward") >= _COMPILES, list(module.modules())
-    is_compiled = any(type(each).__name__ == "OptimizedModule" or each._compiled_call_impl for each in parts)
-    return is_slow and not is_compiled
 
 
 def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
