@@ -97,10 +97,10 @@ def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(copy, slow_ru
 
 def test_words_that_give_other_settings_are_refused(tmp_path):
     then = {"model.hidden": 8, "data.source": "a.csv", "seed": 0}
-    doctor.require_same(tmp_path, then, dict(then), set())
-    doctor.require_same(tmp_path, then, then | {"seed": 1}, {"seed"})
+    doctor.require_same(tmp_path, then, set(), dict(then))
+    doctor.require_same(tmp_path, then, {"seed"}, then | {"seed": 1})
     with pytest.raises(UserError, match=r"model\.hidden was 8 and is 128"):
-        doctor.require_same(tmp_path, then, then | {"model.hidden": 128}, set())
+        doctor.require_same(tmp_path, then, set(), then | {"model.hidden": 128})
 
 
 def test_a_run_without_an_override_has_nothing_to_confirm(copy, capsys):

@@ -18,7 +18,7 @@ from flatout.data.text import TextDataConfig
 from flatout.ladder import climb as climbing
 from flatout.ladder import run_ladder
 from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
-from flatout.ladder.measure import Measured, OurRun, peak_memory_gb, slow_start
+from flatout.ladder.measure import Measured, measure_run, peak_memory_gb, slow_start
 from flatout.ladder.page import PAGE, write_figure, write_ladder_page
 from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, ladder_table, results
 from flatout.ladder.rungs import Rung, ladder_of
@@ -260,8 +260,8 @@ class Finished:
 
 def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_path):
     # ten steps of 10 ms; a checkpoint of 100 ms is 10 ms of each step, and halves the rate of the summary
-    with_checkpoint = OurRun(Finished(10.0, 400.0), []).measure(1.0, tmp_path)
-    without = OurRun(Finished(0.0, 800.0), []).measure(1.0, tmp_path)
+    with_checkpoint = measure_run(Finished(10.0, 400.0), [], 1.0, tmp_path)
+    without = measure_run(Finished(0.0, 800.0), [], 1.0, tmp_path)
     for found in (with_checkpoint, without):
         assert (found.rows_per_s, found.tokens_per_s) == pytest.approx((800.0, 8000.0))
         assert found.wait_share == pytest.approx(0.1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatout.bits.grams import LABELS
 from flatout.ladder.climb import find_missing
-from flatout.ladder.measure import UsualProgram
+from flatout.ladder.measure import measure_usual
 from flatout.ladder.rungs import read_ladder
 from flatout.ladder.usual import bloom, headlines
 from flatout.ladder.usual.program import Stopwatch
@@ -152,7 +152,7 @@ def test_a_clock_without_a_limit_lets_the_loop_end_by_itself():
 
 @pytest.mark.parametrize("program", ["headlines", "battery"])
 def test_a_program_trained_to_its_end_answers_the_test_rows(program, cases, tmp_path):
-    found = UsualProgram(program, cases[program], {}).measure(None, tmp_path)
+    found = measure_usual(program, cases[program], {}, None, tmp_path)
     assert found.metrics is not None
     (value,) = found.metrics.values()
     assert value <= 1.0

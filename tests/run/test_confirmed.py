@@ -19,7 +19,7 @@ from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_conf
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.kinds import kind_of
 from flatout.run.parts import find_confirmed, question
-from flatout.run.run_folder import SETTINGS, folder_of_runs
+from flatout.run.run_folder import SETTINGS
 from flatout.run_log import PrintLog
 from tests.perf.tune.planted import SMALL
 
@@ -36,7 +36,7 @@ def build_run(output: Path, **data) -> RunConfig:
 
 def runs_of(build: RunConfig) -> tuple[Path, dict[str, Any]]:
     """Where its runs are, and its settings as they keep them."""
-    return folder_of_runs(build.output, build.name), plain(build)
+    return Path(build.output, build.name), plain(build)
 
 
 def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> None:

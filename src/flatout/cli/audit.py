@@ -24,6 +24,7 @@ PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
 _OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.pretrained=")
+"""Words of a run that are about its data, and its pretrained encoder."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,7 +68,11 @@ def run(arguments: argparse.Namespace) -> None:
         from flatout.report.summary import read_summary
 
         folder = Path(words[0])
-        words = [*_words_of_run(folder), *words[1:]]
+        file = folder / "overrides.txt"
+        what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
+        require(file.is_file(), "audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
+        theirs = file.read_text(encoding="utf-8").splitlines()
+        words = [*(word for word in theirs if word.lstrip("+").startswith(_OF_A_RUN)), *words[1:]]
         source = (read_summary(folder).get("data") or {}).get("source")
     command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
     start_measuring(words, lambda settings, _: audit(settings, config, command, source))
@@ -78,15 +83,6 @@ def _number(key: str, value: str) -> Any:
         return value
     require(value.lstrip("-").isdecimal(), key, f"{value!r} does not fit", allowed="a whole number")
     return int(value)
-
-
-def _words_of_run(folder: Path) -> list[str]:
-    """The words of a run that are about its data, and its pretrained encoder."""
-    file = folder / "overrides.txt"
-    what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
-    require(file.is_file(), "audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
-    words = file.read_text(encoding="utf-8").splitlines()
-    return [word for word in words if word.lstrip("+").startswith(_OF_A_RUN)]
 
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:

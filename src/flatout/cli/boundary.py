@@ -47,7 +47,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     folders = [Path(cfg.output)]
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
-    check_targets(plain, allowed_targets(cfg, overrides), folders=folders)
+    check_targets(plain, allowed_targets(cfg, overrides), folders)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         seed_everything(cfg.seed, verbose=False)  # modules of your own draw their weights while they are built
     try:

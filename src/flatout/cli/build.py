@@ -52,5 +52,4 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
     data.prepare_data()
     data.setup()
-    info = data.info
-    print_line(f"store: {info.store.folder}; python -m train with the same data.… settings opens it")
+    print_line(f"store: {data.info.store.folder}; python -m train with the same data.… settings opens it")

@@ -18,9 +18,6 @@ from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page
 
-Exposure = Mapping[str, Any]
-
-
 ROWS = {
     "encoding": ("{}", "encoding"),
     "known records": ("{:,}", "records", "train"),
@@ -73,7 +70,7 @@ def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def comparison(found: Mapping[str, Exposure]) -> Table:
+def comparison(found: Mapping[str, Mapping[str, Any]]) -> Table:
     """A column for each run."""
     shown = plain_table("", show_header=False)
     shown.columns[0].style = "bold"
@@ -85,11 +82,11 @@ def comparison(found: Mapping[str, Exposure]) -> Table:
     return shown
 
 
-def _rows(found: Mapping[str, Exposure]) -> list[list[str]]:
+def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [[name, *(_read(exposure, *way) for exposure in found.values())] for name, way in ROWS.items()]
 
 
-def _read(exposure: Exposure, form: str, *path: str) -> str:
+def _read(exposure: Mapping[str, Any], form: str, *path: str) -> str:
     """A figure of a report; empty where it has none."""
     value: Any = exposure
     for name in path:
@@ -97,7 +94,7 @@ def _read(exposure: Exposure, form: str, *path: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def page(found: Mapping[str, Exposure]) -> str:
+def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The comparison as HTML, without network or script."""
     names = short_names(list(found))
     curves = [

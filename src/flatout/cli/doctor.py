@@ -85,9 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _time_table(evidence: Evidence) -> Table:
     table = plain_table("part", "ms a batch", "share")
-    for part in PARTS:
-        if ms := evidence.ms.get(part):
-            table.add_row(part, f"{ms:.2f}", f"{evidence.share(part):.1%}")
+    for part in filter(evidence.ms.get, PARTS):
+        table.add_row(part, f"{evidence.ms[part]:.2f}", f"{evidence.share(part):.1%}")
     table.add_row("all", f"{evidence.total_ms:.2f}", "")
     return table
 
@@ -107,20 +106,15 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
     summary, evidence = read_summary(folder), evidence_in(folder)
     found = verdict(evidence)
-    override, words = found["override"], words_of(folder, summary, more)
+    override, words, steps = found["override"], words_of(folder, summary, more), steps_of_a_round(evidence)
     hint = "Only an override of the command line can be confirmed."
     require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
-    steps = steps_of_a_round(evidence)
     sides = sides_of(words, override, evidence, steps)
     print(f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they were", flush=True)
-    settings, changed = _settings(folder), {_key(word) for word in [*more, *words]}
-
-    def check(original: Path) -> None:
-        require_same(folder, settings, _settings(original), changed)
-
+    check = partial(require_same, folder, _settings(folder), {_key(word) for word in [*more, *words]})
     warm_start()
     with tempfile.TemporaryDirectory() as place:
-        before, after = time_in_turn(sides, Path(place), ROUNDS, check)
+        before, after = time_in_turn(sides, Path(place), ROUNDS, lambda original: check(_settings(original)))
     return Confirmation(
         override=override,
         predicted=predicted(found),
@@ -207,7 +201,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         raise UserError(str(folder / SETTINGS), "cannot be read", hint=hint) from None
 
 
-def require_same(folder: Path, then: dict[str, Any], now: dict[str, Any], changed: set[str]) -> None:
+def require_same(folder: Path, then: dict[str, Any], changed: set[str], now: dict[str, Any]) -> None:
     """Refuse a run whose settings its words do not give: one from Python, or of files that have changed since."""
     for key in sorted(then.keys() | now.keys()):
         if then.get(key) != now.get(key) and key not in changed:

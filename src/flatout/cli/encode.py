@@ -14,7 +14,7 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
-from flatout.errors import UserError, as_choice, require
+from flatout.errors import as_choice, require
 
 _SECRET = "FLATOUT_SECRET"
 _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     columns = _columns(arguments, table, uid)
     config, form = _config(arguments), as_choice(Form, arguments.form, "--form")
     require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
-    if form is Form.packed and not (arguments.out or "").endswith(".parquet"):
-        raise UserError("--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
+    is_file = form is not Form.packed or (arguments.out or "").endswith(".parquet")
+    require(is_file, "--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
     print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
     started, rows = time.perf_counter(), 0
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _table(arguments: argparse.Namespace) -> Table:
-    if (arguments.file is None) == (arguments.sample is None):
-        raise UserError("FILE", "name a file, or ask for built-in people with --sample N")
+    is_one = (arguments.file is None) != (arguments.sample is None)
+    require(is_one, "FILE", "name a file, or ask for built-in people with --sample N")
     if arguments.sample is not None:
         return PeopleTable(PeopleConfig(rows=arguments.sample, typos=arguments.typos))
     return open_table(arguments.file, where="FILE")

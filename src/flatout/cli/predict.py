@@ -41,19 +41,18 @@ _OPTIONS = ("text", "top_k", "bits", "rebuild", "names")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a finished run's folder")
-    parser.add_argument(
-        "file", metavar="FILE", help=f"{FILES} with the rows, or a folder of recordings; -: standard input"
-    )
-    parser.add_argument("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
-    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
-    parser.add_argument("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
-    parser.add_argument("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
-    parser.add_argument("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a finished run's folder")
+    add("file", metavar="FILE", help=f"{FILES} with the rows, or a folder of recordings; -: standard input")
+    add("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
+    add("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
+    add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
+    add("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
+    add("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
     add_reading(parser)
     add_computing(parser)
     text = f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for each file"
-    parser.add_argument("--out", metavar="FILE", help=text)
+    add("--out", metavar="FILE", help=text)
     engine.add_arguments(parser)
 
 
@@ -74,8 +73,7 @@ def _answered_part(arguments: argparse.Namespace, number: int, count: int) -> in
 def _answered(arguments: argparse.Namespace) -> int:
     """Answer what is named; the number of rows."""
     predictors, options = load_predictors(arguments), file_options(arguments)
-    if options.top_k < 0:
-        raise UserError("--top-k", f"{options.top_k}", allowed="1 or more")
+    require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (name for name in _OPTIONS if name not in predictors[0].options):
         what = f"this run answers {predictors[0].answers_to}"
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
@@ -147,8 +145,8 @@ def readable(file: str, verb: str) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as folder:
         head = sys.stdin.buffer.read(4096)
-        if not head.strip():
-            raise UserError("FILE", "nothing came over standard input", hint=f"Write: command | flatout {verb} RUN -")
+        hint = f"Write: command | flatout {verb} RUN -"
+        require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
         path = Path(folder, f"standard input.{_kind_of(head)}")
         with path.open("wb") as laid_down:
             laid_down.write(head)
@@ -165,14 +163,8 @@ def _kind_of(head: bytes) -> str:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """How the file is written, where that is not found out."""
-    parser.add_argument(
-        "--read",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="how the file is written, as data.read.KEY of a run (default: as the run's own): encoding=cp1252",
-    )
+    text = "how the file is written, as data.read.KEY of a run (default: as the run's own): encoding=cp1252"
+    parser.add_argument("--read", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
 def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
@@ -180,9 +172,8 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
     settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     known = [each.name for each in fields(ReadingConfig) if each.name != "format"]
-    own = (settings.get("data") or {}).get("read") or {}
+    own, usual = (settings.get("data") or {}).get("read") or {}, asdict(ReadingConfig())
     values = {name: value for name, value in own.items() if name in known}
-    usual = asdict(ReadingConfig())
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         print(f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)", file=sys.stderr)
     for word in arguments.read:
@@ -193,23 +184,14 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:
-    """What answers are computed on, and how exactly."""
-    parser.add_argument(
-        "--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)"
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="NAME",
-        default="auto",
-        help="auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)",
-    )
-    parser.add_argument(
-        "--exact", action="store_true", help="the same bits for a row beside any rows, in any order, on this device"
-    )
+    add = parser.add_argument
+    add("--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)")
+    text = "auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)"
+    add("--precision", metavar="NAME", default="auto", help=text)
+    add("--exact", action="store_true", help="the same bits for a row beside any rows, in any order, on this device")
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
-    """The options about the file."""
     names = {each.name for each in fields(FileOptions)}
     return FileOptions(**{name: value for name, value in vars(arguments).items() if name in names})
 

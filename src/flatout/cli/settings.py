@@ -28,16 +28,8 @@ from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH = 42
-_TYPES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    list: "a list",
-    dict: "a mapping",
-    type(None): "null",
-    Any: "any value",
-}
+_TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TYPES |= {list: "a list", dict: "a mapping", type(None): "null", Any: "any value"}
 _BESIDE = {
     "tune.": "tune=auto",
     "monitor.profile.": "monitor=profile",
@@ -80,7 +72,10 @@ def run(arguments: argparse.Namespace) -> None:
     key, known = arguments.key, list(all_settings())
     chosen = [each for each in known if each.key == key]
     for each in chosen:
-        _print_one(each)
+        print(f"{each.key}  ({each.option})")
+        for name in ("does", "allowed", "default", "example"):
+            text = getattr(each, name)
+            print(textwrap.fill(text, width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
     if chosen:
         return
     group = [each for each in known if not key or each.option == key or each.key.startswith(f"{key}.")]
@@ -180,13 +175,6 @@ def as_word(value: Any) -> str:
     if value is None or isinstance(value, bool | str):
         return {None: "null", True: "true", False: "false", "": "''"}.get(value, str(value))
     return repr(value)
-
-
-def _print_one(setting: Setting) -> None:
-    print(f"{setting.key}  ({setting.option})")
-    for name in ("does", "allowed", "default", "example"):
-        text = getattr(setting, name)
-        print(textwrap.fill(text, width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
 
 
 def _print_list(settings: list[Setting]) -> None:

@@ -56,14 +56,12 @@ _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix",
 """Arguments that become a part of such a folder."""
 
 
-def check_targets(
-    config: Mapping[Any, Any], allowed: Sequence[str] = (), *, folders: Sequence[Path] = (Path("outputs"),)
-) -> None:
+def check_targets(config: Mapping[Any, Any], allowed: Sequence[str], folders: Sequence[Path]) -> None:
     """Refuse each `_target_` that is not allowed, and arguments that lead out of `folders`."""
     for place, settings in targets(config, ""):
         found = _part_of_a_run(settings["_target_"], place, allowed)
-        if settings.get("_partial_"):
-            raise UserError(f"{place}._partial_", "makes a function, and a run needs objects", hint="Leave it out.")
+        what = "makes a function, and a run needs objects"
+        require(not settings.get("_partial_"), f"{place}._partial_", what, hint="Leave it out.")
         if not is_allowed(settings["_target_"], allowed):
             _check_arguments(found, settings, place, folders)
 
@@ -88,7 +86,7 @@ def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
     """Whether `allowed` holds its name, or the name of its module or package."""
     is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
-    return is_name and any(_lies_in(target, each) for each in allowed if each not in TRUSTED_PACKAGES)
+    return is_name and any(f"{target}.".startswith(f"{each}.") for each in allowed if each not in TRUSTED_PACKAGES)
 
 
 def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
@@ -102,10 +100,8 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
         raise UserError(where, what, allowed=allowed, hint=hint)
     if not is_trusted and module not in _DOORS and not _is_place(module):
         raise _not_listed(target, where)
-    found = _found(target)
-    if found is None:
-        hint = "Check the spelling, and that its package is installed."
-        raise UserError(where, f"_target_ {target}: there is no such class", hint=hint)
+    found, hint = _found(target), "Check the spelling, and that its package is installed."
+    require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
         raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=names)
@@ -117,7 +113,7 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
 
 def _is_place(module: str) -> bool:
     is_script = module.startswith("transformers.models.") and ".modeling_" not in module
-    return any(_lies_in(module, place) for place in _PLACES) and not is_script
+    return any(f"{module}.".startswith(f"{place}.") for place in _PLACES) and not is_script
 
 
 def _not_listed(target: str, where: str) -> UserError:
@@ -148,7 +144,3 @@ def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folde
         elif name in _PARTS and isinstance(value, str):
             allowed = "a name without '..' that begins with no '/' or '~'"
             require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
-
-
-def _lies_in(name: str, place: str) -> bool:
-    return name == place or name.startswith(f"{place}.")

@@ -25,7 +25,6 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 
 def in_hydras_form(word: str) -> str:
-    """A word of our command line in the form that Hydra asks for."""
     word = quote_letters(word)
     if word.startswith("launcher."):
         return f"hydra.{word}"
@@ -67,7 +66,7 @@ def with_own_parts(words: Sequence[str]) -> list[str]:
 
 
 def debug_last(words: Iterable[str]) -> list[str]:
-    """The words in their order, but `+debug=` at the end: Hydra composes in order, and debug overrides all files."""
+    """`+debug=` at the end: Hydra composes in order, and debug overrides all files."""
     return sorted(words, key=lambda word: word.startswith("+debug="))
 
 
@@ -112,15 +111,9 @@ def require_folders(where: str, places: str) -> None:
     require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
 
 
-SHORT = {
-    **{word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")},
-    **{
-        "for": "hydra.sweeper.time",
-        "parallel": "hydra.launcher.parallel",
-        "on": OF_CLUSTER["on"],
-        "trial_for": "hydra.launcher.limit",
-    },
-}
+SHORT = {word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")}
+SHORT |= {"for": "hydra.sweeper.time", "parallel": "hydra.launcher.parallel"}
+SHORT |= {"on": OF_CLUSTER["on"], "trial_for": "hydra.launcher.limit"}
 """Words of `python -m flatout sweep`, and the settings they stand for."""
 _LONG = {setting: word for word, setting in SHORT.items()}
 

@@ -30,7 +30,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.ladder.rungs import LEARNING, Ladder, Rung, find_ladder, read_ladder
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
@@ -97,7 +97,6 @@ def read_rows(path: Path) -> pa.Table:
 
 
 def _texts(config: TextDataConfig) -> Written:
-    """Texts and labels of each split."""
     is_single = config.problem is Problem.single and not config.pair
     hint = "Leave it out: the usual programs have one class a row."
     require(is_single, "data.problem", f"{config.problem} has no usual program", allowed="single", hint=hint)
@@ -237,7 +236,7 @@ def describe(data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str,
     lr = optim.lr if optim.lr is not None or recommended is None else recommended
     about |= {"batch": data.batch_size, "lr": float(optim.highest if lr is None else lr)}
     sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
-    return Case(kind=way_of(data).kind, model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
+    return Case(model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
 
 
 def require_followed(model: Any) -> None:
@@ -266,8 +265,8 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
         (folder / name).write_text(text, encoding="utf-8")
     described = model.read_description()
     described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
-    if data.max_length > getattr(described, "max_position_embeddings", data.max_length):
-        raise UserError("data.max_length", f"{data.max_length}", allowed=f"{described.max_position_embeddings} at most")
+    most = getattr(described, "max_position_embeddings", data.max_length)
+    require(data.max_length <= most, "data.max_length", f"{data.max_length}", allowed=f"{most} at most")
     torch.manual_seed(seed)
     logging.disable_progress_bar()
     AutoModel.from_config(described).save_pretrained(folder)
@@ -281,16 +280,14 @@ def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
     # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch sizes.
-    kept = [rung for rung in found.rungs if rung.name != "batch 64" and rung.measures != LEARNING]
-    rungs = [_without_promise(rung) for rung in kept]
-    if program == "tweets":  # its rungs change the batch size
-        rungs = [_with_batch(rung, data.batch_size) for rung in rungs]
+    rungs = list[Rung]()
+    for rung in found.rungs:
+        if rung.name != "batch 64" and rung.measures != LEARNING:
+            words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
+            own = replace(rung, promised="", factor=None, words=tuple(words))
+            # The rungs of `tweets` change the batch size.
+            rungs.append(_with_batch(own, data.batch_size) if program == "tweets" else own)
     return replace(found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=())
-
-
-def _without_promise(rung: Rung) -> Rung:
-    words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
-    return replace(rung, promised="", factor=None, words=tuple(words))
 
 
 def _with_batch(rung: Rung, batch: int) -> Rung:

@@ -19,7 +19,7 @@ import torch
 from flatout.engine.compile import why_not
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.ladder.compare_runs import Estimate
-from flatout.ladder.measure import Measured, OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import Measured, Program, measure_apart
 from flatout.ladder.rungs import LEARNING, OTHER, STARTUP, Ladder, Rung
 from flatout.perf.measure.apart import Failed
 from flatout.perf.measure.intervals import speedup
@@ -30,7 +30,7 @@ _LONGEST_S, _SHORTEST_S = 5.0, 1.0  # of one measurement
 _OF_BUDGET = 0.4  # share of the budget that is training; the rest is preparing
 TOO_SHORT = "left out: the budget was over"
 
-Make = Callable[[Rung, float], UsualProgram | OurRun]  # the program of a rung that trains for so many seconds
+Make = Callable[[Rung, float], Program]  # the program of a rung that trains for so many seconds
 
 
 @dataclass(slots=True)

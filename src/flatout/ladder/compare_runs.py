@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
@@ -85,9 +85,8 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
             left_out.append(f"{path.parent}: {summary['status']}")
             continue
         seed = int(summary["seed"])
-        if seed in found:
-            hint = "Move one of them out of the folder."
-            raise UserError("compare", f"{folder} has two finished runs with seed {seed}", hint=hint)
+        what = f"{folder} has two finished runs with seed {seed}"
+        require(seed not in found, "compare", what, hint="Move one of them out of the folder.")
         found[seed] = summary
     require(bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first.")
     return found, left_out
@@ -104,8 +103,8 @@ def _value(summary: Mapping[str, Any], metric: str) -> float:
     """The metric on the test rows, or on the validation rows where there are no test rows."""
     metrics = summary["metrics"]
     value = metrics.get(f"test/{metric}", metrics.get(f"val/{metric}"))
-    if value is None:
-        raise UserError("compare", f"seed {summary['seed']} has no {metric}", hint="Train it to its end first.")
+    what = f"seed {summary['seed']} has no {metric}"
+    require(value is not None, "compare", what, hint="Train it to its end first.")
     return float(value)
 
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,74 +43,63 @@ class Measured:
     metrics: dict[str, float] | None = None  # on the test rows; None where the training was cut short
 
 
-@dataclass(frozen=True, slots=True)
-class UsualProgram:
-    """A usual program with its keywords."""
-
-    program: str
-    case: Case
-    keywords: dict[str, Any]
-
-    def measure(self, seconds: float | None, folder: Path) -> Measured:
-        """Train for some seconds; None: to the end, and answer the test rows."""
-        module = importlib.import_module(f"flatout.ladder.usual.{self.program}")
-        how = module.How(**self.keywords)
-        if fill := getattr(module, "fill_cache", None):
-            fill(self.case, how)
-        began, clock = time.perf_counter(), Stopwatch(seconds)
-        with _logged(folder / "usual.log", f"usual.{self.program}"):
-            program = module.Program(self.case, how)
-            for _ in itertools.count() if seconds is not None else range(self.case.epochs):
-                program.train_epoch(clock)
-                if clock.is_over:
-                    break
-            metrics = program.test() if seconds is None else None
-        spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
-        taken = max(spent.seconds, 1e-9)
-        return Measured(
-            rows_per_s=spent.rows / taken,
-            tokens_per_s=spent.tokens / taken if spent.tokens else None,
-            wait_share=spent.wait_s / taken,
-            padding_share=1 - spent.tokens / spent.computed if spent.computed else None,
-            startup_s=first - began,
-            memory_gb=peak_memory_gb(),
-            metrics=metrics,
-        )
+Program = Callable[[float | None, Path], Measured]
+"""Trains for some seconds in a folder; None: to the end, and the test rows are answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class OurRun:
-    """A run of ours with its words."""
+def measure_usual(
+    program: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path
+) -> Measured:
+    """A usual program with some keywords."""
+    module = importlib.import_module(f"flatout.ladder.usual.{program}")
+    how = module.How(**keywords)
+    if fill := getattr(module, "fill_cache", None):
+        fill(case, how)
+    began, clock = time.perf_counter(), Stopwatch(seconds)
+    with _logged(folder / "usual.log", f"usual.{program}"):
+        trained = module.Program(case, how)
+        for _ in itertools.count() if seconds is not None else range(case.epochs):
+            trained.train_epoch(clock)
+            if clock.is_over:
+                break
+        metrics = trained.test() if seconds is None else None
+    spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
+    taken = max(spent.seconds, 1e-9)
+    return Measured(
+        rows_per_s=spent.rows / taken,
+        tokens_per_s=spent.tokens / taken if spent.tokens else None,
+        wait_share=spent.wait_s / taken,
+        padding_share=1 - spent.tokens / spent.computed if spent.computed else None,
+        startup_s=first - began,
+        memory_gb=peak_memory_gb(),
+        metrics=metrics,
+    )
 
-    job: RunJob
-    words: list[str]
 
-    def measure(self, seconds: float | None, folder: Path) -> Measured:
-        """Train: the job's own settings limit it; `seconds` is None where it trains to the end.
+def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder: Path) -> Measured:
+    """A run of ours with some words, which also limit it.
 
-        Validations and checkpoints are not counted: a usual program has none, and seconds would weigh them too much.
-        """
-        began = time.perf_counter()
-        (folder / "run").mkdir(parents=True, exist_ok=True)
-        result = self.job.train(folder / "run", self.words, resumes=False)
-        summary = result.summary
-        speed, training = summary["speed"], summary["training"]
-        parts = {name: value for name, value in speed["step_ms"].items() if value is not None and name != "validation"}
-        whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
-        saved_ms = parts.pop("checkpoint", 0.0)
-        steps_ms = max(sum(parts.values()), 1e-9)
-        trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
-        gain = whole_s / max(trained_s, 1e-9) * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
-        tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
-        return Measured(
-            rows_per_s=speed["rows_per_s"] * gain,
-            tokens_per_s=speed["tokens_per_s"] * gain if speed["tokens_per_s"] else None,
-            wait_share=parts.get("wait", 0.0) / steps_ms,
-            padding_share=speed["padding_share"],
-            startup_s=max(0.0, time.perf_counter() - began - trained_s),
-            memory_gb=peak_memory_gb(),
-            metrics=tested if seconds is None else None,
-        )
+    Validations and checkpoints are not counted: a usual program has none, and seconds would weigh them too much.
+    """
+    began = time.perf_counter()
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    result = job.train(folder / "run", words, resumes=False)
+    speed, training = result.summary["speed"], result.summary["training"]
+    parts = {name: value for name, value in speed["step_ms"].items() if value is not None and name != "validation"}
+    whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
+    saved_ms, steps_ms = parts.pop("checkpoint", 0.0), max(sum(parts.values()), 1e-9)
+    trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
+    gain = whole_s / max(trained_s, 1e-9) * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+    tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
+    return Measured(
+        rows_per_s=speed["rows_per_s"] * gain,
+        tokens_per_s=speed["tokens_per_s"] * gain if speed["tokens_per_s"] else None,
+        wait_share=parts.get("wait", 0.0) / steps_ms,
+        padding_share=speed["padding_share"],
+        startup_s=max(0.0, time.perf_counter() - began - trained_s),
+        memory_gb=peak_memory_gb(),
+        metrics=tested if seconds is None else None,
+    )
 
 
 def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
@@ -131,7 +120,6 @@ def peak_memory_gb() -> float | None:
 def _logged(path: Path, name: str) -> Iterator[None]:
     """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
-    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -140,21 +128,17 @@ def _logged(path: Path, name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
-        log.setLevel(level)
-        log.propagate = propagates
 
 
-def measure_apart(
-    program: UsualProgram | OurRun, seconds: float | None, folder: Path, *, limit_s: float | None = None
-) -> Measured:
+def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:
     """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or beyond `limit_s`."""
     folder.mkdir(parents=True, exist_ok=True)
     return run(partial(_measure, program, seconds, folder), limit_s, {OUTPUT: str(folder / "output.txt")})
 
 
-def _measure(program: UsualProgram | OurRun, seconds: float | None, folder: Path) -> Measured:
+def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
     with _device_use() as samples:
-        found = program.measure(seconds, folder)
+        found = program(seconds, folder)
     return replace(found, device_share=sum(samples) / len(samples) if samples else None)
 
 

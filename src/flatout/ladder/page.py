@@ -11,19 +11,7 @@ from flatout.errors import printable
 from flatout.files import write_atomically
 from flatout.ladder.results import closing_lines, duration, figures, mean_with_spread, word_of
 from flatout.report.dashboard import event_file
-from flatout.report.figures import (
-    COLOURS,
-    INK,
-    LETTER,
-    MUTED,
-    Chart,
-    Mark,
-    add_axes,
-    draw_svg,
-    drawing,
-    explain,
-    ignoring_missing_glyphs,
-)
+from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, Mark, add_axes, draw_svg, drawing, explain
 from flatout.report.page import render_page, tile
 
 if TYPE_CHECKING:
@@ -35,6 +23,7 @@ _ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
 _RED, _AMBER = "#b3261e", "#b08900"
 _PROMISED = "#c9d4dc"
 _COLOURS = {"pays": COLOURS[0], "unsure": _AMBER, "does not pay": _RED}
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
 
 
 def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
@@ -87,7 +76,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
     if not (shown := _drawn(rungs)):
         return None
     title = "speed-up of each rung"
-    with drawing(_WIDTH, _height(shown)) as figure:
+    with drawing(_WIDTH, _TOP + _BOTTOM + _ROW * len(shown)) as figure:
         _draw(figure, shown)
         svg = draw_svg(figure, title)
     legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
@@ -99,10 +88,10 @@ def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
     """The same chart for TensorBoard."""
     if not (shown := _drawn(rungs)):
         return
-    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, _height(shown), dpi=108) as figure:
+    height = _TOP + _BOTTOM + _ROW * len(shown)
+    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, height, dpi=108) as figure:
         _draw(figure, shown)
-        with ignoring_missing_glyphs():
-            writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
+        writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
 
 
 def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -111,26 +100,11 @@ def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return shown if any(rung["measured"] for rung in shown) else []
 
 
-def _height(shown: Sequence[Mapping[str, Any]]) -> float:
-    return _TOP + _BOTTOM + _ROW * len(shown)
-
-
 def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
     names = [printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "") for rung in shown]
     axes = add_axes(figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM)
     values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
     low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
-    _set_axes(axes, names, low, high)
-    for place, rung in enumerate(shown):
-        if rung["factor"]:
-            _draw_promise(axes, place, rung)
-        if rung["measured"]:
-            _draw_measured(axes, place, rung, low, high)
-        else:
-            _write(axes, 1, place + 0.64, printable(rung["skipped"]), MUTED)
-
-
-def _set_axes(axes: Axes, names: Sequence[str], low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set(xlim=(low, high), ylim=(len(names), 0))
     ticks = [value for value in _TICKS if low <= value <= high]
@@ -141,6 +115,13 @@ def _set_axes(axes: Axes, names: Sequence[str], low: float, high: float) -> None
     axes.grid(visible=False)
     axes.grid(axis="x")
     axes.axvline(1, color=MUTED, linewidth=1)
+    for place, rung in enumerate(shown):
+        if rung["factor"]:
+            _draw_promise(axes, place, rung)
+        if rung["measured"]:
+            _draw_measured(axes, place, rung, low, high)
+        else:
+            _write(axes, 1, place + 0.64, printable(rung["skipped"]), MUTED)
 
 
 def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
@@ -164,9 +145,6 @@ def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, 
 def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     options: dict[str, Any] = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
     axes.annotate(text, (x, y), xytext=(6, 0), **options)
-
-
-_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
 
 
 def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:

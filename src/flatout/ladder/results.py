@@ -30,10 +30,7 @@ def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str
         below += [step] if step.found else []
     return {
         "schema": SCHEMA,
-        "name": ladder.name,
-        "title": ladder.title,
-        "kind": ladder.kind,
-        "in_all": ladder.in_all,
+        **{name: getattr(ladder, name) for name in ("name", "title", "kind", "in_all")},
         "rows": rows,
         **about,
         "rungs": rungs,
@@ -48,17 +45,13 @@ def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
     """The figures of a rung; `below`: the rungs below it that were measured."""
     rung = step.rung
     found: dict[str, Any] = {
-        "name": rung.name,
-        "about": rung.about,
-        "promised": rung.promised,
+        **{name: getattr(rung, name) for name in ("name", "about", "promised")},
         "factor": list(rung.factor) if rung.factor else None,
         "measures": rung.measures,
         "program": "flatout" if rung.is_ours else "usual",
         "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
         "skipped": step.skipped if not step.found else "",
-        "measured": None,
-        "cumulative": None,
-        "verdict": None,
+        **dict.fromkeys(("measured", "cumulative", "verdict")),
     }
     if not step.found:
         return found

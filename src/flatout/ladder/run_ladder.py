@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,10 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
-from flatout.ladder.case import (
-    WAYS,
-    describe,
-    encoder_folder,
-    program_of,
-    quoted,
-    require_followed,
-    way_of,
-    write_rows,
-)
+from flatout.ladder.case import WAYS, describe, encoder_folder, program_of, quoted, require_followed, way_of, write_rows
 from flatout.ladder.climb import TOO_SHORT, Step, climb, top_of
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.measure import OurRun, UsualProgram, measure_apart
+from flatout.ladder.measure import Program, measure_apart, measure_run, measure_usual
 from flatout.ladder.page import write_figure, write_ladder_page
 from flatout.ladder.results import FILE, results
 from flatout.ladder.rungs import Ladder, Rung
@@ -62,15 +54,8 @@ def run_ladder(
     count, spent = rungs.count, time.monotonic() - began
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
-    about = {
-        "command": command,
-        "folder": str(folder),
-        "date": time.strftime("%Y-%m-%d"),
-        "budget_s": budget_s,
-        "batch": top.config.data.batch_size,
-        "device": machine_name(),
-        "versions": versions(),
-    }
+    about = {"command": command, "folder": str(folder), "date": time.strftime("%Y-%m-%d"), "budget_s": budget_s}
+    about |= {"batch": top.config.data.batch_size, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     write(found, folder)
     if seeds:
@@ -145,21 +130,21 @@ class _Rungs:
             if rung.is_ours:
                 compose([*self.words, *rung.words])
 
-    def make(self, rung: Rung, seconds: float) -> UsualProgram | OurRun:
+    def make(self, rung: Rung, seconds: float) -> Program:
         """The program of a rung, that trains for some seconds."""
         limit = f"{int(seconds // 60):02d}:{seconds % 60:02.0f}"
         short = [f"+trainer.max_time='00:00:{limit}'", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
         return self._program(rung, short, self.case)
 
-    def whole(self, rung: Rung, seed: int) -> UsualProgram | OurRun:
+    def whole(self, rung: Rung, seed: int) -> Program:
         """The program of a rung that trains all epochs."""
         return self._program(rung, [f"seed={seed}"], replace(self.case, seed=seed))
 
-    def _program(self, rung: Rung, more: Sequence[str], case: Case) -> UsualProgram | OurRun:
+    def _program(self, rung: Rung, more: Sequence[str], case: Case) -> Program:
         if rung.keywords is not None:
-            return UsualProgram(self.ladder.program, case, dict(rung.keywords))
+            return partial(measure_usual, self.ladder.program, case, dict(rung.keywords))
         words = [*self.words, *rung.words, *more]
-        return OurRun(self.compose(words), words)
+        return partial(measure_run, self.compose(words), words)
 
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
@@ -183,14 +168,8 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
     groups = [{"name": name, **asdict(Group.of(points))} for name, points in zip(names, values, strict=True)]
     others = {name: paired_difference(values[1], points) for name, points in zip(names[2:], values[2:], strict=True)}
     said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
-    return {
-        "metric": metric,
-        "seeds": seeds,
-        "epochs": rungs.case.epochs,
-        "groups": groups,
-        "difference": asdict(difference),
-        "sentence": "; ".join([quality_sentence(difference), *said]),
-    }
+    found = {"metric": metric, "seeds": seeds, "epochs": rungs.case.epochs, "groups": groups}
+    return found | {"difference": asdict(difference), "sentence": "; ".join([quality_sentence(difference), *said])}
 
 
 def expected_minutes(steps: Sequence[Step], rows: int) -> float | None:

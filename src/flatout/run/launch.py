@@ -51,7 +51,7 @@ from flatout.run.own_parts import mode_of, plain_name
 from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.run_folder import OVERRIDES, claim_folder, folder_of_runs, name_folder
+from flatout.run.run_folder import OVERRIDES, claim_folder, name_folder
 from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
@@ -79,9 +79,9 @@ def start(
         started = f"{ranks.local_world} ranks are running on this machine"
         hint = "Leave trainer.devices out: who starts the ranks decides."
         require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
-    elif config.trainer.get("num_nodes", 1) != 1:
-        what = f"{config.trainer['num_nodes']}, but no rank runs on another machine"
-        raise UserError("trainer.num_nodes", what, hint="Start the run on each machine with torchrun or srun.")
+    nodes = config.trainer.get("num_nodes", 1)
+    what, hint = f"{nodes}, but no rank runs on another machine", "Start the run on each machine with torchrun or srun."
+    require(ranks.are_several or nodes == 1, "trainer.num_nodes", what, hint=hint)
     are_alone = not ranks.are_several and len(wanted) == 1
     what = "a single device has no other to share weights with"
     hint = "Set trainer.devices=N, or leave it out."
@@ -146,7 +146,7 @@ def _choose_folder(config: RunConfig, folder: Path | None, overrides: Sequence[s
         return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
     if config.resume is None and (hint := unfinished_before(config, overrides)):
         print(hint, flush=True)
-    claimed = claim((folder or name_folder(folder_of_runs(config.output, config.name))).absolute())
+    claimed = claim((folder or name_folder(Path(config.output, config.name))).absolute())
     return {"folder": str(claimed), "resume": None, "is_finished": False}
 
 
@@ -312,9 +312,9 @@ def fit(
     """
     require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", hint="Leave one of them out.")
     epochs = epochs if max_epochs is None else max_epochs
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        what = "is called while another process reads this script"
-        raise UserError("fit", what, hint="Put it below: if __name__ == '__main__':")
+    is_inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    what = "is called while another process reads this script"
+    require(not is_inheriting, "fit", what, hint="Put it below: if __name__ == '__main__':")
     if isinstance(data, str | Path | list) or is_rows(data):
         data = TextDataConfig(source=data)
     if isinstance(data, StoreData):

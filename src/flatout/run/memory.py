@@ -48,9 +48,13 @@ def require_memory(settings: Any, build: Build, device: torch.device, copies: fl
         raise
     except (RuntimeError, TypeError, ValueError, LookupError):
         return  # some families of transformers cannot be built without memory, or not with other numbers of layers
-    free = free_memory(device)
-    if needed > free:
-        raise _too_large(settings, needed, free)
+    if needed <= (free := free_memory(device)):
+        return
+    growth = {name: _growth(settings, name) for name in _SIZES if getattr(settings, name, None) is not None}
+    first, *others = sorted(growth, key=lambda name: -growth[name])
+    what = f"needs about {_in_units(needed)} for weights, gradients and optimizer, {_in_units(free)} are free"
+    lower = " or ".join(f"model.{name}" for name in (first, *others[:1]))
+    raise UserError(f"model.{first}={getattr(settings, first)}", what, hint=f"Lower {lower}.")
 
 
 def training_bytes(settings: Any, build: Build) -> int:
@@ -89,15 +93,6 @@ class _DrawNothing(TorchFunctionMode):
         if func is torch.tensor:
             given = {"device": "cpu", **given}
         return func(*args, **given)
-
-
-def _too_large(settings: Any, needed: int, free: int) -> UserError:
-    """Names the two sizes that are furthest above their defaults."""
-    growth = {name: _growth(settings, name) for name in _SIZES if getattr(settings, name, None) is not None}
-    first, *others = sorted(growth, key=lambda name: -growth[name])
-    what = f"needs about {_in_units(needed)} for weights, gradients and optimizer, {_in_units(free)} are free"
-    lower = " or ".join(f"model.{name}" for name in (first, *others[:1]))
-    return UserError(f"model.{first}={getattr(settings, first)}", what, hint=f"Lower {lower}.")
 
 
 def _growth(settings: Any, name: str) -> float:

@@ -38,6 +38,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, arithmetic, choose_precision, fast_fp32_products
 from flatout.engine.random_state import RandomState
+from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer, TransformerConfig
 from flatout.perf.measure.steps import Steps, Way
@@ -50,8 +51,8 @@ from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmation
 from flatout.report.summary import hardware, plain, read_summary, versions
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
-from flatout.run.resolve import clip_of, resolve_length, resolve_rate
-from flatout.run.run_folder import SETTINGS, RunFolder, folder_of_runs, newest_runs, unwritten_run
+from flatout.run.resolve import clip_of, resolve_rate
+from flatout.run.run_folder import SETTINGS, RunFolder, newest_runs, unwritten_run
 from flatout.run_log import RunLog
 from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
@@ -81,9 +82,8 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
 
     key = ranks.agreed("store", prepare)
     data.setup()
-    if data.info.key != key:
-        what = f"rank {ranks.rank} sees other data than the first rank"
-        raise UserError("data", what, hint="Every machine needs the same files, or one folder that all can read.")
+    hint = "Every machine needs the same files, or one folder that all can read."
+    require(data.info.key == key, "data", f"rank {ranks.rank} sees other data than the first rank", hint=hint)
     facts = data.info.summary()
     rows = {"val" if split == "validation" else split: count for split, count in facts.pop("rows").items()}
     report = data.info.report
@@ -128,7 +128,7 @@ def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
         data = open_data(config, Ranks(), folder)
         task = build_module(config, data, folder)
         feeds = place_feeds(config, data, task, device, ranks)
-        _, task.total_steps = resolve_length(config.trainer, feeds.train, folder)
+        task.total_steps = planned_steps(whole_steps(config.trainer, feeds.train, folder), feeds.train)
         task.optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
         task.prepare_probe(feeds, config.seed)
         return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
@@ -180,7 +180,7 @@ def question(
     config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], counts_time: bool = True
 ) -> Question:
     """What these settings leave open."""
-    confirmed = find_confirmed(folder_of_runs(config.output, config.name), plain(config), device, overrides)
+    confirmed = find_confirmed(Path(config.output, config.name), plain(config), device, overrides)
     config = with_answers(config, confirmed.values)
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     prober = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
@@ -226,7 +226,10 @@ def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, o
         values = _values(each.override)
         is_new = bool(values) and not values.keys() & confirmed.values.keys()
         is_open = all(_is_open(name, settings, overrides) for name in values)
-        if each.helps and is_new and is_open and _keeps_step(values, settings):
+        data = settings["data"]
+        rows, accumulate = (values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate"))
+        keeps_step = rows * accumulate == data["batch_size"] * data["accumulate"]  # what is learned does not change
+        if each.helps and is_new and is_open and keeps_step:
             confirmed.values |= values
             why = f"confirmed by doctor: {each.measured} in {run.name}"
             confirmed.why |= {name: why for name in values if name in _NAMED}
@@ -251,16 +254,8 @@ def _values(override: str) -> dict[str, Any]:
 
 
 def _is_open(name: str, settings: dict[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether the settings leave it to `tune`."""
     chosen = {"data.feed": settings["data"]["feed"], "precision": settings["precision"]}
     return chosen.get(name, "auto") == "auto" and not is_typed(name, overrides)
-
-
-def _keeps_step(values: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether a step has as many rows as before: what is learned does not change."""
-    data = settings["data"]
-    rows, accumulate = (values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate"))
-    return bool(rows * accumulate == data["batch_size"] * data["accumulate"])
 
 
 # What `tune=cut` measures.

@@ -17,7 +17,7 @@ import torch
 
 from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
-from flatout.data.batches.feed import Feed, Feeds
+from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
@@ -65,7 +65,8 @@ def resolve(
     """Decide, and give the task its length and its learning rate."""
     if feeds is None:  # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
         return _resolve_own(config, resolve_precision(config.precision, device, ranks, folder), ranks.world)
-    trainer, total_steps = resolve_length(config.trainer, feeds.train, folder)
+    trainer = whole_steps(config.trainer, feeds.train, folder)
+    total_steps = planned_steps(trainer, feeds.train)
     optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
     task.total_steps, task.optim = total_steps, optim
     precision = resolve_precision(config.precision, device, ranks, folder)
@@ -125,12 +126,6 @@ def clip_of(config: RunConfig) -> float:
     return Recommended.by(config.model).clip if clip is None else float(clip)
 
 
-def resolve_length(trainer: dict[str, Any], feed: Feed, folder: RunFolder) -> tuple[dict[str, Any], int]:
-    """The Trainer's arguments on whole steps, and the steps of the whole run."""
-    trainer = whole_steps(trainer, feed, folder)
-    return trainer, planned_steps(trainer, feed)
-
-
 def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder) -> OptimConfig:
     """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is set."""
     optim = config.optim
@@ -164,16 +159,6 @@ def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, fold
 
 
 # What is set in the process, and measured on the network that stands.
-
-
-@contextmanager
-def restore_threads() -> Iterator[None]:
-    """The next run of this process computes with as many threads as this one found."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:

@@ -22,7 +22,7 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
-from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, folder_of_runs, newest_runs
+from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs
 
 AUTO = "auto"
 
@@ -48,7 +48,7 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
         folder = Path(config.resume).expanduser()
         read_summary(folder)  # refuses what is not the folder of a run
         return _found(settings, folder.absolute())
-    place = folder_of_runs(config.output, config.name)
+    place = Path(config.output, config.name)
     runs = newest_runs(place, SUMMARY)
     same = [run for run in runs if _is_same_command(run, settings, overrides)]
     if not same:
@@ -97,7 +97,7 @@ def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
 def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
     """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = next(iter(newest_runs(folder_of_runs(config.output, config.name), SUMMARY)), None)
+        newest = next(iter(newest_runs(Path(config.output, config.name), SUMMARY)), None)
         if newest is None or not _is_same_command(newest, plain(config), overrides):
             return None
         if read_summary(newest)["status"] == "finished" or not newest_first(newest / CHECKPOINTS):
@@ -120,11 +120,10 @@ def where_to_start(
         for line in lines:
             folder.say(line)
         if start is None:
-            if lines and not config.resume_anyway:
-                hint = "Add resume_anyway=true to train it from the beginning."
-                raise UserError("resume", f"{folder.path} has no whole checkpoint left", hint=hint)
-            why = "has no whole checkpoint left" if lines else "has no checkpoint yet"
-            folder.say(f"resume: {folder.path} {why}: it starts from the beginning")
+            why = f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
+            hint = "Add resume_anyway=true to train it from the beginning."
+            require(not lines or config.resume_anyway, "resume", why, hint=hint)
+            folder.say(f"resume: {why}: it starts from the beginning")
             return ""
         found.append(start)
         return str(start.checkpoint)

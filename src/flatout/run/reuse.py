@@ -93,16 +93,9 @@ def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str,
 
 def _recipe(part: FrozenPart, data_key: str) -> Recipe:
     """All that decides the outputs."""
-    return {
-        "kind": "outputs of frozen layers",
-        "texts": data_key,
-        "weights": part.network.frozen_digest(),
-        "layers": part.layers,
-        "rows": "first tokens" if part.are_first else "all tokens",
-        "products": part.precision.value,
-        "format": str(part.kind),
-        "device": part.device.type,
-    }
+    found: Recipe = {"kind": "outputs of frozen layers", "texts": data_key, "weights": part.network.frozen_digest()}
+    found |= {"layers": part.layers, "rows": "first tokens" if part.are_first else "all tokens"}
+    return found | {"products": part.precision.value, "format": str(part.kind), "device": part.device.type}
 
 
 def _decide(

@@ -13,7 +13,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
 from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
-from flatout.run.resolve import Settings, compile_network, exact_products, resolve, restore_threads, share_processor
+from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_frozen_layers
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
@@ -59,8 +59,9 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         Signals() as signals,
         folder_of_one(path) if ranks.is_first else nullcontext(),
         open_run_folder(path, config, overrides, is_first=ranks.is_first) as folder,
-        restore_threads(),
+        ExitStack() as stack,
     ):
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # as they were, for the next run of this process
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(str(config.trainer.get("accelerator", "auto")), number)
         share_processor(config.threads, ranks, device, folder)

@@ -191,11 +191,6 @@ def _is_claimed(place: Path) -> bool:
         raise refused_folder(error, place) from None
 
 
-def folder_of_runs(output: str, name: str) -> Path:
-    """The folder of all runs of a name."""
-    return Path(output) / name
-
-
 def newest_runs(runs: Path, file: str) -> list[Path]:
     """The folders of runs that hold a file, the newest first."""
     return sorted((path.parent for path in runs.glob(f"*/{file}")), key=lambda run: run.name, reverse=True)

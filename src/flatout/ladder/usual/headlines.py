@@ -118,7 +118,10 @@ class Program:
         self.model.train()
         total = 0.0
         for number, (rows, targets_B) in enumerate(watch.batches(self.batches())):
-            tokens_BL = self.tokens_of(rows, watch)
+            tokens_BL = rows
+            if not isinstance(rows, Tensor):
+                with watch.waiting():  # the device has nothing to do meanwhile
+                    tokens_BL = self.vocabulary.padded(rows, self.length)
             self.optimizer.zero_grad()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
                 logits_BC = self.model(tokens_BL.to(self.device))
@@ -154,12 +157,6 @@ class Program:
         parts = [part[lengths[part].argsort()] for part in shuffled.split(50 * batch)]
         batches = [rows for part in parts for rows in part.split(batch)]
         return [batches[place] for place in torch.randperm(len(batches))]
-
-    def tokens_of(self, rows: Any, watch: Stopwatch) -> Tensor:
-        if isinstance(rows, Tensor):
-            return rows
-        with watch.waiting():  # the device has nothing to do meanwhile
-            return self.vocabulary.padded(rows, self.length)
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:

@@ -87,7 +87,6 @@ def wait_for_device() -> None:
 class Case:
     """One training, as a usual program and a run of ours both get it."""
 
-    kind: str  # text, bits or sequence
     folder: Path  # where train.csv, validation.csv and test.csv are
     model: Mapping[str, Any] = field(default_factory=dict)  # sizes, by the names of our settings
     reading: Mapping[str, Any] = field(default_factory=dict)  # longest row, vocabulary, columns, samples of a window
