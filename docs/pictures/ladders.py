@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.ladder.page import PAGE, write_ladder_page
+from flatout.ladder.results import PAGE, write_ladder_page
 from flatout.ladder.results import FILE, closing_lines, figures, written
 
 FOLDER = Path(__file__).parent

@@ -114,10 +114,8 @@ class About:
     """What the fields of Configs say of themselves."""
 
     does: str
-    example: str = ""
-    """A value, or whole words of a command line where other settings belong to it."""
-    allowed: str = ""
-    """What the setting may be, where its type and its range do not say it."""
+    example: str = ""  # a value, or whole words of a command line where other settings belong to it
+    allowed: str = ""  # what the setting may be, where its type and its range do not say it
     hint: str = ""
     choices: type[StrEnum] | None = None
     least: float | None = None

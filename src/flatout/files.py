@@ -16,11 +16,9 @@ from pathlib import Path
 
 from flatout.errors import UserError
 
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors of a disk rather than of a name."""
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # errors of a disk rather than of a name
 _ASIDE = "-replaced"
-_TICK_S = 0.02
-"""File systems keep the time of a change in steps of up to ten milliseconds."""
+_TICK_S = 0.02  # file systems keep the time of a change in steps of up to ten milliseconds
 
 
 def sync_file(path: Path) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-Say = Callable[[str], None]
-"""Prints a line, or passes it on."""
+Say = Callable[[str], None]  # prints a line, or passes it on
 
 
 class RunLog(Protocol):

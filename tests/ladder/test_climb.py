@@ -17,10 +17,30 @@ from hypothesis import strategies as st
 from flatout.data.text import TextDataConfig
 from flatout.ladder import climb as climbing
 from flatout.ladder import run_ladder
-from flatout.ladder.climb import ROUNDS, TOO_SHORT, Step, climb, ratio, rounds_of, seconds_of_measurement
-from flatout.ladder.measure import Measured, measure_run, peak_memory_gb, slow_start
-from flatout.ladder.page import PAGE, write_figure, write_ladder_page
-from flatout.ladder.results import COSTS, PAYS, UNSURE, closing_lines, ladder_table, results
+from flatout.ladder.climb import (
+    ROUNDS,
+    TOO_SHORT,
+    Measured,
+    Step,
+    climb,
+    measure_run,
+    peak_memory_gb,
+    ratio,
+    rounds_of,
+    seconds_of_measurement,
+    slow_start,
+)
+from flatout.ladder.results import (
+    COSTS,
+    PAGE,
+    PAYS,
+    UNSURE,
+    closing_lines,
+    ladder_table,
+    results,
+    write_figure,
+    write_ladder_page,
+)
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.perf.notes import known_gain, machine_name, measured_before, note_ladder
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.bits.grams import LABELS
-from flatout.ladder.climb import find_missing
-from flatout.ladder.measure import measure_usual
+from flatout.ladder.climb import find_missing, measure_usual
 from flatout.ladder.rungs import read_ladder
 from flatout.ladder.usual import bloom, headlines
 from flatout.ladder.usual.program import Stopwatch

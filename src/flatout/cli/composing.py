@@ -44,8 +44,7 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "tune": {"default": TuneConfig},
 }
 """The settings class of each option of each group in `conf/`."""
-_ALMOST = 0.75
-"""Least likeness of keys that stand in different groups."""
+_ALMOST = 0.75  # least likeness of keys that stand in different groups
 
 
 def explain(error: BaseException) -> UserError | None:

@@ -29,8 +29,7 @@ from flatout.cli.conf_files import require_modest
 from flatout.cli.words import require_folders
 from flatout.errors import UserError
 
-_SINGLE = "hydra.mode=RUN"
-"""What Hydra adds to the words of a single run."""
+_SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 
 _SIGNATURES: dict[tuple[type, str], str] = {
     (ConfigLoaderImpl, "load_configuration"): "config_name overrides run_mode from_shell validate_sweep_overrides",

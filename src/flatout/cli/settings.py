@@ -54,13 +54,11 @@ class Setting:
     """One setting of one option."""
 
     key: str
-    option: str
-    """The words that choose it, such as `model=bilstm`; `run` for settings of every run."""
+    option: str  # the words that choose it, such as `model=bilstm`; `run` for settings of every run
     does: str
     allowed: str
     default: str
-    example: str
-    """One way to set it, as typed on the command line."""
+    example: str  # one way to set it, as typed on the command line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

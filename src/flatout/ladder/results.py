@@ -1,18 +1,31 @@
-"""What a climb found, rung by rung: plain values for `ladder.json` and the page, and the table in the terminal."""
+"""What a climb found, rung by rung: plain values for `ladder.json`, the table in the terminal, the page and its figure.
+
+`ladder.html` shows promised against measured, without network or script.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from flatout.errors import printable
+from flatout.files import write_atomically
 from flatout.ladder.climb import TOO_SHORT, Step, ratio, top_of
 from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
+from flatout.report.dashboard import event_file
+from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, Mark, add_axes, draw_svg, drawing, explain
+from flatout.report.page import render_page, tile
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FILE = "ladder.json"
 SCHEMA = 1
@@ -187,3 +200,140 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "startup": lambda rung: f"{rung['startup_s']:.1f} s",
     "GPU": lambda rung: _share(rung["device_share"]),
 }
+
+
+# The page and the figure.
+
+PAGE = "ladder.html"
+_ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
+_RED, _AMBER = "#b3261e", "#b08900"
+_PROMISED = "#c9d4dc"
+_COLOURS = {"pays": COLOURS[0], "unsure": _AMBER, "does not pay": _RED}
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
+
+
+def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
+    """From the plain values of its `ladder.json`."""
+    heads, cells = figures(found)
+    rows = [
+        {name: rung[name] for name in ("name", "about", "promised")}
+        | {"figures": texts, "word": word_of(rung)}
+        | {"kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-")}
+        for rung, texts in zip(found["rungs"], cells, strict=True)
+    ]
+    chart = promise_chart(found["rungs"])
+    page = render_page(
+        "ladder",
+        title=found["title"],
+        command=found["command"],
+        about=f"{found['rows']:,} rows an epoch, on {found['device']}, {found['date']}",
+        figures=_tiles(found),
+        charts_of_rungs=[chart] if chart else [],
+        heads=heads,
+        rows=rows,
+        lines=closing_lines(found),
+        quality=_quality(found["quality"]),
+    )
+    write_atomically(folder / PAGE, page)
+
+
+def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
+    if (whole := found["whole"]) is None:
+        return []
+    ratio = whole["ratio"]
+    sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
+    sides = (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"]))
+    epochs = [tile(duration(minutes), "an epoch", name) for name, minutes in sides]
+    return [tile(f"{ratio['value']:.1f}×", "in all", sure), *epochs]
+
+
+def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Means and seeds of both groups, and the sentence."""
+    if quality is None:
+        return None
+    groups = quality["groups"]
+    rows = [[each["name"], mean_with_spread(each), *(f"{value:.2f}" for value in each["values"])] for each in groups]
+    heads = ["", f"test {quality['metric']}, points", *(f"seed {number + 1}" for number in range(quality["seeds"]))]
+    return {"heads": heads, "rows": rows, "sentence": quality["sentence"], "epochs": quality["epochs"]}
+
+
+def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Promised and measured speed-up of each rung; None where nothing was measured."""
+    if not (shown := _drawn(rungs)):
+        return None
+    title = "speed-up of each rung"
+    with drawing(_WIDTH, _TOP + _BOTTOM + _ROW * len(shown)) as figure:
+        _draw(figure, shown)
+        svg = draw_svg(figure, title)
+    legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
+    note = "· a line reaches from the least to the most of all rounds"
+    return Chart(title=title, svg=svg, legend=legend, note=note)
+
+
+def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
+    """The same chart for TensorBoard."""
+    if not (shown := _drawn(rungs)):
+        return
+    height = _TOP + _BOTTOM + _ROW * len(shown)
+    with event_file(folder, ".ladder") as writer, drawing(_WIDTH, height, dpi=108) as figure:
+        _draw(figure, shown)
+        writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
+
+
+def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rungs above the foot that a guide or a measurement says something of."""
+    shown = [rung for rung in rungs if rung["measured"] or rung["factor"]]
+    return shown if any(rung["measured"] for rung in shown) else []
+
+
+def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
+    names = [printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "") for rung in shown]
+    axes = add_axes(figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM)
+    values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
+    low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
+    axes.set_xscale("log")
+    axes.set(xlim=(low, high), ylim=(len(names), 0))
+    ticks = [value for value in _TICKS if low <= value <= high]
+    axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([place + 0.5 for place in range(len(names))], names)
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.grid(visible=False)
+    axes.grid(axis="x")
+    axes.axvline(1, color=MUTED, linewidth=1)
+    for place, rung in enumerate(shown):
+        if rung["factor"]:
+            _draw_promise(axes, place, rung)
+        if rung["measured"]:
+            _draw_measured(axes, place, rung, low, high)
+        else:
+            _write(axes, 1, place + 0.64, printable(rung["skipped"]), MUTED)
+
+
+def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
+    """A bar from 1 to the most that was promised, with a line at the least."""
+    least, most = rung["factor"]
+    bar = axes.barh(place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED)
+    axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
+    explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])
+
+
+def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float) -> None:
+    """A bar from 1 to what was measured, with its interval."""
+    value, least, most = _measured(rung)
+    at = place + 0.64
+    bar = axes.barh(at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]])
+    explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])
+    axes.plot([max(low, least), min(high, most)], [at, at], color=INK, linewidth=1.2)
+    _write(axes, max(1, value, min(most, high)), at, f"{value:.2f}×", INK)
+
+
+def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    options: dict[str, Any] = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
+    axes.annotate(text, (x, y), xytext=(6, 0), **options)
+
+
+def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:
+    """Value and ends of the interval; empty where the rung was not measured."""
+    found = rung["measured"]
+    return tuple(float(found[name] or found["value"]) for name in ("value", "low", "high")) if found else ()

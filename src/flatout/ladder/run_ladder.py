@@ -16,11 +16,9 @@ from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
 from flatout.ladder.case import WAYS, describe, encoder_folder, program_of, quoted, require_followed, way_of, write_rows
-from flatout.ladder.climb import TOO_SHORT, Step, climb, top_of
+from flatout.ladder.climb import TOO_SHORT, Program, Step, climb, measure_apart, measure_run, measure_usual, top_of
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.measure import Program, measure_apart, measure_run, measure_usual
-from flatout.ladder.page import write_figure, write_ladder_page
-from flatout.ladder.results import FILE, results
+from flatout.ladder.results import FILE, results, write_figure, write_ladder_page
 from flatout.ladder.rungs import Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.models.encoder.transformer import TransformerConfig

@@ -41,8 +41,7 @@ from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
 
-Answers = RunPredictor | NoAnswers
-"""What answers for new rows after training."""
+Answers = RunPredictor | NoAnswers  # what answers for new rows after training
 
 
 @dataclass(slots=True)

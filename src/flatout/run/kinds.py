@@ -54,45 +54,29 @@ from flatout.tasks.task import Task
 class Kind:
     """A kind of data: what chooses it, the parts of its runs, and what their end adds."""
 
-    settings: type
-    """The Config of its data."""
-    data_option: str
-    """The name of its data in `conf/schema/data`."""
-    problems: tuple[str, ...] = ()
-    """The values of `data.problem` that choose it; empty: there is no such setting."""
+    settings: type  # the Config of its data
+    data_option: str  # the name of its data in `conf/schema/data`
+    problems: tuple[str, ...] = ()  # the values of `data.problem` that choose it; empty: there is no such setting
     data: type[StoreData[Any, Any]]
     task: type[Task]
     predictor: type[RunPredictor]
 
-    task_option: str
-    """The name of its task in `conf/task/`."""
-    usual_model: type
-    """The model unless the settings name one."""
-    models: tuple[type, ...]
-    """Those of our models that read its batches; a model of the user's own may always."""
-    answers: str = ""
-    """What only an encoder answers; empty: every model that reads its batches answers."""
-    rows: str
-    """What a row of it is called."""
-    model_hint: str
-    """What helps where the model reads other rows."""
-    task_hint: str = ""
-    """What helps where the task belongs to other rows; empty: the task that fits is named."""
-    way_to_task: str = ""
-    """What helps where its task is named without the `data.problem` that it needs."""
-    why_whole: str = ""
-    """Why its weights cannot be sharded; empty: they can."""
+    task_option: str  # the name of its task in `conf/task/`
+    usual_model: type  # the model unless the settings name one
+    models: tuple[type, ...]  # those of our models that read its batches; a model of the user's own may always
+    answers: str = ""  # what only an encoder answers; empty: every model that reads its batches answers
+    rows: str  # what a row of it is called
+    model_hint: str  # what helps where the model reads other rows
+    task_hint: str = ""  # what helps where the task belongs to other rows; empty: the task that fits is named
+    way_to_task: str = ""  # what helps where its task is named without the `data.problem` that it needs
+    why_whole: str = ""  # why its weights cannot be sharded; empty: they can
 
-    metrics: Callable[[Any], list[str]]
-    """From the settings of the data the metrics to choose from, known before there is any data."""
-    usual_metric: Callable[[Any], str]
-    """The one that decides unless the settings name one."""
-    keeps_rows: bool = False
-    """Whether its rows are rows of a table, so that a run keeps which of them are in which split."""
+    metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
+    usual_metric: Callable[[Any], str]  # the one that decides unless the settings name one
+    keeps_rows: bool = False  # whether its rows are a table's, so that a run keeps which of them are in which split
     draw: Callable[[Any, Feeds, Path], list[Chart]] | None = None
     """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
-    rival: tuple[str, Model] | None = None
-    """The simple model that is trained beside each result, its name first."""
+    rival: tuple[str, Model] | None = None  # the simple model that is trained beside each result, its name first
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] | None = None
     """What the first rank writes when everything else is done."""
 

@@ -55,17 +55,14 @@ from flatout.run.run_folder import OVERRIDES, claim_folder, name_folder
 from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
-Claim = Callable[[Path], Path]
-"""Makes the folder of a new run: the one that was asked for, or one beside it."""
-_SHUTDOWN_S = 20
-"""How long a rank may take to end when another has died, before it is killed."""
+Claim = Callable[[Path], Path]  # makes the folder of a new run: the one that was asked for, or one beside it
+_SHUTDOWN_S = 20  # how long a rank may take to end when another has died, before it is killed
 _OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
 _ITS_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Variables that tell a rank who it is: their names, and how the names of others begin."""
 _BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 """How a rank ends that begins a failure."""
-_LATER_S = 2
-"""How long a rank that only misses another one waits, so that the launcher sees the other one's end first."""
+_LATER_S = 2  # how long a rank that only misses another one waits, so that the launcher sees the other one's end first
 
 
 def start(

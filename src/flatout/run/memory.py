@@ -31,8 +31,7 @@ from flatout.run.run_folder import RunFolder
 from flatout.tasks.task import Task
 
 Build = Callable[[Any], nn.Module]
-_COPIES_TRAINED = 4
-"""A trained weight has a gradient and AdamW's two moments beside it."""
+_COPIES_TRAINED = 4  # a trained weight has a gradient and AdamW's two moments beside it
 _COUNTS = ("layers", "depth")
 _SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
 """Settings that decide how large a model is."""

@@ -59,10 +59,8 @@ from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 
 CUT = "model.freeze_layers"
-_MOST_ROWS = (4_000, 2_000)
-"""Rows that `tune=cut` trains on, and rows that judge."""
-_WAIT_S = 600.0
-"""How long a run waits for another one that scores the same cuts."""
+_MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
+_WAIT_S = 600.0  # how long a run waits for another one that scores the same cuts
 
 
 def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
@@ -209,10 +207,8 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
 
 # What `doctor --confirm` has measured.
 
-_NAMED = ("data.feed", "data.batch_size", "precision", "compile")
-"""Settings that a run names its choice of."""
-_TUNED = (*_NAMED, "data.workers", "data.accumulate")
-"""Settings that `tune` may set by a confirmation."""
+_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
+_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
 _OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 
 

@@ -40,23 +40,16 @@ class Settings:
     """What a run has decided; the rest of its settings is as they were asked for."""
 
     asked: RunConfig
-    values: dict[str, Any]
-    """All settings as plain values, as checkpoints and dashboards compare them."""
-    trainer: dict[str, Any]
-    """Arguments of Lightning's Trainer; epochs and validations end where an optimizer step does."""
+    values: dict[str, Any]  # all settings as plain values, as checkpoints and dashboards compare them
+    trainer: dict[str, Any]  # arguments of Lightning's Trainer; epochs and validations end where an optimizer step does
     precision: Choice[Precision]
     optim: OptimConfig
-    clip: float | None = None
-    """The longest gradient; None: as the Trainer's arguments say."""
-    batches: int | None = None
-    """Of an epoch; None where the user's own DataModule decides."""
+    clip: float | None = None  # the longest gradient; None: as the Trainer's arguments say
+    batches: int | None = None  # of an epoch; None where the user's own DataModule decides
     total_steps: int | None = None
-    metric: str | None
-    """The validation metric that decides which checkpoint is best, by its plain name; None: none does."""
-    monitor: str | None
-    """The name under which it is logged."""
-    mode: str
-    """Whether it is better when higher (`max`) or lower (`min`)."""
+    metric: str | None  # the plain name of the validation metric that decides which checkpoint is best; None: none does
+    monitor: str | None  # the name under which it is logged
+    mode: str  # whether it is better when higher (`max`) or lower (`min`)
 
 
 def resolve(

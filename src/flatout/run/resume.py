@@ -31,12 +31,9 @@ AUTO = "auto"
 class Found:
     """A run to resume, or a new one."""
 
-    folder: Path | None
-    """None: a new run begins."""
-    lines: list[str] = field(default_factory=list)
-    """What the search has to report."""
-    is_finished: bool = False
-    """Whether everything it was asked for is done."""
+    folder: Path | None  # None: a new run begins
+    lines: list[str] = field(default_factory=list)  # what the search has to report
+    is_finished: bool = False  # whether everything it was asked for is done
 
 
 def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
@@ -47,18 +44,16 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
     if config.resume != AUTO:
         folder = Path(config.resume).expanduser()
         read_summary(folder)  # refuses what is not the folder of a run
-        return _found(settings, folder.absolute())
-    place = Path(config.output, config.name)
-    runs = newest_runs(place, SUMMARY)
-    same = [run for run in runs if _is_same_command(run, settings, overrides)]
-    if not same:
-        count = f"none of the {len(runs)} runs" if runs else "no run"
-        hint = "; resume=FOLDER resumes one of your choice" if runs else ""
-        return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
-    return _found(settings, same[0].absolute())
-
-
-def _found(settings: dict[str, Any], folder: Path) -> Found:
+    else:
+        place = Path(config.output, config.name)
+        runs = newest_runs(place, SUMMARY)
+        same = [run for run in runs if _is_same_command(run, settings, overrides)]
+        if not same:
+            count = f"none of the {len(runs)} runs" if runs else "no run"
+            hint = "; resume=FOLDER resumes one of your choice" if runs else ""
+            return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
+        folder = same[0]
+    folder = folder.absolute()
     if read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)

@@ -27,8 +27,7 @@ from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.encoder_layers import FrozenPart, StoredStates, rows_between
 
-REUSE = "reuse"
-"""The name of the choice."""
+REUSE = "reuse"  # the name of the choice
 _LEAST_EPOCHS = 2
 _SAMPLE_TOKENS = 1024
 _MOST_OF_DISK = 0.9

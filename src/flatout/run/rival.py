@@ -35,12 +35,10 @@ from flatout.tasks.tagging import EntityScores
 _MOST_S, _SHARE = 20.0, 0.1
 _START_S, _ROW_S = 0.5, 1e-4
 """What the import of scikit-learn and the quickest rows take, to leave out what is too long before it begins."""
-_TRIED, _SLOWER = 2_048, 1.5
-"""Rows that are tried, and how much longer a row takes among many."""
+_TRIED, _SLOWER = 2_048, 1.5  # rows that are tried, and how much longer a row takes among many
 _VERSION = 1
 Scores = dict[str, float]
-Model = Callable[[Any, float], Scores]
-"""From the data and the seconds it may take the metrics on the test rows."""
+Model = Callable[[Any, float], Scores]  # from the data and the seconds it may take the metrics on the test rows
 
 
 class TooSlow(Exception):

@@ -48,9 +48,6 @@ from flatout.tasks.networks import report_attention
 from flatout.tasks.score_intervals import LEAST_ROWS
 from flatout.tasks.task import Task
 
-_SEVERAL = "Training with multiple optimizers"
-"""How Lightning refuses them in automatic optimisation, as a RuntimeError."""
-
 
 def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
@@ -144,7 +141,8 @@ def fit_to_end(
                 raise KeyboardInterrupt from None
             raise
         except (MisconfigurationException, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not str(error).startswith(_SEVERAL):
+            # Lightning refuses several optimizers in automatic optimisation by a RuntimeError.
+            if isinstance(error, RuntimeError) and not str(error).startswith("Training with multiple optimizers"):
                 raise
             raise UserError("trainer" if feeds else "task", " ".join(str(error).split())) from None
         finally:

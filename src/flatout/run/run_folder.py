@@ -34,8 +34,7 @@ OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
 SPLIT_ROWS = "splits.parquet"
 _ROWS_AT_ONCE = 1 << 20
-_PATIENCE_S = 30.0
-"""How long a run that is just ending may still hold its folder."""
+_PATIENCE_S = 30.0  # how long a run that is just ending may still hold its folder
 
 
 @dataclass(slots=True)
@@ -45,12 +44,9 @@ class RunFolder:
     path: Path
     summary: Summary
     log: LogFile
-    is_first: bool = True
-    """Whether this rank prints and writes; the others only read here."""
-    files: dict[str, str] = field(default_factory=dict)
-    """What `begin` writes."""
-    before: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What the run that resumes here chose at its beginning, by the names of the choices."""
+    is_first: bool = True  # whether this rank prints and writes; the others only read here
+    files: dict[str, str] = field(default_factory=dict)  # what `begin` writes
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what a resumed run chose at its beginning
 
     def begin(self) -> None:
         """Write down what this run is; a resumed run keeps its files until it proves to be the same."""

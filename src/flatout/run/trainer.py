@@ -47,10 +47,8 @@ from flatout.run_log import RunLog
 if TYPE_CHECKING:
     from flatout.run.resolve import Settings
 
-_MOST_ROWS = 12
-"""Rows of a step that its message names."""
-_DDP_BF16 = "ddp_bf16"
-"""DDP whose gradients are sent in bf16: for cards that are joined by PCIe."""
+_MOST_ROWS = 12  # rows of a step that its message names
+_DDP_BF16 = "ddp_bf16"  # DDP whose gradients are sent in bf16: for cards that are joined by PCIe
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,7 @@ class Training:
     loggers: RunLoggers
     checkpoints: ExactCheckpoint
     loop: FastLoop
-    stopping: list[EarlyStopping]
-    """Those of `checkpoint.patience`; callbacks of the user are not among them."""
+    stopping: list[EarlyStopping]  # those of `checkpoint.patience`; callbacks of the user are not among them
 
 
 def build_training(
