@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from flatout.cli import words as words_of
 from flatout.cli.conf_files import conf_folder
-from flatout.cli.train_help import SECTIONS
+from flatout.cli.settings import SECTIONS
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.report.summary import read_summary

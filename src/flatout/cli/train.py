@@ -101,7 +101,7 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
             refuse_options(typed)
             register_schemas()
             if any(word in ("-h", "--help") for word in typed):
-                from flatout.cli.train_help import help_text
+                from flatout.cli.settings import help_text
 
                 print_line(help_text(typed, conf_folder()))
                 return
