@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The command behind a verb, and what it was given."""
-    parser = Parser(
-        prog="python -m flatout", description=__doc__, epilog="python -m flatout VERB --help prints its arguments."
-    )
+    closing = "python -m flatout VERB --help prints its arguments."
+    parser = Parser(prog="python -m flatout", description=__doc__, epilog=closing)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, about in VERBS.items():
         verbs.add_parser(verb, help=about, description=about)

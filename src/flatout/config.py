@@ -37,7 +37,7 @@ OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
-_OF_NAMES = "letters, digits, '_', '-', '+' and '.'"
+_NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,9 +118,7 @@ class RunConfig:
         example="4",
     )
     seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
-    name: str = setting(
-        "default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_OF_NAMES
-    )
+    name: str = setting("default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_NAMES)
     output: str = setting("outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs")
 
     def __post_init__(self) -> None:
@@ -139,7 +137,7 @@ class RunConfig:
         self._require_kinds()
         if not self.has_own_parts:
             self._complete_parts()
-        require(bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=_OF_NAMES)
+        require(bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=_NAMES)
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
             what = f"{type(callback).__name__} is no callback of Lightning"

@@ -73,7 +73,6 @@ class LogFile:
             self._file.close()
 
     def say(self, line: str) -> None:
-        """Print a line and keep it."""
         if self._file is not None:
             print_line(line)
             self.keep(line)

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     key, source, settings = _parted(arguments.words)
     keep_freed_memory()
-    kind: type = SequenceDataConfig if _are_of_recordings(settings) else TextDataConfig
+    names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in settings}
+    of_recordings = {each.name for each in fields(SequenceDataConfig)} - {each.name for each in fields(TextDataConfig)}
+    are_recordings = names & of_recordings or {f"data.problem={problem}" for problem in SequenceProblem} & set(settings)
+    kind: type = SequenceDataConfig if are_recordings else TextDataConfig
     look: Callable[[Any], Any] = check_recordings if kind is SequenceDataConfig else check
     found = look(read_settings(kind, settings, **{key: source}))
     if arguments.json:
@@ -102,13 +105,6 @@ def _set(root: DictConfig, word: Override) -> None:
     hint = f"Name one of them: {key}.NAME=VALUE."
     require(not is_group or isinstance(word.value(), dict), key, "is a group of settings", hint=hint)
     OmegaConf.update(root, key, word.value())
-
-
-def _are_of_recordings(words: list[str]) -> bool:
-    """Whether a setting is one that texts do not have."""
-    names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in words}
-    own = {each.name for each in fields(SequenceDataConfig)} - {each.name for each in fields(TextDataConfig)}
-    return bool(names & own or {f"data.problem={problem}" for problem in SequenceProblem} & set(words))
 
 
 def show(found: Any, command: str) -> None:

@@ -59,7 +59,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
-    """Measure the forms of a run, and write the best one with what was measured."""
     require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
     require(arguments.allow_points >= 0, "--allow-points", f"{arguments.allow_points:g}", allowed="0 or more")
     run, where = ModelFolder.find(arguments.run), str(arguments.run)

@@ -92,9 +92,7 @@ def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
             raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
 
 
-def climb(
-    named: Ladder | None, folders: list[Path], asked: dict[str, Any], config: RunConfig, overrides: list[str]
-) -> None:
+def climb(named: Ladder | None, places: list[Path], asked: dict[str, Any], config: RunConfig, words: list[str]) -> None:
     """Climb a ladder when the settings of its runs are composed: the named one, or one for these data."""
     from flatout.ladder.case import choose_ladder
     from flatout.ladder.results import closing_lines, ladder_table
@@ -103,14 +101,14 @@ def climb(
     from flatout.run.run_folder import name_folder, numbered
 
     require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
-    ladder = named or choose_ladder(config.data, config.model, folders)
+    ladder = named or choose_ladder(config.data, config.model, places)
     if named is None:
         print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
     for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    found = run_ladder(ladder, RunJob(config), partial(compose_run, overrides), folder, **asked)
+    found = run_ladder(ladder, RunJob(config), partial(compose_run, words), folder, **asked)
     console = Console(highlight=False)
     console.width = max(console.width, 150)  # piped into a file it would be cut at 80
     console.print(ladder_table(found))
@@ -119,7 +117,7 @@ def climb(
     console.print(Text(f"ladder folder: {folder}"), soft_wrap=True)
 
 
-def compose_run(overrides: list[str], more: Sequence[str]) -> Any:
+def compose_run(words: list[str], more: Sequence[str]) -> Any:
     """A run of the same words and some more."""
     from hydra import compose
 
@@ -127,6 +125,6 @@ def compose_run(overrides: list[str], more: Sequence[str]) -> Any:
     from flatout.cli.composing import explain_errors
     from flatout.run.launch import RunJob
 
-    given = [*overrides, *more]
+    given = [*words, *more]
     with explain_errors():
         return RunJob(read_config(compose("train", overrides=given), given))

@@ -81,7 +81,7 @@ def _answered(arguments: argparse.Namespace) -> int:
     if _is_folder(arguments.out):
         number, count = engine.part_of(arguments.part or "1/1")
         files = files_in(arguments.file, "FILE")[number - 1 :: count]
-        answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
+        answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         rows = answer_files(files, Path(arguments.out), answer_one)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
@@ -96,11 +96,9 @@ def _is_folder(out: str | None) -> bool:
     return out is not None and (out.endswith("/") or Path(out).is_dir())
 
 
-def answer(
-    file: str, out: str | None, predictors: list[RunPredictor], options: FileOptions, reading: ReadingConfig
-) -> int:
+def answer(file: str, out: str | None, predictors: list[RunPredictor], options: FileOptions, way: ReadingConfig) -> int:
     """Answer a file; the number of its rows."""
-    table = predictors[0].open(file, "predict", reading)
+    table = predictors[0].open(file, "predict", way)
     with block_writer(out, reads=file) as write, Progress() as progress:
         advance, rows, replaced = progress.task("predicting"), 0, list[str]()
         for found in predictors[0].answer_table(table, options, predictors):
@@ -147,19 +145,13 @@ def readable(file: str, verb: str) -> Iterator[str]:
         head = sys.stdin.buffer.read(4096)
         hint = f"Write: command | flatout {verb} RUN -"
         require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
-        path = Path(folder, f"standard input.{_kind_of(head)}")
+        begins = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+        kind = "parquet" if head.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
+        path = Path(folder, f"standard input.{kind}")
         with path.open("wb") as laid_down:
             laid_down.write(head)
             shutil.copyfileobj(sys.stdin.buffer, laid_down)
         yield str(path)
-
-
-def _kind_of(head: bytes) -> str:
-    """How rows are written, by what they begin with."""
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    opening = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    return {b"{": "jsonl", b"[": "json"}.get(opening, "csv")
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

@@ -34,11 +34,8 @@ from flatout.sweep.settings import LauncherSettings, SweeperSettings
 _KEY_WIDTH, _HELP_WIDTH = 42, 36
 _TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _TYPES |= {list: "a list", dict: "a mapping", type(None): "null", Any: "any value"}
-_BESIDE = {
-    "tune.": "tune=auto",
-    "monitor.profile.": "monitor=profile",
-    **{f"logger.{name}.": f"logger={name}" for name in LOGGERS},
-}
+_BESIDE = {"tune.": "tune=auto", "monitor.profile.": "monitor=profile"}
+_BESIDE |= {f"logger.{name}.": f"logger={name}" for name in LOGGERS}
 """What stands before the example of a setting that has no effect alone."""
 _OF_TRAINER = {
     "accelerator": "trainer.accelerator=cpu",
@@ -110,7 +107,6 @@ def _settings_of_runs() -> Iterator[Setting]:
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
-    """The settings of a class, and of the classes of its fields."""
     hints, about = typing.get_type_hints(kind), about_settings(kind)
     for field in fields(kind):
         key, hint = f"{prefix}{field.name}", hints[field.name]

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from flatout.cli.train import main
 from flatout.cli.words import SHORT, in_full, quoted
@@ -55,22 +54,18 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     require(bool(typed) and "=" not in typed[0], "sweep resume", "no folder is named", hint=hint)
     folder, more = Path(typed[0]).absolute(), typed[1:]
     asked = read_asked(folder)
-    _require_trust_typed(asked, more, conf, folder)
+    # The folder may come from others: you type again each word that lets foreign code in.
+    missing = [word for word in asked["typed"] if _trusts(word) and word not in more]
+    if asked["conf"] is not None and not conf:
+        missing += ["--config-dir", asked["conf"]]
+    hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+    require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
     warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
         sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
     again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
     return [*asked["typed"], *again, *(word for word in more if word not in asked["typed"])]
-
-
-def _require_trust_typed(asked: dict[str, Any], typed: list[str], conf: list[str], folder: Path) -> None:
-    """A sweep's folder may come from others: you type again each word that lets foreign code in."""
-    missing = [word for word in asked["typed"] if _trusts(word) and word not in typed]
-    if asked["conf"] is not None and not conf:
-        missing += ["--config-dir", asked["conf"]]
-    hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
-    require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
 
 
 def _trusts(word: str) -> bool:

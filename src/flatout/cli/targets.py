@@ -90,7 +90,6 @@ def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
 
 
 def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
-    """The class that an allowed target names."""
     if not isinstance(target, str) or not _NAME.fullmatch(target):
         raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
     is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])

@@ -87,7 +87,6 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
 
 
 def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra compose the settings and run the job; explain its errors."""
     import hydra
 
     from flatout.cli.composing import explain_errors

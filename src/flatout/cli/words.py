@@ -87,7 +87,6 @@ def options_last(words: Sequence[str]) -> list[str]:
 
 
 def _takes_value(option: str, following: str) -> bool:
-    """Whether the word behind an option is its value."""
     if option in ("-i", "--info"):
         return following in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     names = ("--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--cfg")

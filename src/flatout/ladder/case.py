@@ -128,7 +128,6 @@ def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, se
 
 
 def _records(config: BitsDataConfig) -> Written:
-    """Plain columns and Bloom filters of each split."""
     data = BitData.of(config, log=Silent())
     data.setup()
     info = data.info

@@ -58,22 +58,20 @@ Program = Callable[[float | None, Path], Measured]
 """Trains for some seconds in a folder; None: to the end, and the test rows are answered."""
 
 
-def measure_usual(
-    program: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path
-) -> Measured:
+def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path) -> Measured:
     """A usual program with some keywords."""
-    module = importlib.import_module(f"flatout.ladder.usual.{program}")
+    module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.How(**keywords)
     if fill := getattr(module, "fill_cache", None):
         fill(case, how)
     began, clock = time.perf_counter(), Stopwatch(seconds)
-    with _logged(folder / "usual.log", f"usual.{program}"):
-        trained = module.Program(case, how)
+    with _logged(folder / "usual.log", f"usual.{name}"):
+        program = module.Program(case, how)
         for _ in itertools.count() if seconds is not None else range(case.epochs):
-            trained.train_epoch(clock)
+            program.train_epoch(clock)
             if clock.is_over:
                 break
-        metrics = trained.test() if seconds is None else None
+        metrics = program.test() if seconds is None else None
     spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
     taken = max(spent.seconds, 1e-9)
     return Measured(
@@ -148,14 +146,7 @@ def measure_apart(program: Program, seconds: float | None, folder: Path, *, limi
 
 
 def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
-    with _device_use() as samples:
-        found = program(seconds, folder)
-    return replace(found, device_share=sum(samples) / len(samples) if samples else None)
-
-
-@contextmanager
-def _device_use() -> Iterator[list[float]]:
-    """Uses of the GPU while it trains, as a thread samples them; none without a GPU."""
+    """Measure, while a thread samples the use of the GPU where there is one."""
     samples, done = list[float](), threading.Event()
 
     def watch() -> None:
@@ -165,9 +156,10 @@ def _device_use() -> Iterator[list[float]]:
     if torch.cuda.device_count():
         threading.Thread(target=watch, daemon=True).start()
     try:
-        yield samples
+        found = program(seconds, folder)
     finally:
         done.set()
+    return replace(found, device_share=sum(samples) / len(samples) if samples else None)
 
 
 # Rung by rung.

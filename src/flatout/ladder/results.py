@@ -248,7 +248,6 @@ def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Means and seeds of both groups, and the sentence."""
     if quality is None:
         return None
     groups = quality["groups"]

@@ -88,25 +88,21 @@ def ladder_of(name: str, values: Any, where: str) -> Ladder:
     kind, rungs = values["kind"], values["rungs"]
     require(kind in KINDS, f"{where}: kind", repr(kind), allowed=", ".join(KINDS))
     require(isinstance(rungs, list) and len(rungs) > 1, f"{where}: rungs", "fewer than two")
+    settings = tuple(map(str, values.get("settings") or ()))
+    for word in settings:  # they count as typed: they may set values, and let no code in
+        key = re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0]
+        is_plain = key in _SETTABLE and "_target_" not in word and "${" not in word
+        require(is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}")
     return Ladder(
         name=name,
         title=str(values["title"]),
         kind=kind,
         program=str(values["program"]),
-        settings=_read_settings(values.get("settings") or (), where),
+        settings=settings,
         rungs=tuple(_read_rungs(rungs, dict(values.get("start") or {}), where)),
         reading=dict(values.get("reading") or {}),
         in_all=str(values.get("in_all") or ""),
     )
-
-
-def _read_settings(words: Sequence[Any], where: str) -> tuple[str, ...]:
-    """Words that a file may give as if they were typed: they set values, and let no code in."""
-    for word in map(str, words):
-        key = re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0]
-        is_plain = key in _SETTABLE and "_target_" not in word and "${" not in word
-        require(is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}")
-    return tuple(map(str, words))
 
 
 def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:

@@ -25,7 +25,7 @@ from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.inference.run_predictor import ModelFolder, RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
@@ -217,20 +217,15 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
         data = replace(data, problem=Problem.none)
         kind = kind_of(data)
-    _require_task(kind, data, task)
+    if not isinstance(task, kind.task.settings):
+        near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task.settings)]
+        what = f"{_option_of(task)} does not fit {kind.rows}"
+        require(bool(near) or not kind.task_hint, "task", what, hint=kind.task_hint)
+        hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
+        raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
     what = f"{_option_of(model)} predicts no {kind.answers}"
     require(not kind.answers or isinstance(model, TransformerConfig), "model", what, hint="Set model=transformer.")
     return _with_tokenizer(data, model) if kind.settings is TextDataConfig else data, model, task
-
-
-def _require_task(kind: Kind, data: Any, task: Any) -> None:
-    if isinstance(task, kind.task.settings):
-        return
-    name = _option_of(task)
-    near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task.settings)]
-    require(bool(near) or not kind.task_hint, "task", f"{name} does not fit {kind.rows}", hint=kind.task_hint)
-    hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
-    require(False, "task", f"{name} with data.problem={data.problem}", hint=hint)
 
 
 def _with_tokenizer(data: Any, model: Any) -> Any:

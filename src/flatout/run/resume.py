@@ -65,13 +65,9 @@ def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
         if words or overrides:
             return _deciding(words) == _deciding(overrides)
-        return have_same_settings(_settings_in(folder), settings)
+        return have_same_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")), settings)
     except (OSError, ValueError, yaml.YAMLError):
         return False
-
-
-def _settings_in(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
 
 
 def _deciding(words: Sequence[str]) -> list[str]:
@@ -83,7 +79,7 @@ def _deciding(words: Sequence[str]) -> list[str]:
 def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
     """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
     try:
-        then = _settings_in(folder)
+        then = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
         return have_same_settings(then, settings) and length_of(settings) == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False

@@ -33,14 +33,12 @@ _SAMPLE_TOKENS = 1024
 _MOST_OF_DISK = 0.9
 
 
-def reuse_frozen_layers(
-    settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
-) -> None:
+def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder) -> None:
     """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run keeps its choice."""
     model, network = settings.asked.model, None if feeds is None else task.model
     if feeds is None or not isinstance(model, TransformerConfig) or not isinstance(network, Transformer):
         return
-    asked = model.reuse if settings.asked.resume is None else folder.before.get(REUSE, {}).get("value", False)
+    asked = model.reuse if settings.asked.resume is None else place.before.get(REUSE, {}).get("value", False)
     is_asked, layers = asked is True, network.frozen_layers()
     if asked is False or not (is_asked or layers):
         return
@@ -51,20 +49,20 @@ def reuse_frozen_layers(
         why = f"{epochs:.3g} epochs read them, and computing them once costs as much as one"
     require(not why or not is_asked, "model.reuse", f"true, but {why}", hint=hint)
     if why:
-        folder.decision(REUSE, False, why, "model.reuse=true asks for it")
+        place.decision(REUSE, False, why, "model.reuse=true asks for it")
         return
     kind = torch.bfloat16 if model.reuse_format is ReuseFormat.bf16 else None
     part = FrozenPart(network, layers, feeds.train.device, settings.precision.value, kind)
     cache, splits = Cache(settings.asked.data.cache), [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
     is_known = cache.opened(recipe_key(recipe)) is not None
-    if not ranks.agreed(REUSE, lambda: _decide(part, cache.folder, splits, folder, is_asked, is_known)):
+    if not ranks.agreed(REUSE, lambda: _decide(part, cache.folder, splits, place, is_asked, is_known)):
         return
     network.keep_layers_still(layers)
     name = f"{data.info.source}: outputs of {layers} layers"
     store, report = cache.open_or_build(name, recipe, lambda writer: part.write(writer, splits))
     give_back_freed_memory()
-    folder.say(report.line())
+    place.say(report.line())
     for split, feed in zip(splits, (feeds.train, feeds.validation), strict=True):
         if split.num_rows:
             feed.transform = StoredStates(store, split.name, network, feed.device)

@@ -41,7 +41,7 @@ from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_
 from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import where_to_start
-from flatout.run.reuse import reuse_frozen_layers
+from flatout.run.reuse import reuse_layers
 from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
 from flatout.run.trainer import Training, build_training
 from flatout.tasks.networks import report_attention
@@ -71,7 +71,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         about = facts_to_compare(settings, data, module, feeds, ranks)
         start = where_to_start(config, settings.trainer, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
-            reuse_frozen_layers(settings, data, module, feeds, ranks, folder)
+            reuse_layers(settings, data, module, feeds, ranks, folder)
         training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
         if feeds is None:
             report_own_parts(module, data, settings.monitor, ranks, folder)

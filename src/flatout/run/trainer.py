@@ -84,7 +84,7 @@ def build_training(
     loggers = _build_loggers(settings, module, folder, after, has_card)
     every, listeners = config.monitor.flush_every, _listeners(settings, module, folder, loggers, not after)
     curves = RunCurves(listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor)
-    checkpoints = _build_checkpoints(settings, about, signals, folder)
+    checkpoints = _checkpoints_of(settings, about, signals, folder)
     loop = FastLoop(not_finite=config.optim.not_finite)
     planned: dict[str, Any] = {}
     if feeds is not None:
@@ -114,9 +114,7 @@ def build_training(
     return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 
-def _build_checkpoints(
-    settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
-) -> ExactCheckpoint:
+def _checkpoints_of(settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder) -> ExactCheckpoint:
     return ExactCheckpoint(
         folder.path / CHECKPOINTS,
         every_steps=settings.asked.checkpoint.every_steps,

@@ -68,7 +68,7 @@ def labels_by_apply(texts: Any) -> list[list[float]]:
 
     def row_labels(text: str) -> list[float]:
         row = [0.0] * len(GRAMS)
-        for gram in _grams(text):
+        for gram in map("".join, pairwise(text)):
             if gram in GRAMS:
                 row[GRAMS.index(gram)] = 1.0
         return row
@@ -79,14 +79,11 @@ def labels_by_apply(texts: Any) -> list[list[float]]:
 def labels_at_once(texts: Any) -> list[list[float]]:
     """The same by one table: numbers of characters, numbers of pairs, one assignment."""
     numbers = {gram: number for number, gram in enumerate(GRAMS)}
-    pairs = [(row, numbers[gram]) for row, text in enumerate(texts) for gram in _grams(text) if gram in numbers]
+    grams = ((row, "".join(pair)) for row, text in enumerate(texts) for pair in pairwise(text))
+    pairs = [(row, numbers[gram]) for row, gram in grams if gram in numbers]
     labels = np.zeros((len(texts), len(GRAMS)), np.float32)
     labels[tuple(np.array(pairs).T)] = 1.0
     return labels.tolist()
-
-
-def _grams(text: str) -> list[str]:
-    return [text[place : place + 2] for place in range(len(text) - 1)]
 
 
 def fill_cache(case: Case, how: How) -> None:
