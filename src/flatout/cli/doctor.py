@@ -194,8 +194,7 @@ def _growth(override: str, evidence: Evidence) -> float:
 
 def _settings(folder: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
-        return deciding_settings(found)
+        return deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
         hint = "Without it a run cannot be repeated."
         raise UserError(str(folder / SETTINGS), "cannot be read", hint=hint) from None
@@ -237,12 +236,6 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
     return read_summary(folder)
 
 
-def rows_per_s(summary: dict[str, Any]) -> float:
-    """Rows a second of a run, everything counted but its first few steps."""
-    evidence = Evidence.from_dict(summary["evidence"])
-    return 1000 * evidence.rows_per_batch / evidence.total_ms
-
-
 def time_in_turn(
     sides: Sequence[Sequence[str]], place: Path, rounds: int, check: Callable[[Path], None] | None = None
 ) -> list[list[float]]:
@@ -252,9 +245,9 @@ def time_in_turn(
     def rate(words: Sequence[str]) -> float:
         number = next(numbers)
         folder = place / f"run-{number}"
-        found = rows_per_s(train_apart(words, folder))
+        evidence = Evidence.from_dict(train_apart(words, folder)["evidence"])
         if check is not None and number == 1:
             check(folder)
-        return found
+        return 1000 * evidence.rows_per_batch / evidence.total_ms  # all is counted but the first few steps
 
     return take_turns([partial(rate, words) for words in sides], least=rounds)

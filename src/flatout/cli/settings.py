@@ -82,7 +82,11 @@ def run(arguments: argparse.Namespace) -> None:
         near = difflib.get_close_matches(key, {each.key for each in known}, n=5, cutoff=0.5)
         hint = f"Did you mean {', '.join(near)}?" if near else "python -m flatout settings lists all."
         raise UserError(f"settings {key}", "no such key", hint=hint)
-    _print_list(group)
+    for place, (option, settings) in enumerate(itertools.groupby(group, key=lambda each: each.option)):
+        print(f"\n{option}" if place else option)
+        for each in settings:
+            head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH) + " "
+            print(textwrap.fill(each.does, width(), initial_indent=head, subsequent_indent=" " * (_KEY_WIDTH + 1)))
 
 
 def all_settings() -> Iterator[Setting]:
@@ -175,14 +179,6 @@ def as_word(value: Any) -> str:
     return repr(value)
 
 
-def _print_list(settings: list[Setting]) -> None:
-    for place, (option, group) in enumerate(itertools.groupby(settings, key=lambda each: each.option)):
-        print(f"\n{option}" if place else option)
-        for each in group:
-            head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH) + " "
-            print(textwrap.fill(each.does, width(), initial_indent=head, subsequent_indent=" " * (_KEY_WIDTH + 1)))
-
-
 def width() -> int:
     """Characters in a line of the terminal, within bounds that read well."""
     return min(120, max(80, shutil.get_terminal_size().columns))
@@ -260,7 +256,8 @@ def help_text(words: Sequence[str], conf: Path) -> str:
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
     known = list(all_settings())
-    chosen = [f"{group}={option}" for group, option in cfg.hydra.runtime.choices.items()]
+    near = [f"{group}={option}" for group, option in cfg.hydra.runtime.choices.items()]
+    near.append("data=headlines")  # the sample of a run without a source
     lines = [USAGE, "Groups: choose with GROUP=OPTION"]
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
@@ -268,7 +265,7 @@ def help_text(words: Sequence[str], conf: Path) -> str:
     lines.append("")
     shown = 0
     for title, about, keys in SECTIONS:
-        rows = [_row(cfg, key, _setting(known, chosen, key)) for key in _expand(cfg, keys)]
+        rows = [_row(cfg, key, known, near) for key in _expand(cfg, keys)]
         if rows:
             lines += [f"{title}: {about}", *rows, ""]
             shown += len(rows)
@@ -300,15 +297,10 @@ def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:
                 yield f"{parent}.{each}".lstrip(".")
 
 
-def _setting(known: list[Setting], chosen: list[str], key: str) -> Setting | None:
-    """What is known about a key: of the chosen option, or of any."""
-    near = [*chosen, "data=headlines"]  # the sample of a run without a source
+def _row(cfg: DictConfig, key: str, known: list[Setting], near: list[str]) -> str:
+    """`key=value` and what it does, of a near option or of any, in one line or more."""
     found = (setting for setting in known if setting.key == key)
-    return min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
-
-
-def _row(cfg: DictConfig, key: str, setting: Setting | None) -> str:
-    """`key=value` and what it does, in one line or more."""
+    setting = min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
     value: Any = OmegaConf.select(cfg, key)
     does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
     if setting and re.fullmatch(r"\w+(, \w+)+", setting.allowed):  # words to choose from

@@ -62,8 +62,8 @@ def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: f
     """A usual program with some keywords."""
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.How(**keywords)
-    if fill := getattr(module, "fill_cache", None):
-        fill(case, how)
+    if getattr(how, "caching", False):
+        module.prepare(case, how, "train")  # the file that an earlier run has left
     began, clock = time.perf_counter(), Stopwatch(seconds)
     with _logged(folder / "usual.log", f"usual.{name}"):
         program = module.Program(case, how)

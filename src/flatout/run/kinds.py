@@ -60,7 +60,6 @@ class Kind:
     data: type[StoreData[Any, Any]]
     task: type[Task]
     predictor: type[RunPredictor]
-
     task_option: str  # the name of its task in `conf/task/`
     usual_model: type  # the model unless the settings name one
     models: tuple[type, ...]  # those of our models that read its batches; a model of the user's own may always
@@ -70,7 +69,6 @@ class Kind:
     task_hint: str = ""  # what helps where the task belongs to other rows; empty: the task that fits is named
     way_to_task: str = ""  # what helps where its task is named without the `data.problem` that it needs
     why_whole: str = ""  # why its weights cannot be sharded; empty: they can
-
     metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
     usual_metric: Callable[[Any], str]  # the one that decides unless the settings name one
     keeps_rows: bool = False  # whether its rows are a table's, so that a run keeps which of them are in which split

@@ -217,12 +217,13 @@ def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, o
     same = [run for run in newest_runs(runs, FILE) if _is_same(run, settings)]
     here = (hardware(device, 1, "")["device"], versions()["flatout"])
     known = [(run, each) for run in same for each in read_confirmations(run) if (each.device, each.version) == here]
-    confirmed = Confirmed(slower=frozenset(each.override for _, each in known if each.slows))
+    confirmed, data = Confirmed(slower=frozenset(each.override for _, each in known if each.slows)), settings["data"]
+    chosen = {"data.feed": data["feed"], "precision": settings["precision"]}
     for run, each in known:
-        values = _values(each.override)
-        is_new = bool(values) and not values.keys() & confirmed.values.keys()
-        is_open = all(_is_open(name, settings, overrides) for name in values)
-        data = settings["data"]
+        words = (word.partition("=") for word in each.override.split())
+        values = {name: yaml.safe_load(value) for name, _, value in words}
+        is_new = bool(values) and values.keys() <= set(_TUNED) and not values.keys() & confirmed.values.keys()
+        is_open = all(chosen.get(name, "auto") == "auto" and not is_typed(name, overrides) for name in values)
         rows, accumulate = (values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate"))
         keeps_step = rows * accumulate == data["batch_size"] * data["accumulate"]  # what is learned does not change
         if each.helps and is_new and is_open and keeps_step:
@@ -241,17 +242,6 @@ def _is_same(run: Path, settings: dict[str, Any]) -> bool:
         return bool(same) and have_same_settings(theirs, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
-
-
-def _values(override: str) -> dict[str, Any]:
-    """An override as values by their keys; empty where `tune` does not decide on one of them."""
-    values = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in override.split())}
-    return values if values.keys() <= set(_TUNED) else {}
-
-
-def _is_open(name: str, settings: dict[str, Any], overrides: Sequence[str]) -> bool:
-    chosen = {"data.feed": settings["data"]["feed"], "precision": settings["precision"]}
-    return chosen.get(name, "auto") == "auto" and not is_typed(name, overrides)
 
 
 # What `tune=cut` measures.

@@ -86,12 +86,6 @@ def labels_at_once(texts: Any) -> list[list[float]]:
     return labels.tolist()
 
 
-def fill_cache(case: Case, how: How) -> None:
-    """What an earlier run has left: the file that a cache is read from."""
-    if how.caching:
-        prepare(case, how, "train")
-
-
 def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[list[float]]]:
     """Bits and labels of a split, from its rows or from the file of an earlier run."""
     path = Path(case.folder) / f"{split}-prepared.pt"
