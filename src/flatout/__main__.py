@@ -53,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """The command behind a verb, and what it was given."""
     closing = "python -m flatout VERB --help prints its arguments."
     parser = Parser(prog="python -m flatout", description=__doc__, epilog=closing)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -126,7 +126,6 @@ def _is_resume(word: str) -> bool:
 
 
 def _asks_to_resume(words: Sequence[str]) -> bool:
-    """Whether these words ask to resume their earlier trials."""
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
     hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
     require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
@@ -191,7 +190,6 @@ def _fixed_and_searched(loader: ConfigLoader, words: Sequence[str]) -> tuple[lis
 
 
 def _part(override: Override) -> Any:
-    """One dimension of the space."""
     from flatout.sweep.study import Choice, Interval, is_by_factors
 
     key, value = override.get_key_element(), override.value()

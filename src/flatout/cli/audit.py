@@ -29,8 +29,6 @@ _OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.
 
 @dataclass(kw_only=True, slots=True)
 class AuditConfig:
-    """How an audit is done."""
-
     folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
     rows: int = setting(20_000, "Most rows looked at, drawn at random.", least=40)
     column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")

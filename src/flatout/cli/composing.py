@@ -256,7 +256,6 @@ def _field_names(settings: type, prefix: str) -> Iterator[str]:
 
 
 def _fields_of(key: str) -> list[Field[Any]]:
-    """What a key is in each option of its group."""
     group, _, name = key.partition(".")
     return [field for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
 

@@ -184,7 +184,6 @@ def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) ->
 
 
 def _growth(override: str, evidence: Evidence) -> float:
-    """How many times as many rows a step of an override has."""
     values = dict(word.split("=", 1) for word in override.split() if "=" in word)
     if (effective := values.get("data.effective_batch", "null")) != "null":
         return int(effective) / max(1, evidence.effective_batch or 1)

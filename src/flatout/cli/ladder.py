@@ -118,7 +118,6 @@ def climb(named: Ladder | None, places: list[Path], asked: dict[str, Any], confi
 
 
 def compose_run(words: list[str], more: Sequence[str]) -> Any:
-    """A run of the same words and some more."""
     from hydra import compose
 
     from flatout.cli.boundary import read_config

@@ -37,23 +37,15 @@ _TYPES |= {list: "a list", dict: "a mapping", type(None): "null", Any: "any valu
 _BESIDE = {"tune.": "tune=auto", "monitor.profile.": "monitor=profile"}
 _BESIDE |= {f"logger.{name}.": f"logger={name}" for name in LOGGERS}
 """What stands before the example of a setting that has no effect alone."""
-_OF_TRAINER = {
-    "accelerator": "trainer.accelerator=cpu",
-    "strategy": "trainer.strategy=fsdp",
-    "logger": "logger=csv",
-    "max_time": "+trainer.max_time=00:01:30:00",
-    "log_every_n_steps": "monitor.flush_every=10",
-    "profiler": "monitor=profile",
-    "plugins": "+trainer.plugins=[]",
-    "model_registry": "+trainer.model_registry=news",
-}
+_OF_TRAINER = {"accelerator": "trainer.accelerator=cpu", "strategy": "trainer.strategy=fsdp", "logger": "logger=csv"}
+_OF_TRAINER |= {"max_time": "+trainer.max_time=00:01:30:00", "log_every_n_steps": "monitor.flush_every=10"}
+_OF_TRAINER |= {"profiler": "monitor=profile", "plugins": "+trainer.plugins=[]"}
+_OF_TRAINER |= {"model_registry": "+trainer.model_registry=news"}
 """Examples of arguments of the Trainer that are neither switches nor numbers, or have a setting of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of one option."""
-
     key: str
     option: str  # the words that choose it, such as `model=bilstm`; `run` for settings of every run
     does: str

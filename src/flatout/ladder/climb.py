@@ -59,7 +59,6 @@ Program = Callable[[float | None, Path], Measured]
 
 
 def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path) -> Measured:
-    """A usual program with some keywords."""
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.How(**keywords)
     if getattr(how, "caching", False):
@@ -127,7 +126,6 @@ def peak_memory_gb() -> float | None:
 
 @contextmanager
 def _logged(path: Path, name: str) -> Iterator[None]:
-    """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -253,11 +251,11 @@ def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
     both = sorted(set(below.found) & set(above.found))
     if not both:
         return Estimate(median(above.rates) / median(below.rates))
-    before, after = ([step.found[number] for number in both] for step in (below, above))
+    sides = ([step.found[number] for number in both] for step in (below, above))
     if measures == STARTUP:  # its inverse: larger is better
-        gain = speedup(*([1 / max(each.startup_s, 1e-9) for each in side] for side in (before, after)))
+        gain = speedup(*([1 / max(each.startup_s, 1e-9) for each in side] for side in sides))
     else:
-        gain = speedup(*([each.rows_per_s for each in side] for side in (before, after)))
+        gain = speedup(*([each.rows_per_s for each in side] for side in sides))
     return Estimate(gain.value, gain.low, gain.high) if len(both) >= _LEAST_ROUNDS else Estimate(gain.value)
 
 

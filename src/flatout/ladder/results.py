@@ -90,16 +90,9 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
         return None
     foot, top = measured[0], measured[place]
     minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
-    return {
-        "foot": foot.rung.name,
-        "top": top.rung.name,
-        "minutes_before": minutes[0],
-        "minutes_after": minutes[1],
-        "ratio": asdict(ratio(foot, top)),
-        "startup_before_s": foot.middle("startup_s"),
-        "startup_after_s": top.middle("startup_s"),
-        "startup_ratio": asdict(ratio(foot, top, STARTUP)),
-    }
+    found = {"foot": foot.rung.name, "top": top.rung.name, "minutes_before": minutes[0], "minutes_after": minutes[1]}
+    found |= {"ratio": asdict(ratio(foot, top)), "startup_before_s": foot.middle("startup_s")}
+    return found | {"startup_after_s": top.middle("startup_s"), "startup_ratio": asdict(ratio(foot, top, STARTUP))}
 
 
 def closing_lines(found: Mapping[str, Any]) -> list[str]:

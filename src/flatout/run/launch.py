@@ -135,7 +135,6 @@ def require_picklable(config: RunConfig) -> None:
 
 
 def _choose_folder(config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Claim) -> dict[str, Any]:
-    """The run's folder, and whether it holds a run to resume."""
     found = find_run(config, overrides)
     for line in found.lines:
         print(line, flush=True)
@@ -182,7 +181,6 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
 
 
 def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
-    """Start a process a device, wait for all of them, and tell what the first one found."""
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line

@@ -95,7 +95,6 @@ class _DrawNothing(TorchFunctionMode):
 
 
 def _growth(settings: Any, name: str) -> float:
-    """How many times as large as by default a setting is."""
     value, usual = getattr(settings, name), getattr(type(settings)(), name)
     if isinstance(value, list):
         return sum(value) / sum(usual)
@@ -169,18 +168,12 @@ def mind_memory(
 def about_memory(feeds: Feeds, about: dict[str, Any]) -> dict[str, Any]:
     """What decides how much memory a row takes, and how much there is."""
     device, plan, settings = feeds.train.device, feeds.train.plan, about["settings"]
-    is_cuda = device.type == "cuda"
-    return {
-        "model": about["model"],
-        "settings": {name: settings[name] for name in sorted(settings) if name.partition(".")[0] == "model"},
-        "average": bool(settings.get("optim.ema")),
-        "precision": about["precision"],
-        "longest": int(feeds.train.split.lengths(TOKENS).max()),
-        "layout": str(plan.layout),
-        "ranks": plan.world,
-        "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
-        "memory": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
-    }
+    is_cuda, longest = device.type == "cuda", int(feeds.train.split.lengths(TOKENS).max())
+    of_model = {name: settings[name] for name in sorted(settings) if name.partition(".")[0] == "model"}
+    found = {"model": about["model"], "settings": of_model, "average": bool(settings.get("optim.ema"))}
+    found |= {"precision": about["precision"], "longest": longest, "layout": str(plan.layout), "ranks": plan.world}
+    found["device"] = torch.cuda.get_device_name(device) if is_cuda else device.type
+    return found | {"memory": torch.cuda.get_device_properties(device).total_memory if is_cuda else None}
 
 
 def capacity(plan: PlanSettings) -> tuple[int, str]:

@@ -177,7 +177,6 @@ def answers_in(resumed: str | None, folder: Path) -> dict[str, Any] | None:
 def question(
     config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], counts_time: bool = True
 ) -> Question:
-    """What these settings leave open."""
     confirmed = find_confirmed(Path(config.output, config.name), plain(config), device, overrides)
     config = with_answers(config, confirmed.values)
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
@@ -192,7 +191,6 @@ def open_settings(config: RunConfig) -> RunSettings:
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The same settings with the measured ones."""
     of_data = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     if config.data.effective_batch is not None:
         of_data.pop("accumulate", None)  # it follows
@@ -329,7 +327,6 @@ def _with_states(read: Read, place: int, device: torch.device) -> Iterator[FlatB
 
 
 def _choose(scores: Sequence[LayerScore]) -> Answers:
-    """The deepest cut within one standard error of the best."""
     best = max(scores, key=lambda each: each.accuracy)
     taken = max((each for each in scores if each.accuracy >= best.accuracy - best.error), key=lambda each: each.layers)
     why = "the deepest cut within one standard error of the best; freezing changes what is learned"

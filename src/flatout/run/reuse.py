@@ -89,20 +89,19 @@ def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str,
 
 
 def _recipe(part: FrozenPart, data_key: str) -> Recipe:
-    """All that decides the outputs."""
     found: Recipe = {"kind": "outputs of frozen layers", "texts": data_key, "weights": part.network.frozen_digest()}
     found |= {"layers": part.layers, "rows": "first tokens" if part.are_first else "all tokens"}
     return found | {"products": part.precision.value, "format": str(part.kind), "device": part.device.type}
 
 
 def _decide(
-    part: FrozenPart, place: Path, splits: list[StoreSplit], folder: RunFolder, is_asked: bool, is_known: bool
+    part: FrozenPart, place: Path, splits: list[StoreSplit], log: RunFolder, is_asked: bool, is_known: bool
 ) -> str:
     """Print the decision with its figures; empty where the disk is too small."""
     of_layers = f"layers 1 to {part.layers}" if part.layers > 1 else "layer 1"
     why = f"{of_layers} and the embeddings never change and are computed once; they drop nothing"
     if is_known:
-        folder.decision(REUSE, True, why, "their outputs are stored already")
+        log.decision(REUSE, True, why, "their outputs are stored already")
         return "stored"
     tokens = sum(int(split.lengths(TOKENS).sum(dtype=np.int64)) for split in splits)
     bytes_a_token, seconds_a_token = _measure(part, splits)
@@ -114,7 +113,7 @@ def _decide(
     fits = needed <= _MOST_OF_DISK * free
     hint = "Make room (python -m flatout cache clear), set data.cache=FOLDER, or model.reuse_format=bf16."
     require(fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint)
-    folder.decision(REUSE, fits, why if fits else "the disk of the cache is too small", evidence)
+    log.decision(REUSE, fits, why if fits else "the disk of the cache is too small", evidence)
     return "fits" if fits else ""
 
 

@@ -146,7 +146,6 @@ def _texts_of(source: TextSource, data: Any, split: str) -> list[str]:
 
 
 def _targets_of(data: Any, split: str) -> NDArray[Any]:
-    """The labels of a split as the quick model takes them."""
     store = data.store.splits[split]
     if data.info.problem is not Problem.multi:
         return store.fixed("targets").astype(np.float32 if data.info.problem is Problem.regression else np.int64)

@@ -182,7 +182,6 @@ def report_signal(number: int, training: Training, folder: RunFolder) -> None:
 
 
 def load_best(training: Training, task: L.LightningModule) -> None:
-    """The weights that were best on the validation rows."""
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
     state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)

@@ -58,7 +58,6 @@ class RunFolder:
         self.summary.write()
 
     def put(self, facts: dict[str, Any]) -> None:
-        """Put what a part has found into the summary."""
         for name, value in facts.items():
             self.summary.set(name, value)
 
