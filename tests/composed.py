@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 import train
 from flatout.cli import words as words_of
 from flatout.cli.boundary import read_config
-from flatout.cli.conf_files import conf_folder
 from flatout.cli.train import register_schemas
+from flatout.cli.words import conf_folder
 from flatout.config import RunConfig
 
 CONF = conf_folder()

@@ -38,10 +38,9 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a user's mistake ends with one message and exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with importing():
-            command, parsed = _parsed(given)
+            command, parsed = _parsed(list(sys.argv[1:] if arguments is None else arguments))
         command.run(parsed)
     except UserError as mistake:
         print(mistake, file=sys.stderr)

@@ -18,8 +18,7 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
-from flatout.cli.conf_files import conf_words
-from flatout.cli.words import command_of_sweep
+from flatout.cli.words import command_of_sweep, conf_words
 from flatout.errors import UserError, require
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 

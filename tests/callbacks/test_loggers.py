@@ -32,8 +32,8 @@ from flatout.callbacks.loggers import (
     chosen_loggers,
 )
 from flatout.cli.boundary import read_config
-from flatout.cli.conf_files import conf_folder
 from flatout.cli.train import register_schemas
+from flatout.cli.words import conf_folder
 from flatout.report.summary import read_summary
 
 ALL = ["tensorboard", "csv", "wandb", "mlflow"]

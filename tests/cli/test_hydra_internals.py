@@ -11,9 +11,9 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from flatout.cli.conf_files import conf_folder
 from flatout.cli.hydra_internals import GuardedLoader, guard_hydra, require_signature
 from flatout.cli.train import register_schemas
+from flatout.cli.words import conf_folder
 from flatout.errors import UserError
 
 

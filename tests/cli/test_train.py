@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flatout.cli import words as words_of
-from flatout.cli.conf_files import conf_folder
 from flatout.cli.settings import SECTIONS
+from flatout.cli.words import conf_folder
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.report.summary import read_summary

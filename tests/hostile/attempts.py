@@ -95,9 +95,9 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
 
     from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
-    from flatout.cli.conf_files import conf_folder
     from flatout.cli.hydra_internals import guard_hydra
     from flatout.cli.train import register_schemas
+    from flatout.cli.words import conf_folder
 
     guard_hydra()
     register_schemas()

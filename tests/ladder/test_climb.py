@@ -82,14 +82,14 @@ STEPS = {"foot": [100, 101, 99], "bf16": [150, 152, 148], "caching": [150, 152, 
 
 @given(st.integers(1, 14))
 def test_each_round_measures_each_rung_once(count):
-    orders = list(rounds_of(count))
+    orders = list(rounds_of(count, count - 1))
     assert len(orders) == ROUNDS
     assert all(sorted(order) == list(range(count)) for order in orders)
 
 
 @given(st.integers(3, 14))
 def test_the_ends_come_first_and_later_rounds_go_from_neighbour_to_neighbour(count):
-    first, *later = rounds_of(count)
+    first, *later = rounds_of(count, count - 1)
     assert first[:2] == [0, count - 1]
     for below, above in itertools.chain.from_iterable(map(itertools.pairwise, later)):
         assert abs(below - above) == 1

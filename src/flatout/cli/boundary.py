@@ -95,8 +95,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(not invented, f"hydra.overrides.{kind}", f"{invented} was not typed", hint="Take it out of the file.")
     allowed = allowed_targets(cfg, overrides)
     for group in ("launcher", "sweeper", "callbacks"):
-        tree = _resolved(cfg, f"hydra.{group}")
-        for where, each in targets(tree, f"hydra.{group}"):
+        for where, each in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
             own = group != "callbacks" and where == f"hydra.{group}"  # Hydra accepts only its plugins here
             if not own and not is_allowed(each["_target_"], allowed):
                 what = f"_target_ {each['_target_']!r} is from a package not trusted"

@@ -16,8 +16,7 @@ import yaml
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.cli.conf_files import conf_folder
-from flatout.cli.words import GROUPS
+from flatout.cli.words import GROUPS, conf_folder
 from flatout.config import OWN_PARTS_MAY_SET, REPLACED, TRAINER_ARGUMENTS, MonitorConfig, RunConfig
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig

@@ -195,8 +195,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         return deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        hint = "Without it a run cannot be repeated."
-        raise UserError(str(folder / SETTINGS), "cannot be read", hint=hint) from None
+        raise UserError(str(folder / SETTINGS), "cannot be read", hint="Without it a run cannot be repeated.") from None
 
 
 def require_same(folder: Path, then: dict[str, Any], changed: set[str], now: dict[str, Any]) -> None:

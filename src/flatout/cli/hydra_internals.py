@@ -25,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import find_key, known_keys
-from flatout.cli.conf_files import require_modest
-from flatout.cli.words import require_folders
+from flatout.cli.words import require_folders, require_modest
 from flatout.errors import UserError
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from flatout.cli.conf_files import conf_folder, require_modest
 from flatout.cli.train import start_measuring
+from flatout.cli.words import conf_folder, require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder

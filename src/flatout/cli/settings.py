@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     for each in chosen:
         print(f"{each.key}  ({each.option})")
         for name in ("does", "allowed", "default", "example"):
-            text = getattr(each, name)
-            print(textwrap.fill(text, width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
+            print(textwrap.fill(getattr(each, name), width(), initial_indent=f"  {name:9}", subsequent_indent=" " * 11))
     if chosen:
         return
     group = [each for each in known if not key or each.option == key or each.key.startswith(f"{key}.")]
@@ -140,11 +139,9 @@ def _another(default: Any, about: About) -> Any:
 
 def describe_type(hint: Any) -> str:
     """What a setting of this type may be: names of an Enum's members, or words for plain types."""
-    words = []
-    for part in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
-        kind = typing.get_origin(part) or part
-        words += [_TYPES[kind]] if kind in _TYPES else [str(member.value) for member in kind]
-    return ", ".join(words)
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = (typing.get_origin(part) or part for part in parts)
+    return ", ".join(_TYPES.get(kind) or ", ".join(str(member.value) for member in kind) for kind in kinds)
 
 
 def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:

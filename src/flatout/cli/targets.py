@@ -93,10 +93,9 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     if not isinstance(target, str) or not _NAME.fullmatch(target):
         raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
     is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
-    if not is_trusted and package not in TRUSTED_PACKAGES:
-        hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-        what, allowed = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
-        raise UserError(where, what, allowed=allowed, hint=hint)
+    hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+    what, known = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
+    require(is_trusted or package in TRUSTED_PACKAGES, where, what, allowed=known, hint=hint)
     if not is_trusted and module not in _DOORS and not _is_place(module):
         raise _not_listed(target, where)
     found, hint = _found(target), "Check the spelling, and that its package is installed."

@@ -18,8 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.cli.conf_files import conf_folder, conf_words
-from flatout.cli.words import for_hydra, refuse_pickles_and_packages
+from flatout.cli.words import conf_folder, conf_words, for_hydra, refuse_pickles_and_packages
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start

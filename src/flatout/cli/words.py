@@ -1,12 +1,22 @@
-"""Words of the command line in the form that Hydra asks for; those that would run code are refused."""
+"""Words of the command line in the form that Hydra asks for, and where files of settings are.
+
+Words that would run code are refused, and files that hold too much: a few lines of YAML that refer to each other can
+unfold to a billion values.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-from flatout.errors import require
+import yaml
+
+import flatout
+from flatout.errors import UserError, require
 
 _ADDED = ("experiment", "sweep", "debug")
 """Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
@@ -17,6 +27,7 @@ OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
 """Where a run or a sweep computes, in short."""
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 """A value, or one item of a list, with a letter beyond ASCII."""
+_MOST_CHARACTERS, _MOST_VALUES = 1_000_000, 20_000  # of a file of settings
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:
@@ -135,3 +146,50 @@ def in_full(word: str) -> str:
     """A word of the sweep command as Hydra knows it."""
     key, equals, value = word.partition("=")
     return f"{SHORT[key]}={value}" if equals and key in SHORT else word
+
+
+# Files of settings.
+
+
+def conf_folder() -> Path:
+    """`$FLATOUT_CONF`, else `conf/` beside the checkout's `src/`, else the copy inside the installed package."""
+    given = os.environ.get("FLATOUT_CONF")
+    package = Path(flatout.__file__).parent
+    places = [Path(given)] if given else [package.parents[1] / "conf", package / "conf"]
+    for place in places:
+        if (place / "train.yaml").is_file():
+            return place.resolve()
+    hint = "Set FLATOUT_CONF to a folder with train.yaml, or leave it out."
+    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}", hint=hint)
+
+
+def conf_words(sources: Iterable[Any]) -> list[str]:
+    """`--config-dir` as it was typed, in full, from the places that Hydra composed the settings of."""
+    places = [each.path for each in sources if each.provider == "command-line" and each.path]
+    return [f"--config-dir={Path(place).absolute()}" for place in places[:1]]
+
+
+def require_modest(text: str, where: str) -> None:
+    """Refuse a YAML text that is very long, or that unfolds to very many values."""
+    allowed = f"at most {_MOST_CHARACTERS:,} of settings"
+    require(len(text) <= _MOST_CHARACTERS, where, f"{len(text):,} characters", allowed=allowed)
+    if "&" not in text or "*" not in text:
+        return  # without references nothing unfolds
+    try:
+        count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
+    except yaml.YAMLError:
+        return  # the reader reports the error
+    allowed = f"at most {_MOST_VALUES:,} values"
+    require(count <= _MOST_VALUES, where, "refers to its own parts too often", allowed=allowed)
+
+
+def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
+    """Number of values below a node, each reference counted; a node that holds itself has no end."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) in above:
+        return _MOST_VALUES + 1
+    if id(node) not in known:
+        children = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
+    return known[id(node)]

@@ -204,9 +204,8 @@ def top_of(rungs: Sequence[Rung]) -> int:
     return max((place for place, rung in enumerate(rungs) if rung.measures != OTHER), default=0)
 
 
-def rounds_of(count: int, top: int | None = None) -> Iterator[list[int]]:
+def rounds_of(count: int, top: int) -> Iterator[list[int]]:
     """The order of rungs in each round: the foot and the top first, then down and up again."""
-    top = count - 1 if top is None else top
     yield [0, *([top] if top else []), *(place for place in range(1, count) if place != top)]
     for number in range(1, ROUNDS):
         yield list(range(count))[:: -1 if number % 2 else 1]

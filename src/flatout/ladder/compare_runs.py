@@ -103,8 +103,7 @@ def _value(summary: Mapping[str, Any], metric: str) -> float:
     """The metric on the test rows, or on the validation rows where there are no test rows."""
     metrics = summary["metrics"]
     value = metrics.get(f"test/{metric}", metrics.get(f"val/{metric}"))
-    what = f"seed {summary['seed']} has no {metric}"
-    require(value is not None, "compare", what, hint="Train it to its end first.")
+    require(value is not None, "compare", f"seed {summary['seed']} has no {metric}", hint="Train it to its end first.")
     return float(value)
 
 

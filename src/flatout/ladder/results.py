@@ -19,6 +19,7 @@ from flatout.files import write_atomically
 from flatout.ladder.climb import TOO_SHORT, Step, ratio, top_of
 from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
+from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
 from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, Mark, add_axes, draw_svg, drawing, explain
 from flatout.report.page import render_page, tile
@@ -159,11 +160,8 @@ def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def ladder_table(found: Mapping[str, Any]) -> Table:
     names, rows = figures(found)
-    table = Table(box=None, padding=(0, 2, 0, 0), title=Text(found["title"]), title_justify="left")
-    table.add_column("rung")
-    table.add_column("promised")
-    for head in (*names, ""):
-        table.add_column(head, justify="right" if head else "left")
+    table = plain_table("rung", "promised", *names, texts=2, title=Text(found["title"]))
+    table.add_column("")
     for rung, cells in zip(found["rungs"], rows, strict=True):
         style = "bright_black" if rung["skipped"] else {COSTS: "red", UNSURE: "yellow"}.get(rung["verdict"] or "", "")
         texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word_of(rung))]
@@ -199,9 +197,8 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 PAGE = "ladder.html"
 _ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
-_RED, _AMBER = "#b3261e", "#b08900"
 _PROMISED = "#c9d4dc"
-_COLOURS = {"pays": COLOURS[0], "unsure": _AMBER, "does not pay": _RED}
+_COLOURS = {PAYS: COLOURS[0], UNSURE: "#b08900", COSTS: "#b3261e"}  # the last two are amber and red
 _TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
 
 
@@ -258,8 +255,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
         _draw(figure, shown)
         svg = draw_svg(figure, title)
     legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
-    note = "· a line reaches from the least to the most of all rounds"
-    return Chart(title=title, svg=svg, legend=legend, note=note)
+    return Chart(title=title, svg=svg, legend=legend, note="· a line reaches from the least to the most of all rounds")
 
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:

@@ -55,8 +55,7 @@ def find_rival(
     if not shared:
         return None
     metric, sign = shared[0], 1 if BEST_MODE[shared[0][5:]] == "max" else -1
-    wins = sign * metrics[metric] > sign * own[metric]
-    return {"name": name, "metric": metric, "metrics": metrics, "wins": wins}
+    return {"name": name, "metric": metric, "metrics": metrics, "wins": sign * metrics[metric] > sign * own[metric]}
 
 
 def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scores:

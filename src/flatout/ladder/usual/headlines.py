@@ -124,8 +124,7 @@ class Program:
                     tokens_BL = self.vocabulary.padded(rows, self.length)
             self.optimizer.zero_grad()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
-                logits_BC = self.model(tokens_BL.to(self.device))
-                loss = nn.functional.cross_entropy(logits_BC, targets_B.to(self.device))
+                loss = nn.functional.cross_entropy(self.model(tokens_BL.to(self.device)), targets_B.to(self.device))
             loss.backward()
             if self.case.clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
