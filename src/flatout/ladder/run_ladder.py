@@ -154,7 +154,9 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
     compared = [can_be[0], *can_be[place:]]
     trained = rungs.count * rungs.case.epochs * seeds
     names = [step.rung.name for step in compared]
-    if minutes := expected_minutes(compared, trained):
+    rates = [step.middle("rows_per_s") for step in compared]
+    if all(rates):
+        minutes = sum(trained / rate / 60 for rate in rates if rate)
         say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")
     metric = way_of(rungs.config.data).metric
     values: list[list[float]] = [[] for _ in compared]
@@ -168,12 +170,6 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
     said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
     found = {"metric": metric, "seeds": seeds, "epochs": rungs.case.epochs, "groups": groups}
     return found | {"difference": asdict(difference), "sentence": "; ".join([quality_sentence(difference), *said])}
-
-
-def expected_minutes(steps: Sequence[Step], rows: int) -> float | None:
-    """How long these rungs train so many rows each; None where one was not measured."""
-    rates = [step.middle("rows_per_s") for step in steps]
-    return sum(rows / rate / 60 for rate in rates if rate) if all(rates) else None
 
 
 def _train(rungs: _Rungs, rung: Rung, seed: int) -> dict[str, float]:
