@@ -23,14 +23,8 @@ from flatout.models import model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.task import Task
 
-REPLACED = {
-    "precision": "precision",
-    "gradient_clip_val": "optim.clip",
-    "gradient_clip_algorithm": "optim.clip",
-    "accumulate_grad_batches": "data.accumulate",
-    "callbacks": "callbacks",
-    "default_root_dir": "output",
-}
+REPLACED = {"precision": "precision", "gradient_clip_val": "optim.clip", "gradient_clip_algorithm": "optim.clip"}
+REPLACED |= {"accumulate_grad_batches": "data.accumulate", "callbacks": "callbacks", "default_root_dir": "output"}
 """Arguments of Lightning's Trainer that a setting of ours replaces."""
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 """Those that the Trainer takes all the same where your own module trains."""

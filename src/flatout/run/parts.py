@@ -23,7 +23,6 @@ from typing import Any, cast
 import lightning as L
 import torch
 import yaml
-from torch import nn
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.checkpoints.same_run import have_same_settings
@@ -95,12 +94,8 @@ def require_memory_for_model(config: RunConfig, data: Any, ranks: Ranks, device:
     if config.has_own_parts:
         return
     copies = ranks.local_world if device.type == "cpu" else 1
-    shares = ranks.world if config.is_sharded else 1
-
-    def build(model: Any) -> nn.Module:
-        return kind_of(config.data).task(model, config.task).build(data.info)
-
-    require_memory(config.model, build, device, copies / shares)
+    shares, task = ranks.world if config.is_sharded else 1, kind_of(config.data).task
+    require_memory(config.model, lambda model: task(model, config.task).build(data.info), device, copies / shares)
 
 
 def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
