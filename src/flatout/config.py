@@ -174,7 +174,13 @@ class RunConfig:
         require(not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint)
         self.data, self.model, self.task = complete_parts(self.data, self.model, self.task)
         if self.is_sharded:
-            self._require_what_fsdp_can_do(kind_of(self.data).why_whole)
+            why = kind_of(self.data).why_whole
+            require(not why, _OF_FSDP, why, hint="Leave it out.")
+            what = "needs tune=off, which measures whole models on one device"
+            require(not self.tune.enabled, _OF_FSDP, what, hint=hint)
+            what = "does not work with precision=fp16: its scaler needs whole gradients"
+            require(self.precision is not Precision.fp16, _OF_FSDP, what, hint="Set precision=bf16 or fp32.")
+            require(not self.compile, _OF_FSDP, "does not work with compile=true in this version", hint=hint)
 
     def _require_trainer_settings(self) -> None:
         for name in self.trainer:
@@ -195,15 +201,6 @@ class RunConfig:
     def is_sharded(self) -> bool:
         """Whether each rank keeps a slice of each weight (FSDP)."""
         return self.trainer.get("strategy") == "fsdp"
-
-    def _require_what_fsdp_can_do(self, why_whole: str) -> None:
-        hint = "Leave one of them out."
-        require(not why_whole, _OF_FSDP, why_whole, hint="Leave it out.")
-        what = "needs tune=off, which measures whole models on one device"
-        require(not self.tune.enabled, _OF_FSDP, what, hint=hint)
-        what = "does not work with precision=fp16: its scaler needs whole gradients"
-        require(self.precision is not Precision.fp16, _OF_FSDP, what, hint="Set precision=bf16 or fp32.")
-        require(not self.compile, _OF_FSDP, "does not work with compile=true in this version", hint=hint)
 
 
 def _require_own_parts(module: Any, data: Any) -> None:

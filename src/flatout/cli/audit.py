@@ -84,7 +84,6 @@ def _number(key: str, value: str) -> Any:
 
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
-    """Look at the data of these settings, print what was found, and write it down."""
     from flatout.audit.encoder_view import read_encoder
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure

@@ -140,10 +140,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         for where, each in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
             own = group != "callbacks" and where == f"hydra.{group}"  # Hydra accepts only its plugins here
             if not own and not is_allowed(each["_target_"], allowed):
-                what = f"_target_ {each['_target_']!r} is from a package not trusted"
                 package = str(each["_target_"]).partition(".")[0]
                 hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-                raise UserError(where, what, hint=hint)
+                raise UserError(where, f"_target_ {each['_target_']!r} is from a package not trusted", hint=hint)
     for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit runs these in a shell
         key = f"hydra.launcher.{name}"
         require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", hint=_ONLY_TYPED)

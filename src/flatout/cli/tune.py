@@ -38,7 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
-    """Measure for these settings, and print what was found."""
     from flatout.distributed.ranks import Ranks
     from flatout.perf.tune.tuning import device_key, measured_for, override_line, smallest
     from flatout.run.launch import devices_wanted

@@ -56,10 +56,7 @@ class Silent(PrintLog):
 def write_rows(
     config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None
 ) -> tuple[list[str], dict[str, Any], int]:
-    """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has.
-
-    `joined`: see `join_texts`.
-    """
+    """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has."""
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
     tables, words, reading = way.tables(config)

@@ -37,7 +37,6 @@ PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
-    measured = [step for step in steps if step.found]
     rungs, below = list[dict[str, Any]](), list[Step]()
     for step in steps:
         rungs.append(_rung(step, below))
@@ -48,7 +47,7 @@ def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str
         "rows": rows,
         **about,
         "rungs": rungs,
-        "whole": _whole(measured, rows),
+        "whole": _whole([step for step in steps if step.found], rows),
         "skipped": [{"name": step.rung.name, "why": step.skipped} for step in steps if step.skipped],
         "is_complete": not any(step.skipped == TOO_SHORT for step in steps),
         "quality": None,

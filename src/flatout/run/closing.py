@@ -73,7 +73,6 @@ class Result:
 
 
 def answers_of(config: RunConfig, folder: Path) -> Answers:
-    """What a finished run answers with."""
     return NoAnswers(type(config.task).__name__) if config.has_own_parts else load_predictor(folder)
 
 

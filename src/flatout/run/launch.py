@@ -261,7 +261,6 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
 
 
 def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
-    """The first failure, as an error to raise."""
     rank, failure = _first_cause(error)
     words = failure.error_file_data.get("message")
     details = words.get("extraInfo", {}) if isinstance(words, dict) else {}

@@ -37,7 +37,6 @@ class Found:
 
 
 def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
-    """The run that `resume` asks for."""
     if config.resume is None:
         return Found(None)
     settings = plain(config)
