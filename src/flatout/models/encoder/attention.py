@@ -48,29 +48,6 @@ class KernelChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows that are padded to one length."""
-
-    rows: int
-    length: int
-    first_row: int
-    tokens: Tensor
-    """[N*L] the token at each place."""
-    bias: Tensor | None
-    """`[N, 1, L]` zero on tokens and -inf on padding; None where there is no padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroups:
-    """All rows of a batch."""
-
-    groups: list[RowGroup]
-    places: Tensor
-    """[T] the place of each token."""
-    longest: int
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
     """How scores become shares."""
 
@@ -79,7 +56,7 @@ class Scores:
     window: int | None
     """Tokens this far apart, or further, do not see each other; None: all of a row do."""
     by_distance: Callable[..., Tensor] | None = None
-    """Attention in which distances add to scores: of queries, keys and values, and RowGroups; None: they do not."""
+    """Attention in which distances add to scores: of queries, keys and values, and a Layout; None: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +139,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """Padded on the device from offsets alone; `[B, 1, L, L]` of the mask are booleans."""
-    index_BL, is_token_BL, back_T = _pad_rows(rows, len(key))
+    index_BL, is_token_BL, back_T = pad_rows(rows, len(key))
     place = torch.arange(rows.longest, device=query.device)
     mask = is_token_BL[:, None, None]
     if how.window is not None:
@@ -178,7 +155,7 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     return found.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
 
 
-def _pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """`[B, L]` the token at each place, and whether there is one; `[T]` the place of each token."""
     device = rows.offsets.device
     starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
@@ -187,14 +164,6 @@ def _pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     row_T = torch.repeat_interleave(torch.arange(len(starts), device=device), lengths, output_size=tokens)
     place_T = torch.arange(tokens, device=device) - starts[row_T]
     return index_BL, place < lengths.unsqueeze(1), row_T * rows.longest + place_T
-
-
-def one_group(rows: Bounds, tokens: int) -> RowGroups:
-    """All rows padded to the longest, on the device."""
-    index_BL, is_token_BL, back_T = _pad_rows(rows, tokens)
-    bias = torch.zeros(is_token_BL.shape, device=index_BL.device).masked_fill(~is_token_BL, float("-inf"))
-    group = RowGroup(len(index_BL), rows.longest, 0, index_BL.flatten(), bias.unsqueeze(1))
-    return RowGroups([group], back_T, rows.longest)
 
 
 def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:

@@ -205,7 +205,8 @@ class Transformer(LayeredEncoder):
         kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
         shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
         if reads_distances(self.net.base_model):
-            shared.distances = measure_distances(self.net.base_model.encoder, rows.groups().longest)
+            longest = max(part.length for part in rows.layout().rectangles)
+            shared.distances = measure_distances(self.net.base_model.encoder, longest)
         for number, layer in enumerate(layers[first:stop], first + 1):
             arguments = (states_TH, shared, number == len(layers))
             is_saving = self.recomputes and self.training

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, RowGroup, RowGroups, Scores, one_group
+from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, Scores, pad_rows
 from flatout.models.lean import kept_places
 
 _LONG = 160
@@ -56,9 +56,9 @@ class Layout:
     """The rows of a batch as rectangles."""
 
     rectangles: list[Rectangle]
-    tokens: NDArray[np.int64]
+    tokens: Tensor
     """[P] the token at each place of the rectangles."""
-    places: NDArray[np.int64]
+    places: Tensor
     """[T] the place of each token."""
     _by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -74,18 +74,18 @@ class Layout:
         return self._by_head[heads, parts]
 
     def _of_one(self, heads: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        head = np.arange(heads)
-        there, back = np.empty(len(self.tokens) * heads, np.int64), np.empty(len(self.tokens) * heads, np.int64)
+        head, tokens = np.arange(heads), self.tokens.numpy()
+        there, back = np.empty(len(tokens) * heads, np.int64), np.empty(len(tokens) * heads, np.int64)
         for part in self.rectangles:
             own = slice(part.first, part.first + part.places)
             # With heads outside of lengths, bmm reads `[N*H, L, D]` without a copy; one gather lays all rectangles so.
             spread = slice(own.start * heads, own.stop * heads)
-            there[spread] = (self.tokens[own].reshape(part.rows, 1, part.length) * heads + head[:, None]).ravel()
+            there[spread] = (tokens[own].reshape(part.rows, 1, part.length) * heads + head[:, None]).ravel()
             # Numbered in the order `[N, H, L]` in which they lie, read off in the order `[N, L, H]` of tokens.
             lies = spread.start + np.arange(part.places * heads).reshape(part.rows, heads, part.length)
             back[spread] = lies.transpose(0, 2, 1).ravel()
         # Places of padding are left out on the way back: nothing reads their answers.
-        return there, back.reshape(-1, heads)[self.places].ravel()
+        return there, back.reshape(-1, heads)[self.places.numpy()].ravel()
 
     def _of_several(self, heads: int, parts: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         there, back = (index.numpy() for index in self.by_head(heads, 1))
@@ -133,7 +133,15 @@ def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
         places.append(first + np.flatnonzero(is_real))
         found.append(Rectangle(end - begin, length, begin, first, length >= _LONG, bias, padding))
         first += (end - begin) * length
-    return Layout(found, np.concatenate(tokens), np.concatenate(places))
+    return Layout(found, torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(np.concatenate(places)))
+
+
+def lay_out_padded(rows: Bounds, tokens: int) -> Layout:
+    """All rows as one rectangle, made on their device."""
+    index_BL, is_token_BL, back_T = pad_rows(rows, tokens)
+    bias = torch.zeros(is_token_BL.shape, device=index_BL.device).masked_fill(~is_token_BL, float("-inf"))
+    whole = Rectangle(len(index_BL), rows.longest, 0, 0, is_long=False, bias=bias[:, None, None])
+    return Layout([whole], index_BL.flatten(), back_T)
 
 
 _LENGTH_MULTIPLE = 64
@@ -149,7 +157,6 @@ class FlatRows:
     bounds: Bounds
     kernel: Kernel
     _layout: Layout | None = None
-    _groups: RowGroups | None = None
 
     @classmethod
     def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
@@ -159,22 +166,19 @@ class FlatRows:
         return cls(lengths, Bounds(offsets.to(torch.int32), longest), kernel)
 
     def layout(self) -> Layout:
-        """The rows as rectangles; made once a batch, where they are needed."""
+        """The rows as rectangles, or padded to the longest where a device is none; made once, where it is needed."""
         if self._layout is None:
-            self._layout = lay_out_rows(self.lengths.numpy())
-        return self._layout
-
-    def groups(self) -> RowGroups:
-        """The rows in groups of one length each; made once a batch, where scores depend on distances."""
-        if self._groups is None:
             is_cpu = self.kernel is Kernel.rectangles
-            self._groups = _group_rows(self.layout()) if is_cpu else one_group(self.bounds, int(self.lengths.sum()))
-        return self._groups
+            made = (
+                lay_out_rows(self.lengths.numpy()) if is_cpu else lay_out_padded(self.bounds, int(self.lengths.sum()))
+            )
+            self._layout = made
+        return self._layout
 
     def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row."""
         if scores.by_distance is not None:
-            return scores.by_distance(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.groups(), scores, is_first=False)
+            return scores.by_distance(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.layout(), scores, is_first=False)
         if self.kernel is Kernel.rectangles:
             return attend_by_rectangles(qkv_T3HD, self.layout(), scores)
         query, key, value = qkv_T3HD.unbind(1)
@@ -184,20 +188,11 @@ class FlatRows:
         """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
         assert scores.window is None
         if scores.by_distance is not None:
-            return scores.by_distance(query_BHD, kv_T2HD, self.groups(), scores, is_first=True)
+            return scores.by_distance(query_BHD, kv_T2HD, self.layout(), scores, is_first=True)
         if self.kernel is Kernel.rectangles:
             return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
         key, value = kv_T2HD.unbind(1)
         return KERNELS[self.kernel](query_BHD, key, value, self.bounds, scores, is_first=True)
-
-
-def _group_rows(layout: Layout) -> RowGroups:
-    """Rectangles, as scores by distance read them."""
-    tokens, groups = torch.from_numpy(layout.tokens), []
-    for part in layout.rectangles:
-        own, bias = tokens[part.first : part.first + part.places], None if part.bias is None else part.bias.squeeze(1)
-        groups.append(RowGroup(part.rows, part.length, part.first_row, own, bias))
-    return RowGroups(groups, torch.from_numpy(layout.places), max(part.length for part in layout.rectangles))
 
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -6,8 +6,8 @@ Rows of nearly equal lengths go through it together, laid out by head, as autogr
 calls cost little beside their products. On a CPU it computes in fp32. Where the device is none, all rows are padded to
 the longest.
 
-Shapes: T tokens, B rows, H heads, D numbers a head, R rows of a table; in a group of N rows L tokens a row, Q of them
-ask; W distances.
+Shapes: T tokens, B rows, H heads, D numbers a head, R rows of a table; in a rectangle of N rows L tokens a row, Q of
+them ask; W distances.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.models.encoder.attention import RowGroup, RowGroups, Scores
+from flatout.models.encoder.attention import Scores
+from flatout.models.encoder.rectangles import Layout, Rectangle
 from flatout.models.lean import drop
 
 Add = Callable[[Tensor, Tensor, Tensor], None]
@@ -41,18 +42,18 @@ class Distances:
         """The rows of these distances, both included."""
         return self.rows_W[first + self.longest : last + self.longest + 1]
 
-    def attend(self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: RowGroups, how: Scores, is_first: bool) -> Tensor:
+    def attend(self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: Layout, how: Scores, is_first: bool) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first tokens ask."""
         kind, is_cpu = query.dtype, query.device.type == "cpu"
         if is_cpu:
             query, kv_T2HD = query.float(), kv_T2HD.float()
         found: list[Tensor] = []
         with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
-            for group in rows.groups:
-                key, value = kv_T2HD.index_select(0, group.tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
-                first = group.first_row
-                own = query[first : first + group.rows] if is_first else query.index_select(0, group.tokens)
-                found.append(_attend(own.transpose(0, 1).contiguous(), key, value, group, how, add))
+            for part in rows.rectangles:
+                tokens = rows.tokens.narrow(0, part.first, part.places)
+                key, value = kv_T2HD.index_select(0, tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
+                own = query.narrow(0, part.first_row, part.rows) if is_first else query.index_select(0, tokens)
+                found.append(_attend(own.transpose(0, 1).contiguous(), key, value, part, how, add))
             whole = torch.cat(found)
             return (whole if is_first else whole.index_select(0, rows.places)).to(kind)
 
@@ -79,16 +80,16 @@ class Distances:
             scores_HNQL += _by_pair(key_HPD @ vectors_WHD.permute(1, 2, 0), length, asked).transpose(2, 3)
 
 
-def _attend(query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, group: RowGroup, how: Scores, add: Add) -> Tensor:
+def _attend(query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, part: Rectangle, how: Scores, add: Add) -> Tensor:
     """`[N*Q, H, D]`: answers to queries `[H, N*Q, D]` from keys and values `[H, N*L, D]`."""
     heads, asked, size = query_HPD.shape
-    by_row = (heads * group.rows, -1, size)
+    by_row = (heads * part.rows, -1, size)
     query_HPD = query_HPD * how.scale
     scores = torch.bmm(query_HPD.view(by_row), key_HPD.view(by_row).transpose(1, 2))
-    scores_HNQL = scores.view(heads, group.rows, asked // group.rows, group.length)
+    scores_HNQL = scores.view(heads, part.rows, asked // part.rows, part.length)
     add(scores_HNQL, query_HPD, key_HPD)
-    if group.bias is not None:
-        scores_HNQL += group.bias
+    if part.bias is not None:
+        scores_HNQL += part.bias.squeeze(1)
     shares = drop(scores_HNQL.softmax(-1), how.dropout).view_as(scores)
     return torch.bmm(shares.to(value_HPD.dtype), value_HPD.view(by_row)).view(heads, asked, size).transpose(0, 1)
 
