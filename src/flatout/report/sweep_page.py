@@ -60,14 +60,14 @@ class SweepReport:
     """max or min."""
     space: dict[str, str]
     """The values searched, by key, as they were written."""
-    log_keys: frozenset[str]
-    """Keys whose values differ by factors."""
     trials: list[TrialRow]
     best_overrides: str
     """The command that trains the best setting again; empty while no trial is complete."""
-    importance: dict[str, float]
+    log_keys: frozenset[str] = frozenset()
+    """Keys whose values differ by factors."""
+    importance: dict[str, float] = field(default_factory=dict)
     """Shares that sum to 1; empty where there are too few trials."""
-    confirmed: dict[int, dict[str, float]]
+    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)
     """Metrics of the best setting, run again with other seeds, by the seed."""
     seconds: float
 

@@ -78,11 +78,8 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
         metric=f"val/{job.metric}",
         mode=job.mode,
         space={key: ", ".join(values) for key, values in space.items()},
-        log_keys=frozenset(),
         trials=rows,
         best_overrides="" if best is None else shlex.join([*of.train, *trials[rows.index(best)].overrides]),
-        importance={},
-        confirmed={},
         seconds=sum(ending.seconds for ending in ended),
     )
 
@@ -90,7 +87,6 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
     params = dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed)
     place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
-    values = read_values(trial.folder, f"val/{trial.job.metric}")
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
@@ -99,7 +95,7 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         seconds=ending.seconds,
         note=ending.note,
         folder=str(place),
-        curve=list(enumerate(values, 1)),
+        curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
         metrics=ending.metrics,
     )
 

@@ -20,7 +20,7 @@ from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
-from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Space, words
+from flatout.sweep.study import JOURNAL, Choice, Interval, Space, words
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:
@@ -78,7 +78,11 @@ class Searched:
 
         Where others forbid a value (heads that do not divide a width), one of them is changed at a time.
         """
-        plainest = {name: _example(part) for name, part in self.space.items()} | ({key: text} if key else {})
+        plainest = {
+            name: part.text(part.low) if isinstance(part, Interval) else part.values[0]
+            for name, part in self.space.items()
+        }
+        plainest |= {key: text} if key else {}
         mistake: UserError | None = None
         for chosen in (plainest, *self._near(plainest, key)):
             try:
@@ -88,20 +92,10 @@ class Searched:
         assert mistake is not None
         raise mistake
 
-    def require_that_all_fit(self) -> None:
-        """Refuse a value that no trial could have."""
-        for key, part in self.space.items():
-            for text in part.values if isinstance(part, Choice) else ():
-                self.first_that_fits(key, text)
-
     def _near(self, chosen: dict[str, str], kept: str | None) -> Iterator[dict[str, str]]:
         for key, part in self.space.items():
             if key != kept and isinstance(part, Choice):
                 yield from (chosen | {key: text} for text in part.values if text != chosen[key])
-
-
-def _example(part: Part) -> str:
-    return part.text(part.low) if isinstance(part, Interval) else part.values[0]
 
 
 @contextmanager
@@ -150,8 +144,7 @@ def read_asked(folder: Path) -> dict[str, Any]:
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
-        what = f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}"
-        raise UserError(str(path), what, hint=again)
+        raise UserError(str(path), f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again)
     if not Path(asked["place"]).is_dir():
         hint = "Create this folder again: the sweep's files may be named from there."
         raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)

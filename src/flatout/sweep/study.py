@@ -58,10 +58,9 @@ class Study:
         self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _as_it_is():
-            storage = JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL))))
             self._study = optuna.create_study(
                 study_name=_NAME,
-                storage=storage,
+                storage=JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL)))),
                 direction="maximize" if mode == "max" else "minimize",
                 pruner=_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
@@ -150,8 +149,7 @@ class Study:
 
 def _pruner(kind: Pruner, most_validations: int, trials: int) -> BasePruner:
     """Of few trials, or of few validations, a third after the first would leave hardly one: half, in the middle."""
-    are_few = min(most_validations, trials) < _FEW
-    first, factor = (max(1, most_validations // 2), 2) if are_few else (1, 3)
+    first, factor = (max(1, most_validations // 2), 2) if min(most_validations, trials) < _FEW else (1, 3)
     made: dict[Pruner, BasePruner] = {
         Pruner.asha: SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor),
         Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most_validations, reduction_factor=3),

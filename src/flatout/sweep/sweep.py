@@ -32,7 +32,7 @@ from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
-from flatout.sweep.trials import TOO_LONG, ClusterSlot, Slot, endings, last_line, slots
+from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -74,7 +74,9 @@ def _checked(searched: Searched) -> Trial:
         grid(space)
     first = searched.first_that_fits()
     if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
-        searched.require_that_all_fit()
+        for key, part in space.items():
+            for text in part.values if isinstance(part, Choice) else ():
+                searched.first_that_fits(key, text)
     if settings.metric is not None:
         require_metric(first.job.metric, first.job.metrics, "metric")
     return first
@@ -88,7 +90,7 @@ class _Run:
     """A sweep from its start, or its resumption, to its end."""
 
     def __init__(
-        self, searched: Searched, study: Study, findings: Findings, slots: Sequence[Slot | ClusterSlot], started: float
+        self, searched: Searched, study: Study, findings: Findings, slots: Sequence[Slot | None], started: float
     ) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
@@ -142,8 +144,7 @@ class _Run:
 
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
-        should_end = self.study.should_end(trial.number, count, value)
-        return should_end and count < trial.job.validations
+        return self.study.should_end(trial.number, count, value) and count < trial.job.validations
 
     def _endings(self, ask: Ask, total: int, judge: Judge | None) -> Iterator[tuple[Trial, Ending]]:
         metric = self.findings.metric
@@ -255,8 +256,7 @@ class Findings:
         )
 
     def _params(self, trial: FrozenTrial) -> dict[str, Any]:
-        texts = self.study.settings(trial)
-        return {key: _plain(self.searched.space[key], text) for key, text in texts.items()}
+        return {key: _plain(self.searched.space[key], text) for key, text in self.study.settings(trial).items()}
 
 
 def _counts(report: SweepReport) -> str:

@@ -120,20 +120,17 @@ class Board:
         for name in ("trial", "", self.metric, "validations", "seconds"):
             table.add_column(name, justify="left" if not name else "right")
         table.add_column("settings", overflow="fold")
-        for row in self._shown():
+        sign = -1 if self.mode == "max" else 1
+        complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
+        best = sorted(complete, key=lambda row: sign * (row.value or 0.0))[: _MOST_ROWS // 2]
+        others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
+        for row in [*self._running.values(), *best, *reversed(others)]:
             value = "" if row.value is None else f"{row.value:.4f}"
             status = Text(row.status, style=_COLOURS[row.status])
             words = Text(f"{row.settings}  {row.note}".strip())
             name, seconds = row.label.removeprefix("trial "), row.seconds or time.monotonic() - row.begun
             table.add_row(name, status, value, f"{row.count or ''}", f"{seconds:.0f}", words)
         return table
-
-    def _shown(self) -> list[_Row]:
-        sign = -1 if self.mode == "max" else 1
-        complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
-        best = sorted(complete, key=lambda row: sign * (row.value or 0.0))[: _MOST_ROWS // 2]
-        others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
-        return [*self._running.values(), *best, *reversed(others)]
 
     def close(self) -> None:
         if self._live is not None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ _GRACE_S = 6.0
 
 def endings(
     ask: Ask,
-    slots: Sequence[Slot | ClusterSlot],
+    slots: Sequence[Slot | None],
     board: Board,
     *,
     metric: str,
@@ -57,7 +58,7 @@ def endings(
     `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. An early end,
     by an error or Ctrl-C, leaves no process behind.
     """
-    if any(isinstance(slot, Slot) for slot in slots):
+    if any(slots):
         warm_start()
         wait_until_warm()
     free, running, are_more = list(slots), list[_Running](), True
@@ -89,7 +90,7 @@ def endings(
 class _Running:
     """A trial under way, and what is known of it so far."""
 
-    def __init__(self, trial: Trial, slot: Slot | ClusterSlot, metric: str) -> None:
+    def __init__(self, trial: Trial, slot: Slot | None, metric: str) -> None:
         self.trial, self.slot = trial, slot
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder, f"val/{metric}")
@@ -102,7 +103,8 @@ class _Running:
         resumes = is_again and trial.job.can_resume(trial.folder, trial.overrides)
         if not resumes:
             new_trial_folder(trial.folder, is_again=is_again)
-        self._worker = self.slot.begin(trial, resumes=resumes)
+        slot = self.slot
+        self._worker = _Task(trial, resumes=resumes) if slot is None else _Process(trial, slot, resumes=resumes)
 
     def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
         """How it ended; None while it runs."""
@@ -205,48 +207,41 @@ def last_line(error: Exception) -> str:
     return next(reversed(str(error).strip().splitlines()), "")
 
 
-class _Process:
+class _Process(ForkServerProcess):
     """A trial in a process of this machine."""
 
     def __init__(self, trial: Trial, slot: Slot, *, resumes: bool) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._answer, answer = context.Pipe(duplex=False)
+        received, answer = multiprocessing.Pipe(duplex=False)
         environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / OUTPUT_FILE)}
-        self._process = context.Process(target=_trial, args=(trial, slot, environment, answer, resumes))
-        self._process.start()
+        super().__init__(target=_trial, args=(trial, slot, environment, answer, resumes))
+        self.start()
         answer.close()
-
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
+        self._received = received  # only now: what a process has when it starts goes to it
 
     def is_lost(self) -> bool:
         """Whether its ending is unknown, so that it is begun again."""
         return False
 
     def signal(self, number: signal.Signals) -> None:
-        pid = self._process.pid
-        if pid is None or not self._process.is_alive():
+        if self.pid is None or not self.is_alive():
             return
         try:
-            os.killpg(pid, number)
+            os.killpg(self.pid, number)
         except ProcessLookupError:  # not yet the head of a group of its own
-            self._process.kill()
-
-    def join(self, timeout: float | None = None) -> None:
-        self._process.join(timeout)
+            self.kill()
 
     def ended(self) -> tuple[int, dict[str, Any]]:
         """Its exit code, and its last words."""
         answer: dict[str, Any] = {}
         with suppress(EOFError):  # it died without last words
-            answer = self._answer.recv() if self._answer.poll() else {}
-        code = self._process.exitcode or 0
-        self._process.join()
+            answer = self._received.recv() if self._received.poll() else {}
+        code = self.exitcode or 0
+        self.join()
         return code, answer
 
     def close(self) -> None:
-        self._answer.close()
-        self._process.close()
+        self._received.close()
+        super().close()
 
 
 class _Task(RayTask):
@@ -314,28 +309,16 @@ class Slot:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(len(self.cores))
 
-    def begin(self, trial: Trial, *, resumes: bool) -> _Process:
-        """Start a trial here."""
-        return _Process(trial, self, resumes=resumes)
-
     def environment(self) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
-class ClusterSlot:
-    """A place among the tasks of a Ray cluster, which gives it a core, and a GPU where there is any."""
-
-    def begin(self, trial: Trial, *, resumes: bool) -> _Task:
-        """Start a trial as soon as some machine has room."""
-        return _Task(trial, resumes=resumes)
-
-
-def slots(parallel: int, on: Place = Place.here) -> Sequence[Slot | ClusterSlot]:
-    """Equal shares; what does not divide evenly is left to the system. A cluster shares itself out."""
+def slots(parallel: int, on: Place = Place.here) -> Sequence[Slot | None]:
+    """Equal shares; what does not divide evenly is left to the system. None: a cluster, which shares itself out."""
     if on is Place.ray:
         require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
         connect()
-        return [ClusterSlot() for _ in range(parallel)]
+        return [None] * parallel
     cores, visible = cores_here(), os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
     gpus = [name for name in names if name]
