@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from benchmarks.claim import Claim, Options, bounded, not_here, reaching
-from flatout.audit.curve import PARTS, forecast
 from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find
-from flatout.audit.measure import Measured, measure
+from flatout.audit.measure import PARTS, Measured, forecast, measure
 from flatout.audit.quick_model import Features, Head, QuickModel
 from flatout.audit.rows import AuditRows, choose, read_audit_rows
 from flatout.data.problem import Problem

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flatout.audit.curve import forecast, round_number
 from flatout.audit.labels import find_suspects, margins, mixed_up, noise_rate, plant
+from flatout.audit.measure import forecast, round_number
 
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():

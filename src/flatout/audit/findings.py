@@ -28,7 +28,6 @@ from flatout.report.page import render_page, tile
 
 SUSPECTS = "suspects.csv"
 BEGINNING = 120
-"""Characters of a text that are written out."""
 _MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
 _LEAST_WORTH = 0.003
 _POOL = 10
@@ -190,10 +189,8 @@ def beginning(text: str) -> str:
 
 
 def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:
-    """Write the page of an audit."""
     rows, found = measured.rows, measured.suspects
-    sizes = measured.sizes.tolist()
-    points = [list(zip(sizes, scores, strict=True)) for scores in (1 - measured.errors).tolist()]
+    points = [list(zip(measured.sizes.tolist(), scores, strict=True)) for scores in (1 - measured.errors).tolist()]
     curves = [Curve(f"fold {number}", of_fold) for number, of_fold in enumerate(points, 1)]
     shown = found.places[:_SHOWN]
     unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]

@@ -55,9 +55,7 @@ class Features:
 
 
 def _joined(sides: list[csr_matrix]) -> csr_matrix:
-    if len(sides) == 1:
-        return sides[0]
-    return hstack([*sides, sides[0].multiply(sides[1])], format="csr")
+    return sides[0] if len(sides) == 1 else hstack([*sides, sides[0].multiply(sides[1])], format="csr")
 
 
 class _Part:
@@ -122,7 +120,6 @@ class QuickModel:
         return self
 
     def predict(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Probabilities, one column for each class; or numbers."""
         return self._head.predict(self._features.read(texts))
 
 
