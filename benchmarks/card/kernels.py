@@ -98,7 +98,7 @@ def attended(
     parts = [part.requires_grad_() for part in (query, key, value)]
     rows, scores = _rows(device, kernel, lengths), Scores(heads[1] ** -0.5, 0.0, window)
     if is_first:
-        found = rows.attend_first(query, torch.stack((key, value), 1), scores)
+        found = rows.attend(torch.stack((key, value), 1), scores, query)
     else:
         found = rows.attend(torch.stack((query, key, value), 1), scores)
     gradients = torch.autograd.grad(found, parts, goal)

@@ -111,7 +111,7 @@ def test_dropout_of_rectangles_and_its_gradients_are_those_of_rows_one_by_one(is
     scores = Scores(8**-0.5, 0.3, None)
     torch.manual_seed(7)
     if is_first:
-        ours = rows.attend_first(parts[0], torch.stack(parts[1:], 1), scores)
+        ours = rows.attend(torch.stack(parts[1:], 1), scores, parts[0])
     else:
         ours = rows.attend(torch.stack(parts, 1), scores)
     theirs = dropped_row_by_row(*parts, 0.3, 7, is_first)
@@ -190,7 +190,7 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
     given += [torch.randn(6, 2, size, requires_grad=True)] if is_first else []
     for each in (Kernel.rectangles, Kernel(kernel)):
         rows = FlatRows.of(lengths, offsets, each)
-        answer = rows.attend_first(given[1], given[0], scores) if is_first else rows.attend(given[0], scores)
+        answer = rows.attend(given[0], scores, given[1] if is_first else None)
         weights = torch.linspace(-1, 1, answer.numel()).view(answer.shape)
         found.append([answer.detach(), *torch.autograd.grad((answer * weights).sum(), given)])
     for expected, got in zip(*found, strict=True):
@@ -210,7 +210,7 @@ def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_ker
     operators = Operators(monkeypatch)
     rows = FlatRows.of(torch.tensor([30]), torch.tensor([0, 30]), Kernel.efficient)
     rows.attend(torch.randn(30, 3, 2, 8), Scores(1.0, 0.0, None))
-    rows.attend_first(torch.randn(1, 2, 8), torch.randn(30, 2, 2, 8), Scores(1.0, 0.0, None))
+    rows.attend(torch.randn(30, 2, 2, 8), Scores(1.0, 0.0, None), torch.randn(1, 2, 8))
     assert operators.bounds == [(30, 30), (1, 30)]
 
 

@@ -19,7 +19,7 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
 from flatout.models.encoder.attention import Kernel, Scores, choose_kernel
 from flatout.models.encoder.layered import LoraConfig, merge_lora
-from flatout.models.encoder.rectangles import attend_by_rectangles, attend_first_by_rectangles, lay_out_rows
+from flatout.models.encoder.rectangles import attend_by_rectangles, lay_out_rows
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
 _VOCABULARY, _PADDING = 90, 1
@@ -313,9 +313,7 @@ def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_compute
 
     def attended(share: float, given: Tensor) -> Tensor:
         scores = Scores(0.5, share, None)
-        if is_first:
-            return attend_first_by_rectangles(given, others, rows, scores)
-        return attend_by_rectangles(given, rows, scores)
+        return attend_by_rectangles(*((others, given) if is_first else (given, None)), rows, scores)
 
     with torch.no_grad():
         mean = torch.stack([attended(0.4, changed) for _ in range(400)]).mean(0)
@@ -343,7 +341,7 @@ def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: li
     row = 0
     for part in rows.rectangles:
         for own in rows.tokens[part.first : part.first + part.places].reshape(part.rows, part.length):
-            assert set(row_of_token[own]) == {row}
+            assert set(row_of_token[own.numpy()]) == {row}
             row += 1
     assert row == len(lengths)
 

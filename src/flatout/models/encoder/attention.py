@@ -1,8 +1,7 @@
 """Attention over a flat batch: each token reads its own row's tokens and no others, and nothing is padded around it.
 
 Which kernel does it is decided once for a device and a number format, by `choose_kernel`, and reported with its reason.
-A layer calls `attend` of its rows or, where only first tokens are read, `attend_first`; neither copies to the host nor
-waits.
+A layer calls `attend` of its rows, with queries where first tokens alone read; it neither copies to the host nor waits.
 
 - `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability 8.0 and later.
 - `efficient`: torch's memory-efficient kernel for such rows. CUDA otherwise; no memory for scores either.
@@ -86,8 +85,7 @@ def choose_kernel(
         why = f"no kernel of unequal rows for {device.type}"
         return KernelChoice(Kernel.padded, why, "scores are padded, with a mask")
     major, minor = capability or torch.cuda.get_device_capability(device)
-    name = str(dtype).removeprefix("torch.")
-    evidence = f"compute capability {major}.{minor}, {name}, head size {head_size}"
+    evidence = f"compute capability {major}.{minor}, {str(dtype).removeprefix('torch.')}, head size {head_size}"
     is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
     if is_flash and head_size <= _LARGEST_FLASH_HEAD and not has_distances:
         return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
@@ -150,9 +148,7 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     if is_first:
         asking = query.unsqueeze(2)
     found = functional.scaled_dot_product_attention(asking, read, values, mask, how.dropout, False, scale=how.scale)
-    if is_first:
-        return found.squeeze(2)
-    return found.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
+    return found.squeeze(2) if is_first else found.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
 
 
 def pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:

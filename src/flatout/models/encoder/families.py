@@ -198,7 +198,6 @@ FLAT_FAMILIES = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
-"""Families that run flat, by the name of transformers."""
 
 
 def why_not_flat(config: Any) -> str:

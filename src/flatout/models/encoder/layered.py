@@ -166,15 +166,14 @@ class LayeredEncoder(Network, nn.Module):
 
     def head_modules(self) -> list[nn.Module]:
         """What is no part of the backbone; some families declare it first."""
-        in_backbone = set(map(id, self.net.base_model.modules()))
-        return [module for module in self.net.modules() if id(module) not in in_backbone]
+        backbone = set(self.net.base_model.modules())
+        return [module for module in self.net.modules() if module not in backbone]
 
     def _below_blocks(self) -> list[nn.Parameter]:
         """The embeddings: what a row meets before the first layer, and tables outside of them that all layers read."""
         blocks, late = self.blocks(), _BESIDE_BLOCKS.get(self.family, ())
         in_blocks = {id(module) for block in blocks for module in block.modules()}
-        found: list[nn.Parameter] = []
-        is_below = bool(blocks)
+        found, is_below = list[nn.Parameter](), bool(blocks)
         for name, module in self.net.base_model.named_modules():
             is_below = is_below and module is not blocks[0]
             if id(module) not in in_blocks and (is_below or isinstance(module, nn.Embedding) or name.startswith(late)):
@@ -307,8 +306,7 @@ def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: boo
     linear = [(set(name.split(".")), name, each) for name, each in block.named_modules() if isinstance(each, nn.Linear)]
     # Beside LoRA's small matrices a joint product stays whole, and all tokens ask.
     all_ask = not is_narrow or any(_JOINT in kinds and not name.endswith(_JOINT) for kinds, name, _ in linear)
-    inputs: list[Product] = []
-    others: list[Product] = []
+    inputs, others = list[Product](), list[Product]()
     for kinds, name, module in linear:
         # A small matrix of LoRA's second kind reads what the first one made.
         is_input = "lora_B" not in name and not (_QUERIES | _KEYS | {_JOINT}).isdisjoint(kinds)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatout.models.encoder.attention import Scores
-from flatout.models.encoder.families import Family, PostNormNames, activation_of
+from flatout.models.encoder.families import Family, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class Pass:
 class FlatLayer(nn.Module, ABC):
     """What both kinds of layers have: the modules of a layer of transformers, and their own `finish`."""
 
-    def __init__(self, block: nn.Module, config: Any, activation: Any) -> None:
+    def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
         super().__init__()
         self._modules.update(block._modules)
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
-        self.activate = activation_of(activation)
+        self.activate = activation_of(getattr(config, family.activation))
         self.compiled: Finish | None = None
         """`finish` as torch compiled it, for training."""
 
@@ -71,9 +71,7 @@ class FlatLayer(nn.Module, ABC):
 
     def run_finish(self, *inputs: Any) -> Tensor:
         """Everything after attention, compiled where a run has chosen that."""
-        if self.compiled is not None and self.training:
-            return self.compiled(self, *inputs)
-        return self.finish(*inputs)
+        return self.compiled(self, *inputs) if self.compiled and self.training else self.finish(*inputs)
 
     def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
         """What `finish` needs besides states, made outside of it: what is compiled then stays the same each time."""
@@ -87,24 +85,25 @@ class FlatLayer(nn.Module, ABC):
 class PostNormLayer(FlatLayer):
     """BERT's layer, under the names of a family."""
 
-    def __init__(self, block: nn.Module, config: Any, names: PostNormNames, activation: Any) -> None:
-        super().__init__(block, config, activation)
-        self.names = names
+    def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
+        super().__init__(block, config, family)
+        assert family.names is not None
+        self.names = family.names
+        self._later: list[tuple[str, ...]] = [(self.names.out,), (self.names.up,), (self.names.down,)]
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
         names, kept = self.names, shared.kept if is_last else None
         are_first = kept is not None and shared.are_first
         inputs = [(names.query,), (names.key, names.value)] if are_first else [(names.query, names.key, names.value)]
-        weights = self.weights(states_TH, [*inputs, *self._later()])
+        weights = self.weights(states_TH, [*inputs, *self._later])
         scores = self.score(shared)
-        own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
+        own_KH = _select(states_TH, kept)
         if are_first:
             query = self.project(own_KH, inputs[0], weights[0]).squeeze(1)
-            read = shared.rows.attend_first(query, self.project(states_TH, inputs[1], weights[1]), scores)
+            read = shared.rows.attend(self.project(states_TH, inputs[1], weights[1]), scores, query)
         else:
-            read = shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores)
-            read = read if kept is None else read.index_select(0, kept)
+            read = _select(shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores), kept)
         return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *weights[len(inputs) :])
 
     def score(self, shared: Pass) -> Scores:
@@ -137,7 +136,7 @@ class PostNormLayer(FlatLayer):
 
     def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
         """Random words for the two dropouts, and the weights of the three products."""
-        return *self._draw(own_KH), *self.weights(own_KH, self._later())
+        return *self._draw(own_KH), *self.weights(own_KH, self._later)
 
     def finish(self, own_KH: Tensor, read_KH: Tensor, *prepared: Any) -> Tensor:
         """The sums, their norms, and the two products between."""
@@ -150,9 +149,6 @@ class PostNormLayer(FlatLayer):
         if names.down_dropout:
             found = _drop(found, self.part(names.down_dropout), down_words)
         return _norm(self.part(names.down_norm), found + middle_KH)
-
-    def _later(self) -> list[tuple[str, ...]]:
-        return [(self.names.out,), (self.names.up,), (self.names.down,)]
 
     def _multiply(self, name: str, states: Tensor, weights: Weights | None) -> Tensor:
         return self.part(name)(states) if weights is None else functional.linear(states, *weights)
@@ -193,7 +189,6 @@ class LayerGroup(nn.Module):
         self.albert_layers = nn.ModuleList(layers)
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        """`[T, H]`, or `[K, H]` after the last layer."""
         last = len(self.albert_layers) - 1
         for number, layer in enumerate(self.albert_layers):
             states_TH = layer(states_TH, shared, is_last and number == last)
@@ -203,12 +198,11 @@ class LayerGroup(nn.Module):
 class PreNormLayer(FlatLayer):
     """ModernBERT's layer: queries and keys have rotary positions, some layers see a window."""
 
-    def __init__(self, block: Any, config: Any, activation: Any) -> None:
-        super().__init__(block, config, activation)
+    def __init__(self, block: Any, config: Any, family: Family) -> None:
+        super().__init__(block, config, family)
         self.kind: str = block.attention_type
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        """`[T, H]`, or `[K, H]` after the last layer."""
         kept, attention = shared.kept if is_last else None, self.part("attn")
         share = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, share, attention.sliding_window)
@@ -218,13 +212,12 @@ class PreNormLayer(FlatLayer):
         if kept is not None and shared.are_first and is_whole:
             query, kv = self.project_first(normed_TH, kept)
             kv = torch.cat((_rotate(kv[:, :1], *rotary), kv[:, 1:]), 1)
-            read = shared.rows.attend_first(query, kv, scores)  # a first token's position is 0: it rotates nothing
+            read = shared.rows.attend(kv, scores, query)  # a first token's position is 0: it rotates nothing
         else:
             qkv = attention.Wqkv(normed_TH).view(-1, 3, self.heads, self.head_size)
-            read = shared.rows.attend(torch.cat((_rotate(qkv[:, :2], *rotary), qkv[:, 2:]), 1), scores)
-            read = read if kept is None else read.index_select(0, kept)
-        own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
-        return self.run_finish(own_KH, read.flatten(1))
+            qkv = torch.cat((_rotate(qkv[:, :2], *rotary), qkv[:, 2:]), 1)
+            read = _select(shared.rows.attend(qkv, scores), kept)
+        return self.run_finish(_select(states_TH, kept), read.flatten(1))
 
     def project_first(self, normed_TH: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, H, D]` queries of first tokens, `[T, 2, H, D]` keys and values of all."""
@@ -247,22 +240,19 @@ class GroupedLayer(FlatLayer):
     """EuroBERT's layer: norms by the root mean square, rotary positions, keys and values that several heads share."""
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        """`[T, H]`, or `[K, H]` after the last layer."""
         kept, attention = shared.kept if is_last else None, self.part("self_attn")
         are_first = kept is not None and shared.are_first
         scores = Scores(attention.scaling, attention.attention_dropout if self.training else 0.0, None)
         normed_TH, rotary = self.part("input_layernorm")(states_TH), shared.rotary[""]
-        asking_KH = normed_TH.index_select(0, kept) if are_first and kept is not None else normed_TH
+        asking_KH = _select(normed_TH, kept) if are_first else normed_TH
         made = attention.q_proj(asking_KH), attention.k_proj(normed_TH), attention.v_proj(normed_TH)
         query, key, value = (each.unflatten(1, (1, -1, attention.head_dim)) for each in made)
         kv = torch.cat((_rotate(key, *rotary), value), 1).repeat_interleave(attention.num_key_value_groups, 2)
         if are_first:  # a first token's position is 0: it rotates nothing
-            read = shared.rows.attend_first(query.squeeze(1), kv, scores)
+            read = shared.rows.attend(kv, scores, query.squeeze(1))
         else:
-            read = shared.rows.attend(torch.cat((_rotate(query, *rotary), kv), 1), scores)
-            read = read if kept is None else read.index_select(0, kept)
-        own_KH = states_TH if kept is None else states_TH.index_select(0, kept)
-        return self.run_finish(own_KH, read.flatten(1))
+            read = _select(shared.rows.attend(torch.cat((_rotate(query, *rotary), kv), 1), scores), kept)
+        return self.run_finish(_select(states_TH, kept), read.flatten(1))
 
     def finish(self, own_KH: Tensor, read_KH: Tensor) -> Tensor:
         """The two sums, and the gated products between."""
@@ -270,22 +260,22 @@ class GroupedLayer(FlatLayer):
         return own_KH + cast(Tensor, self.part("mlp")(self.part("post_attention_layernorm")(own_KH)))
 
 
-_PRE_NORM = {"pre_norm": PreNormLayer, "grouped": GroupedLayer}
-_POST_NORM = {"post_norm": PostNormLayer, "disentangled": DisentangledLayer}
+_KINDS: dict[str, type[FlatLayer]] = {
+    "post_norm": PostNormLayer,
+    "disentangled": DisentangledLayer,
+    "pre_norm": PreNormLayer,
+    "grouped": GroupedLayer,
+}
 
 
 def replace_layers(net: Any, family: Family) -> None:
     """Put our layers in the place of the library's, with their modules."""
     layers, config = net.base_model.get_submodule(family.layers), net.config
-    activation = getattr(config, family.activation)
     for number, block in enumerate(layers):
-        if family.names is None:
-            layers[number] = _PRE_NORM[family.kind](block, config, activation)
-        elif hasattr(block, "albert_layers"):
-            inner = [PostNormLayer(each, config, family.names, activation) for each in block.albert_layers]
-            layers[number] = LayerGroup(inner)
+        if hasattr(block, "albert_layers"):
+            layers[number] = LayerGroup([PostNormLayer(each, config, family) for each in block.albert_layers])
         else:
-            layers[number] = _POST_NORM[family.kind](block, config, family.names, activation)
+            layers[number] = _KINDS[family.kind](block, config, family)
 
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
@@ -304,9 +294,7 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kind: torch.dtype, sizes: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.kind, ctx.lengths = tensors[0].dtype, []
-        joined: list[Tensor] = []
-        targets: list[Tensor] = []
-        rest = list(tensors)
+        joined, targets, rest = list[Tensor](), list[Tensor](), list(tensors)
         for size in sizes:
             group, rest = rest[:size], rest[size:]
             ctx.lengths.append([len(tensor) for tensor in group])
@@ -323,6 +311,11 @@ class _Cast(torch.autograd.Function):
             torch._foreach_copy_(found, list(gradients))
         parts = [part for whole, lengths in zip(found, ctx.lengths, strict=True) for part in whole.split(lengths)]
         return None, None, *parts
+
+
+def _select(states_TH: Tensor, kept: Tensor | None) -> Tensor:
+    """`[K, H]` the states that are read further on; None: all."""
+    return states_TH if kept is None else states_TH.index_select(0, kept)
 
 
 def _norm(norm: Any, states: Tensor) -> Tensor:

@@ -113,11 +113,8 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
 def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
     """Rows of these lengths, shortest first, as rectangles."""
     edges = rectangle_edges(lengths)
-    starts = np.cumsum(lengths) - lengths
-    found: list[Rectangle] = []
-    tokens: list[NDArray[np.int64]] = []
-    places: list[NDArray[np.int64]] = []
-    first = 0
+    starts, first = np.cumsum(lengths) - lengths, 0
+    found, tokens, places = list[Rectangle](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for begin, end in itertools.pairwise(edges):
         own, length = lengths[begin:end], int(lengths[end - 1])
         place = np.arange(length)
@@ -175,125 +172,92 @@ class FlatRows:
             self._layout = made
         return self._layout
 
-    def attend(self, qkv_T3HD: Tensor, scores: Scores) -> Tensor:
-        """`[T, H, D]`: each token reads the tokens of its row."""
-        if scores.by_distance is not None:
-            return scores.by_distance(qkv_T3HD[:, 0], qkv_T3HD[:, 1:], self.layout(), scores, is_first=False)
-        if self.kernel is Kernel.rectangles:
-            return attend_by_rectangles(qkv_T3HD, self.layout(), scores)
-        query, key, value = qkv_T3HD.unbind(1)
-        return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=False)
+    def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`.
 
-    def attend_first(self, query_BHD: Tensor, kv_T2HD: Tensor, scores: Scores) -> Tensor:
-        """`[B, H, D]`: the first token of each row reads all tokens of its row; without windows."""
-        assert scores.window is None
+        `[B, H, D]` where the queries of first tokens are given: they alone read, by keys and values `[T, 2, H, D]`, and
+        without windows.
+        """
+        is_first = first_BHD is not None
+        assert scores.window is None or not is_first
+        if scores.by_distance is None and self.kernel is Kernel.rectangles:
+            return attend_by_rectangles(others_TKHD, first_BHD, self.layout(), scores)
+        *asking, key, value = others_TKHD.unbind(1)
+        query = asking[0] if first_BHD is None else first_BHD
         if scores.by_distance is not None:
-            return scores.by_distance(query_BHD, kv_T2HD, self.layout(), scores, is_first=True)
-        if self.kernel is Kernel.rectangles:
-            return attend_first_by_rectangles(query_BHD, kv_T2HD, self.layout(), scores)
-        key, value = kv_T2HD.unbind(1)
-        return KERNELS[self.kernel](query_BHD, key, value, self.bounds, scores, is_first=True)
+            return scores.by_distance(query, others_TKHD[:, -2:], self.layout(), scores, is_first=is_first)
+        return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=is_first)
 
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-class _Every(torch.autograd.Function):
-    """Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose."""
+class _Attend(torch.autograd.Function):
+    """Of queries, keys and values `[T, 3, H, D]`; or of keys and values alone, by queries `[B, H, D]`, rows already.
+
+    Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose.
+    """
 
     @staticmethod
-    def forward(ctx: Any, qkv_T3HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
-        heads = qkv_T3HD.shape[2]
-        _, back = rows.by_head(heads, 1)
-        query, key, value = laid = _laid_out(qkv_T3HD, rows)
-        # In place, and so kept for backwards: the gradients of keys want the scaled queries.
-        query *= scores.scale
+    def forward(ctx: Any, others_TKHD: Tensor, first_BHD: Tensor | None, rows: Layout, scores: Scores) -> Tensor:
+        heads, is_first = others_TKHD.shape[2], first_BHD is not None
+        laid = _laid_out(others_TKHD, rows)
+        # Scaled, in place where it can be, and so kept for backwards: the gradients of keys want the scaled queries.
+        query = laid[0].mul_(scores.scale) if first_BHD is None else first_BHD.float() * scores.scale
         # Products write into slices of whole tensors, so nothing is joined afterwards.
-        answer = torch.empty_like(query)
-        factors = _draw_factors([part.rows * heads * part.length**2 for part in rows.rectangles], scores.dropout)
-        kept: list[Tensor] = []
+        answer, kept = torch.empty_like(query), list[Tensor]()
+        sizes = [part.places * heads * (1 if is_first else part.length) for part in rows.rectangles]
+        factors = _draw_factors(sizes, scores.dropout)
         with torch.autocast("cpu", enabled=False):
             # Recorded rectangle by rectangle in order; backwards takes them off the front in the same order.
             for part, factor in zip(rows.rectangles, factors, strict=True):
-                own = _views((query, key, value, answer), part, heads)
-                # The fused kernel keeps no scores, which pays off where they are many; on a CPU it cannot drop any.
-                is_fused = part.is_long and scores.dropout == 0
-                kept += _fused_forward(own, part, scores) if is_fused else _plain_forward(own, part, scores, factor)
-        ctx.save_for_backward(laid, answer, *kept)
-        ctx.rows, ctx.scores = rows, scores
-        return answer.to(qkv_T3HD.dtype).index_select(0, back).view(-1, heads, qkv_T3HD.shape[3])
+                asked, read = _views((query, answer), part, heads, of_rows=is_first)
+                own = [asked, *_views(laid[-2:].unbind(), part, heads), read]
+                if _is_fused(part, scores, is_first):
+                    kept += _fused_forward(own, part, scores)
+                else:
+                    kept += _plain_forward(own, part, scores, factor, is_first=is_first)
+        ctx.save_for_backward(query, laid, answer, *kept)
+        ctx.rows, ctx.scores, ctx.is_first = rows, scores, is_first
+        found = answer.to(others_TKHD.dtype)
+        return found if is_first else found.index_select(0, rows.by_head(heads, 1)[1]).view(-1, heads, found.shape[1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_THD,) = gradients
-        rows, scores, heads = ctx.rows, ctx.scores, gradient_THD.shape[1]
-        laid, answer, *kept = ctx.saved_tensors
-        (incoming,) = _laid_out(gradient_THD.unsqueeze(1), rows)
+        rows, scores, is_first, gradient = ctx.rows, ctx.scores, ctx.is_first, gradients[0]
+        heads, kind = gradient.shape[1], gradient.dtype
+        query, laid, answer, *kept = ctx.saved_tensors
+        incoming = gradient.float() if is_first else _laid_out(gradient.unsqueeze(1), rows)[0]
         # The softmax's gradient subtracts sum(share * its gradient) over the keys. That equals the answer times its
         # gradient, summed over D: L times fewer numbers, for all rectangles at once.
         sums = (incoming * answer).sum(-1, keepdim=True)
         outgoing = torch.empty_like(laid)
-        whole = (*laid, answer, incoming, sums, *outgoing)
+        to_query = torch.empty_like(query) if is_first else outgoing[0]
+        asking = (query, answer, incoming, sums, to_query)
         with torch.autocast("cpu", enabled=False):
             for part in rows.rectangles:
-                query, key, value, read, back, total, *targets = _views(whole, part, heads)
-                if part.is_long and scores.dropout == 0:
-                    _fused_back([query, key, value, read, back, *targets], part, scores, kept.pop(0))
+                asked, read, back, total, to_asked = _views(asking, part, heads, of_rows=is_first)
+                key, value, to_key, to_value = _views((*laid[-2:], *outgoing[-2:]), part, heads)
+                shares, targets = kept.pop(0), (to_asked, to_key, to_value)
+                if _is_fused(part, scores, is_first):
+                    _fused_back([asked, key, value, read, back, *targets], part, scores, shares)
                 else:
-                    shares = kept.pop(0)
                     dropped = kept.pop(0) if scores.dropout else shares
-                    _plain_back([query, key, value, back, total, *targets], shares, dropped)
+                    _plain_back([asked, key, value, back, total, *targets], shares, dropped)
         # Queries were scaled, so the chain rule scales their gradient; that of keys has met scaled queries already.
-        outgoing[0] *= scores.scale
-        # One gather puts all three gradients back in the order of tokens, without zeros to add to.
-        _, order = rows.by_head(heads, 3)
-        found = outgoing.to(gradient_THD.dtype).flatten(0, 1).index_select(0, order)
-        return found.view(-1, 3, heads, gradient_THD.shape[2]), None, None
+        to_query *= scores.scale
+        # One gather puts all gradients back in the order of tokens, without zeros to add to.
+        found = outgoing.to(kind).flatten(0, 1).index_select(0, rows.by_head(heads, len(laid))[1])
+        return found.view(-1, len(laid), heads, query.shape[-1]), to_query.to(kind) if is_first else None, None, None
 
 
-class _First(torch.autograd.Function):
-    """The same for one query a row: keys and values are gathered, queries are rows already."""
-
-    @staticmethod
-    def forward(ctx: Any, query_BHD: Tensor, kv_T2HD: Tensor, rows: Layout, scores: Scores) -> Tensor:
-        heads = kv_T2HD.shape[2]
-        laid = _laid_out(kv_T2HD, rows)
-        query = query_BHD.float() * scores.scale
-        answer = torch.empty_like(query)
-        factors = _draw_factors([part.places * heads for part in rows.rectangles], scores.dropout)
-        kept: list[Tensor] = []
-        with torch.autocast("cpu", enabled=False):
-            for part, factor in zip(rows.rectangles, factors, strict=True):
-                asked, read = _row_views((query, answer), part)
-                own = [asked, *_views((laid[0], laid[1]), part, heads), read]
-                kept += _plain_forward(own, part, scores, factor, is_first=True)
-        ctx.save_for_backward(query, laid, answer, *kept)
-        ctx.rows, ctx.scores = rows, scores
-        return answer.to(query_BHD.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient_BHD,) = gradients
-        rows, scores = ctx.rows, ctx.scores
-        query, laid, answer, *kept = ctx.saved_tensors
-        heads, incoming = query.shape[1], gradient_BHD.float()
-        sums = (incoming * answer).sum(-1, keepdim=True)
-        to_query, outgoing = torch.empty_like(query), torch.empty_like(laid)
-        with torch.autocast("cpu", enabled=False):
-            for part in rows.rectangles:
-                asked, back, total, to_asked = _row_views((query, incoming, sums, to_query), part)
-                key, value, to_key, to_value = _views((*laid, *outgoing), part, heads)
-                shares = kept.pop(0)
-                dropped = kept.pop(0) if scores.dropout else shares
-                _plain_back([asked, key, value, back, total, to_asked, to_key, to_value], shares, dropped)
-        _, order = rows.by_head(heads, 2)
-        found = outgoing.flatten(0, 1).index_select(0, order).view(-1, 2, heads, query.shape[2])
-        return (to_query * scores.scale).to(gradient_BHD.dtype), found.to(gradient_BHD.dtype), None, None
+attend_by_rectangles = _Attend.apply
 
 
-attend_by_rectangles, attend_first_by_rectangles = _Every.apply, _First.apply
-"""Of queries, keys and values `[T, 3, H, D]`, or `[B, H, D]` and `[T, 2, H, D]`; a Layout; and Scores."""
+def _is_fused(part: Rectangle, scores: Scores, is_first: bool) -> bool:
+    """The fused kernel keeps no scores, which pays off where they are many; on a CPU it cannot drop any."""
+    return part.is_long and scores.dropout == 0 and not is_first
 
 
 def _laid_out(values_TKHD: Tensor, rows: Layout) -> Tensor:
@@ -312,15 +276,12 @@ def _draw_factors(sizes: list[int], dropout: float) -> Sequence[Tensor | None]:
     return stays.float().mul_(-scale).split(sizes)  # -1 stays
 
 
-def _views(values: tuple[Tensor, ...], part: Rectangle, heads: int) -> list[Tensor]:
-    """Each of the tensors as `[N*H, L, D]` of one rectangle, in place."""
+def _views(values: Sequence[Tensor], part: Rectangle, heads: int, *, of_rows: bool = False) -> list[Tensor]:
+    """Each of the tensors as `[N*H, L, D]` of one rectangle, in place; `of_rows`: `[B, H, D]` as `[N*H, 1, D]`."""
+    if of_rows:
+        return [each.narrow(0, part.first_row, part.rows).view(-1, 1, each.shape[2]) for each in values]
     first, places, rows = part.first * heads, part.places * heads, part.rows * heads
     return [each.narrow(0, first, places).view(rows, part.length, -1) for each in values]
-
-
-def _row_views(values: tuple[Tensor, ...], part: Rectangle) -> list[Tensor]:
-    """Each of the tensors `[B, H, D]` as `[N*H, 1, D]` of one rectangle, in place."""
-    return [each.narrow(0, part.first_row, part.rows).view(-1, 1, each.shape[2]) for each in values]
 
 
 def _near(length: int, window: int | None) -> Tensor | None:
@@ -333,7 +294,7 @@ def _near(length: int, window: int | None) -> Tensor | None:
 
 
 def _plain_forward(
-    own: list[Tensor], part: Rectangle, how: Scores, factor: Tensor | None, *, is_first: bool = False
+    own: list[Tensor], part: Rectangle, how: Scores, factor: Tensor | None, *, is_first: bool
 ) -> list[Tensor]:
     """Write the answer; the shares, and with dropout also what is left of them."""
     query, key, value, answer = own

@@ -15,14 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.models.encoder.attention import Scores
-from flatout.models.encoder.rectangles import Layout, Rectangle
 from flatout.models.lean import drop
+
+if TYPE_CHECKING:
+    from flatout.models.encoder.rectangles import Layout, Rectangle
 
 Add = Callable[[Tensor, Tensor, Tensor], None]
 """Adds in place to scores, made of queries and keys, what distances say."""
@@ -47,7 +49,7 @@ class Distances:
         kind, is_cpu = query.dtype, query.device.type == "cpu"
         if is_cpu:
             query, kv_T2HD = query.float(), kv_T2HD.float()
-        found: list[Tensor] = []
+        found = list[Tensor]()
         with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
             for part in rows.rectangles:
                 tokens = rows.tokens.narrow(0, part.first, part.places)
