@@ -32,7 +32,7 @@ from flatout.data.problem import Problem
 from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.layered import merge_lora
-from flatout.models.encoder.transformer import Outputs
+from flatout.models.encoder.transformer import Outputs, quiet_library
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"
 _MOST_APART, _ONNX_APART = 1e-5, 1e-4
@@ -153,8 +153,7 @@ def _input_names(model: Any) -> list[str]:
 
 def _scale(predictor: Any) -> tuple[float, float]:
     """What logits get and are multiplied by: by the temperature of classes; a regression learnt numbers around zero."""
-    labels = getattr(predictor, "labels", None)
-    if getattr(labels, "problem", None) is not Problem.regression:
+    if getattr(getattr(predictor, "labels", None), "problem", None) is not Problem.regression:
         return 0.0, 1 / getattr(predictor, "temperature", 1.0)
     return predictor.labels.mean, predictor.labels.spread
 
@@ -218,7 +217,11 @@ def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free
     """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have any size."""
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
     given = tuple(inputs.values())
-    with quiet_exporter():
+    with errors_alone("torch.onnx"), warnings.catch_warnings():
+        # The exporter warns of torch's own code and of packages that are not needed.
+        warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
+        # It warns of a list that torch's own recurrent layers keep.
+        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
         return torch.onnx.export(model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names)
 
 
@@ -234,38 +237,14 @@ def errors_alone(name: str | None = None) -> Iterator[None]:
         logger.setLevel(before)
 
 
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Without what torch's exporter says of torch's own code and of packages that are not needed."""
-    with errors_alone("torch.onnx"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
-        # It warns of a list that torch's own recurrent layers keep.
-        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights")
-        yield
-
-
-@contextmanager
-def quiet_library() -> Iterator[None]:
-    """Hide the library's progress bars and notes: they name files, not the result."""
-    from transformers.utils import logging as library
-
-    before, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(before)
-        if had_bars:
-            library.enable_progress_bar()
-
-
 def export_recordings(predictor: Any, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
     what = "a bidirectional network reads a recording from its end too, which a device does not have"
     require(not contract(predictor.model).is_both, "export", what, hint="Train with model.bidirectional=false.")
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
-    program = _trace(module.eval(), module.inputs, module.outputs, module.free_axes())
+    first, *others = ({axis: torch.export.Dim.DYNAMIC} for axis in module.row_axes.values())
+    free_axes = (first, *([tuple(others)] if others else []))  # states come as one argument
+    program = _trace(module.eval(), module.inputs, module.outputs, free_axes)
     program.save(folder / ONNX, external_data=False)
     (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
     apart = _compare(predictor, folder / ONNX)
@@ -284,26 +263,20 @@ class _Scaled(nn.Module):
         super().__init__()
         self.model: Any = predictor.model.cpu()
         shape, scaler = predictor.shape, predictor.scaler
-        shift, factor = scaler.of_targets(shape.targets)
+        shift, factor = predictor.label_scale if shape.labels else scaler.of_targets(shape.targets)
         shifts = torch.tensor(scaler.shift[: shape.inputs], dtype=torch.float64)
-        self.register_buffer("shift", shifts.float())
-        self.register_buffer("rest_of_shift", (shifts - shifts.float()).float())
-        self.register_buffer("factor", torch.tensor(scaler.factor[: shape.inputs]))
-        self.register_buffer("answer_shift", torch.tensor(shift))
-        self.register_buffer("answer_factor", torch.tensor(factor))
-        self.labels = predictor.shape.labels
-        self.has_classes, (self.mean, self.spread) = predictor.has_classes, predictor.label_scale
+        self.shift = nn.Buffer(shifts.float())
+        self.rest_of_shift = nn.Buffer((shifts - shifts.float()).float())
+        self.factor = nn.Buffer(torch.tensor(scaler.factor[: shape.inputs]))
+        self.answer_shift, self.answer_factor = nn.Buffer(torch.tensor(shift)), nn.Buffer(torch.tensor(factor))
+        self.has_classes = predictor.has_classes
 
     def scale(self, values: Tensor) -> Tensor:
         """In two steps, since 32 bits hold too few digits of a shift that is large beside the factor."""
-        return ((values - self.get_buffer("shift")) - self.get_buffer("rest_of_shift")) / self.get_buffer("factor")
+        return ((values - self.shift) - self.rest_of_shift) / self.factor
 
     def in_units(self, answers: Tensor) -> Tensor:
-        if self.has_classes:
-            return answers.softmax(-1)
-        if self.labels:
-            return answers * self.spread + self.mean
-        return answers * self.get_buffer("answer_factor") + self.get_buffer("answer_shift")
+        return answers.softmax(-1) if self.has_classes else answers * self.answer_factor + self.answer_shift
 
 
 class _Sample(_Scaled):
@@ -321,10 +294,6 @@ class _Sample(_Scaled):
         of_states = [next(axis for axis in range(len(one)) if one[axis] != two[axis]) for one, two in shapes]
         self.row_axes = dict(zip(self.inputs, [0, *of_states], strict=True))
 
-    def free_axes(self) -> Any:
-        sample, *state = ({axis: torch.export.Dim.DYNAMIC} for axis in self.row_axes.values())
-        return {"sample_BF": sample, "state": tuple(state)}
-
     def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         answers_BLK, after = self.model.run(self.scale(sample_BF).unsqueeze(1), state)
         return self.in_units(answers_BLK[:, 0]), *after
@@ -338,9 +307,6 @@ class _Window(_Scaled):
         self.inputs = {"window": torch.zeros(_TRACED, predictor.shape.lookback or 1, predictor.shape.inputs)}
         self.outputs = ["answer"]
         self.row_axes = {"window": 0}
-
-    def free_axes(self) -> Any:
-        return {"windows_BLF": {0: torch.export.Dim.DYNAMIC}}
 
     def forward(self, windows_BLF: Tensor) -> Tensor:
         return self.in_units(self.model.answer(self.scale(windows_BLF)))
@@ -374,7 +340,6 @@ def _compare(predictor: Any, path: Path) -> float:
 
 
 def open_onnx(path: Path) -> Any:
-    """A session of onnxruntime, on the CPU."""
     from onnxruntime import InferenceSession
 
     return InferenceSession(path, providers=["CPUExecutionProvider"])

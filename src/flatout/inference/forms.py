@@ -29,13 +29,13 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.inference.export import open_onnx, outputs_of, plain_model, quiet_library, stream_onnx
+from flatout.inference.export import open_onnx, outputs_of, plain_model, stream_onnx
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import Predictor
 from flatout.models.encoder.families import FLAT_FAMILIES
-from flatout.models.encoder.transformer import Compute, Outputs, Transformer
+from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
 
 _ROWS_AT_ONCE, _MOST_MIXED, _NO_LIMIT = 32, 40, 1 << 20
 _AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
@@ -239,28 +239,18 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     return {f"{folder}: transformers": opened, **opened.onnx(folder)}
 
 
-def tags_of_folder(predictor: TagPredictor, folder: Path) -> dict[str, RunPredictor]:
-    """What answers words with tags from an exported folder of a run, by name."""
-    net, tokenizer = open_folder(folder, Outputs([], "tags"))
-    asks = {f"{folder}: transformers": lambda given: net(**given).logits, **_asks_of(folder)}
-    own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
-    return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
-
-
-def recordings_of_folder(predictor: SequencePredictor, folder: Path) -> dict[str, RunPredictor]:
-    """What answers recordings from an exported folder of a run, by name."""
-    own = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
-    return {str(file): OnnxRecordings(**own, file=file) for file in onnx_files(folder)}
-
-
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers from a folder that a run was exported as, by name."""
     if type(predictor) is Predictor:
         return texts_of_folder(predictor, folder)
     if type(predictor) is TagPredictor:
-        return tags_of_folder(predictor, folder)
+        net, tokenizer = open_folder(folder, Outputs([], "tags"))
+        asks = {f"{folder}: transformers": lambda given: net(**given).logits, **_asks_of(folder)}
+        own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
+        return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
     if type(predictor) is SequencePredictor:
-        return recordings_of_folder(predictor, folder)
+        fields_of_run = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
+        return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in onnx_files(folder)}
     raise UserError(str(folder), f"no exported form of a run on {predictor.answers_to} answers rows")
 
 
@@ -288,7 +278,6 @@ def _read_by(library: str, place: Path, hint: str = "Export the run again.") -> 
 
 
 def names_of(net: Any) -> list[str]:
-    """Of the outputs, as the configuration has them."""
     return [str(net.config.id2label[number]) for number in range(net.config.num_labels)]
 
 

@@ -23,12 +23,12 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import require
-from flatout.inference.export import ONNX, errors_alone, quiet_library
+from flatout.inference.export import ONNX, errors_alone
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import Verified, parted, verify, write_certificate
-from flatout.models.encoder.transformer import Transformer
+from flatout.models.encoder.transformer import Transformer, quiet_library
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
 from flatout.tasks.metrics import monitored_metric

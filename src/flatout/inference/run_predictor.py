@@ -81,7 +81,6 @@ class ModelFolder:
             return settings
 
     def labels(self) -> list[str]:
-        """Names of the outputs."""
         labels = self.read_json(LABELS)
         is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
         require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
@@ -89,8 +88,7 @@ class ModelFolder:
 
     def read_json(self, name: str) -> Any:
         text = (self.path / name).read_text(encoding="utf-8")
-        is_short = len(text) <= _MOST_CHARACTERS
-        require(is_short, f"{self.path}: {name}", f"{len(text):,} characters", hint=_CHANGED)
+        require(len(text) <= _MOST_CHARACTERS, f"{self.path}: {name}", f"{len(text):,} characters", hint=_CHANGED)
         return json.loads(text)
 
     @contextmanager
@@ -103,8 +101,8 @@ class ModelFolder:
         except Exception as error:  # no narrower class: for damaged files tokenizers raises Exception itself
             reason = next(iter(str(error).strip().splitlines()), "")
             hint = "It is damaged, or was not written by this program."
-            where, what = f"{self.path}", f"no model that can be read ({type(error).__name__}: {reason})"
-            raise UserError(where, what, hint=hint) from error
+            what = f"no model that can be read ({type(error).__name__}: {reason})"
+            raise UserError(str(self.path), what, hint=hint) from error
 
     def config(self) -> Any:
         """The Config that the model was built by, without the files that were needed only to begin training."""
@@ -133,7 +131,6 @@ class ModelFolder:
         return (self.path / ENCODER).is_file()
 
     def vocabulary(self) -> Encoder:
-        """How the model reads texts."""
         return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
 
     def roles(self) -> Roles:
@@ -206,9 +203,7 @@ class Scored:
     values: dict[str, float]
     per_class: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """What was found in the file."""
     warnings: list[str] = field(default_factory=list)
-    """What the answers suffer from."""
     intervals: dict[str, Interval] = field(default_factory=dict)
     """The 95 % interval of each metric that has one."""
 
@@ -262,7 +257,6 @@ class RunPredictor(ABC):
         """What the answers to a table that holds the truth as well are worth."""
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
-        """The file that a verb is given."""
         return open_table(file, where="FILE", reading=reading)
 
     def notes(self) -> list[str]:
@@ -274,8 +268,7 @@ class RunPredictor(ABC):
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
         """Refuse a run whose model no other program knows; `model`: its name among MODELS."""
         what = f"a run of model={model}, which transformers does not know"
-        is_encoder = model_class(model, where) is TransformerConfig
-        require(is_encoder, where, what, hint="Name a run of model=transformer.")
+        require(model_class(model, where) is TransformerConfig, where, what, hint="Name a run of model=transformer.")
 
     @classmethod
     def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
@@ -355,8 +348,7 @@ class RunPredictor(ABC):
         """The classes of each row at or above the threshold, and their probabilities, as lists."""
         scores = probabilities.numpy()
         row, column = np.nonzero((probabilities >= threshold).numpy())
-        counts = np.bincount(row, minlength=len(scores))
-        offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
+        offsets = pa.array(np.append(0, np.cumsum(np.bincount(row, minlength=len(scores)))).astype(np.int32))
         found = {"prediction": classes.take(pa.array(column)), "probability": pa.array(scores[row, column])}
         return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
 

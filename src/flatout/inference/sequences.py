@@ -23,13 +23,7 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
-from flatout.data.sequences.recordings import (
-    ReadingNotes,
-    Recording,
-    Scratch,
-    files_of,
-    read_recordings,
-)
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, files_of, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
 from flatout.data.store.store import Ragged
@@ -71,21 +65,18 @@ class SequencePredictor(RunPredictor):
     step_s: float | None
     """Median seconds between two samples of the training recordings."""
     label: str | None = None
-    """The column of labels, for `evaluate`."""
     sizes: list[float] = field(default_factory=list)
     """Root mean square of each column that is read, over the training samples."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = Precision.fp32
     found: ReadingNotes = field(default_factory=ReadingNotes)
-    """What was found while recordings were read."""
     _squares: Floats = field(default_factory=lambda: np.zeros(()))
     """Of each column that is read: their sum over all samples that were answered."""
     _samples: int = 0
 
     @classmethod
     def of(cls, task: Task) -> SequencePredictor:
-        """The predictor of a trained task."""
         info: SequenceInfo = task.info
         shape, labels = info.shape, info.labels if info.shape.labels else None
         inputs = info.columns[: shape.inputs]
@@ -93,10 +84,9 @@ class SequencePredictor(RunPredictor):
         rules = replace(given, columns=[name for name in given.columns if name in inputs], label=None)
         names = info.targets if labels is None else labels.classes
         scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
-        step = info.facts["step"]
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": bool(info.facts["classes"])}
         settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
-        return cls(task.model.eval(), shape, rules, info.scaler, names, step, **settings)
+        return cls(task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings)
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
@@ -304,8 +294,7 @@ class SequencePredictor(RunPredictor):
         column = label or self.label
         hint = "Name the column of labels with --label."
         require(column is not None, "evaluate", "this run does not know its column of labels", hint=hint)
-        problem = Problem.single if self.has_classes else Problem.regression
-        metrics, total = TaskMetrics.build(problem, self.names), 0
+        metrics, total = TaskMetrics.build(Problem.single if self.has_classes else Problem.regression, self.names), 0
         for recording in self.read(table, replace(self.rules, label=column)):
             metrics.update(*self._labelled(recording), torch.tensor([total]))
             total += 1

@@ -79,18 +79,14 @@ class TagPredictor(RunPredictor):
     """O, then B and I of each type."""
     max_length: int
     roles: Roles
-    """Columns of the words and the tags in the tables it was trained on."""
     precision: Precision = Precision.auto
-    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
     temperature: float = 1.0
-    """What logits are divided by, so that probabilities are as often right as they say."""
     exact: bool = False
     lost_words: int = 0
     """Words of files that the model did not see."""
 
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
-        """The predictor of a trained task."""
         info, model = task.info, cast(Transformer, task.model.eval())
         own = (model, info.vocabulary, task.labels.names, info.max_length, info.roles)
         return cls(*own, temperature=task.temperature)
@@ -192,8 +188,7 @@ class TagPredictor(RunPredictor):
         scores, total = EntityScores(types), 0
         for found, given in in_order(_tags, others, _tagged(table, roles, types)):
             rows = len(found.offsets) - 1
-            numbers = torch.arange(total, total + rows)
-            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), numbers)
+            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), torch.arange(total, total + rows))
             total += rows
             self.lost_words += found.lost
             advance(rows)

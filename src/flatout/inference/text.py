@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.batches.flat_batch import flat_batch, multi_hot
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
@@ -77,7 +77,6 @@ class Predictor(RunPredictor):
 
     @classmethod
     def of(cls, task: Classifier) -> Predictor:
-        """The predictor of a trained task."""
         info = task.info
         own = (task.model.eval(), info.vocabulary, task.labels, info.max_length, info.roles)
         reading = (info.escapes, info.label_delimiter, info.long_texts)
@@ -88,11 +87,10 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
-        model: nn.Module
+        model: Any
         if folder.has_encoder:
-            encoder, _ = folder.encoder(Outputs(classes, settings["problem"]), roles)
-            encoder.window = long_texts.window
-            model = encoder
+            model, _ = folder.encoder(Outputs(classes, settings["problem"]), roles)
+            model.window = long_texts.window
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         own = (model, vocabulary, labels, data["max_length"], roles)
@@ -128,7 +126,6 @@ class Predictor(RunPredictor):
         return found
 
     def read(self, outputs: Tensor) -> list[Prediction]:
-        """Logits as classes with probabilities."""
         columns = answer_columns(self, outputs)
         shares = columns.get("probability", pa.nulls(len(outputs)))
         found = zip(columns["prediction"].to_pylist(), shares.to_pylist(), strict=True)
@@ -212,8 +209,7 @@ def texts_in_memory(given: Any, roles: Roles) -> list[str]:
     """Texts in their order; each row is a text, or a pair of texts."""
     rows = RunPredictor.rows_in_memory(given, roles.texts)
     for number, row in enumerate(rows):
-        parts = row if isinstance(row, list | tuple) and row else [row]
-        is_text = all(isinstance(part, str) for part in parts)
+        is_text = all(isinstance(part, str) for part in (row if isinstance(row, list | tuple) and row else [row]))
         require(is_text, "predict", f"row {number} is {row!r}", allowed="a text, or a pair of texts")
     return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
 
@@ -229,16 +225,13 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         answered = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
     else:
         answered = predictor.chosen(classes, shares, predictor.least_shares())
-    return answered | (_top(classes, shares, top_k) if top_k else {})
-
-
-def _top(classes: pa.Array, shares: Tensor, top_k: int) -> dict[str, pa.Array]:
-    """The likeliest classes of each row, the best first."""
-    values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
-    offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
-    names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
-    lists = {"top_labels": names, "top_probabilities": found}
-    return {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
+    if top_k:  # the likeliest classes of each row, the best first
+        values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
+        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
+        names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
+        lists = {"top_labels": names, "top_probabilities": found}
+        answered |= {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
+    return answered
 
 
 def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
@@ -256,10 +249,8 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     numbers = torch.from_numpy(ids.to_numpy(zero_copy_only=False).astype(np.int64))
     if not is_multi:
         return numbers
-    counts = torch.from_numpy(pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64))
-    hot = torch.zeros(len(labels), len(classes))
-    hot[torch.repeat_interleave(torch.arange(len(labels)), counts), numbers] = 1.0
-    return hot
+    counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64)
+    return multi_hot(numbers, torch.from_numpy(np.append(0, np.cumsum(counts))), len(classes))
 
 
 _ROWS_AT_ONCE = 64
@@ -284,12 +275,10 @@ class MaskedWordPredictor(RunPredictor):
     vocabulary: Subwords
     max_length: int
     roles: Roles
-    """Columns of the texts it was trained on."""
     precision: Precision = Precision.auto
 
     @classmethod
     def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:
-        """The predictor of a trained task."""
         info = task.info
         return cls(cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles)
 
@@ -300,8 +289,7 @@ class MaskedWordPredictor(RunPredictor):
         return cls(model, vocabulary, settings["data"]["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
-        data = {"max_length": self.max_length, "columns": asdict(self.roles)}
-        settings = {"problem": self.problems[0], "data": data}
+        settings = {"problem": self.problems[0], "data": {"max_length": self.max_length, "columns": asdict(self.roles)}}
         ModelFolder(folder).write(self.model, model_config, [], settings, self.vocabulary)
 
     @torch.inference_mode()

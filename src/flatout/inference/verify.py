@@ -55,9 +55,6 @@ class Verified:
             said += f"\n    changed: rows {', '.join(map(str, self.changed[:10]))}{more}"
         return said + (f"\n    looks like: {self.looks_like}" if self.looks_like else "")
 
-    def as_dict(self, allowed: int) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds(allowed)}
-
 
 def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified:
     """Ask a form, and compare."""
@@ -78,7 +75,8 @@ def write_certificate(file: Path, about: dict[str, Any], done: Sequence[Verified
     """Write what came of each form as JSON."""
     holds = all(each.holds(allowed) for each in done)
     versions = {name: version(name) for name in ("torch", "transformers")}
-    found = {**about, "holds": holds, "forms": [each.as_dict(allowed) for each in done], "versions": versions}
+    forms = [{**asdict(each), "holds": each.holds(allowed)} for each in done]
+    found = {**about, "holds": holds, "forms": forms, "versions": versions}
     with told(file):
         file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
 

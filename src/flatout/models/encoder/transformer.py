@@ -7,7 +7,8 @@ weights load from and save to the plain classes. `network.py` says how it runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -19,8 +20,6 @@ from flatout.errors import UserError, check_settings, did_you_mean, require, set
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.layered import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer, Windows
-
-__all__ = ["FLAT_FAMILIES", "Compute", "Outputs", "Transformer", "TransformerConfig"]
 
 ALL = "all"
 """Of the layers to freeze: each of them, for a head alone."""
@@ -249,19 +248,12 @@ class TransformerConfig:
             return auto.from_config(described)
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
-        from transformers.utils import logging
-
         from flatout.data.tables.hub import fetched
 
-        before = logging.get_verbosity()
-        logging.set_verbosity_error()  # that the head is new is no news
-        logging.disable_progress_bar()
         name = self.pretrained
         how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
-        try:
+        with quiet_library():  # that the head is new is no news
             return fetched(name, "model.pretrained", lambda: auto.from_pretrained(name, trust_remote_code=False, **how))
-        finally:
-            logging.set_verbosity(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +289,22 @@ class Outputs:
         described.label2id = {name: number for number, name in enumerate(self.names)}
         kinds = {"single": "single_label_classification", "multi": "multi_label_classification"}
         described.problem_type = None if self.kind == "tags" else kinds.get(self.kind, "regression")
+
+
+@contextmanager
+def quiet_library() -> Iterator[None]:
+    """Hide the library's progress bars and notes: they name files, not the result."""
+    from transformers.utils import logging
+
+    before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def _recompute(model: Transformer) -> None:
