@@ -105,10 +105,6 @@ class BitMLPConfig:
 class BitMLP(Network, nn.Module):
     """Detectors, a composer, and a straight path."""
 
-    label_sources: Tensor
-    has_source: Tensor
-    ridge_share: Tensor
-
     def __init__(
         self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
     ) -> None:
@@ -117,8 +113,8 @@ class BitMLP(Network, nn.Module):
         self.starts_at_ridge, self.is_set = config.starts_at_ridge, is_set
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
-        self.register_buffer("label_sources", sources.clamp(min=0), persistent=False)
-        self.register_buffer("has_source", (sources >= 0).float(), persistent=False)
+        self.label_sources = nn.Buffer(sources.clamp(min=0), persistent=False)
+        self.has_source = nn.Buffer((sources >= 0).float(), persistent=False)
         self.detectors = None if is_plain else _first_layer(num_inputs, num_hashed, is_set)
         self.composer = _composer(config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set)
         self.straight = _first_layer(num_inputs, num_labels, is_set) if is_plain and config.straight else None
@@ -126,7 +122,7 @@ class BitMLP(Network, nn.Module):
             if isinstance(layer, nn.Linear | _SetLinear):
                 _start(layer, config.init)
         self.ridge = _first_layer(num_inputs, num_labels, is_set) if config.blend else None
-        self.register_buffer("ridge_share", torch.zeros(()))
+        self.ridge_share = nn.Buffer(torch.zeros(()))
         if self.ridge is not None:
             self.ridge.requires_grad_(False)
             nn.init.zeros_(self.ridge.get_parameter("weight"))
@@ -148,8 +144,7 @@ class BitMLP(Network, nn.Module):
         if self.ridge is None:
             return logits_BC
         share, scores_BC = self.ridge_share, self.ridge(self._features(batch)).float()
-        mixed_BC = (1 - share) * logits_BC.float().sigmoid() + share * scores_BC
-        return torch.logit(mixed_BC, eps=1e-6)
+        return torch.logit((1 - share) * logits_BC.float().sigmoid() + share * scores_BC, eps=1e-6)
 
     @property
     def trains_detectors(self) -> bool:

@@ -100,8 +100,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        (gradient,) = gradients
-        ctx.owner.add(ctx.saved_tensors[0].flatten(), gradient.flatten(0, -2))
+        ctx.owner.add(ctx.saved_tensors[0].flatten(), gradients[0].flatten(0, -2))
         return None, None, None
 
 
@@ -166,8 +165,7 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        return _keep(gradient, ctx.saved_tensors[0], ctx.scale), None, None
+        return _keep(gradients[0], ctx.saved_tensors[0], ctx.scale), None, None
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -177,5 +175,4 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:
     """Values where they stay, scaled, zero elsewhere."""
     kind = _BITS[values.element_size()]
-    kept = values.view(kind) & stays.to(kind)
-    return kept.view(values.dtype).mul_(scale)
+    return (values.view(kind) & stays.to(kind)).view(values.dtype).mul_(scale)

@@ -136,8 +136,7 @@ class RNN(Network, nn.Module):
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:
         """Zeros: a hidden state a layer, for an LSTM a cell state too, and the last answers of the filter."""
-        hidden = torch.zeros(len(self.ahead), rows, self.config.hidden, device=device)
-        state: State = (hidden, hidden) if self.is_lstm else (hidden,)
+        state = (torch.zeros(len(self.ahead), rows, self.config.hidden, device=device),) * (1 + self.is_lstm)
         # The last number is 1 once a recording has begun: then the filter has something to remember.
         filtered = torch.zeros(1, rows, self.shape.targets + 1, device=device)
         return state if self.memory is None else (*state, filtered)
@@ -181,8 +180,7 @@ class RNN(Network, nn.Module):
         """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
         samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
         names = ("weight_ih_l0", "weight_hh_l0")
-        stacks = [self.ahead, self.back] if self.is_both else [self.ahead]
-        layers = zip(*stacks, strict=True)
+        layers = zip(*([self.ahead, self.back] if self.is_both else [self.ahead]), strict=True)
         found = [through(samples, *(each.get_parameter(name) for each in both for name in names)) for both in layers]
         return [*found, through(samples if self.shape.is_each_step else len(lengths), self.output.weight)]
 
@@ -205,5 +203,4 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
         reach *= 2
     powers_LK = memory_K ** torch.arange(1, length + 1, device=memory_K.device).unsqueeze(1)
     means_BLK = means_BLK + powers_LK * start_BK.unsqueeze(1)
-    begun_B1 = torch.ones_like(start_BK[:, :1])
-    return means_BLK, torch.cat([means_BLK[:, -1], begun_B1], -1).unsqueeze(0)
+    return means_BLK, torch.cat([means_BLK[:, -1], torch.ones_like(start_BK[:, :1])], -1).unsqueeze(0)

@@ -42,15 +42,11 @@ def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
     """`[T, D]`: the samples of a rectangle without what stands behind the rows' ends."""
     if is_even(batch):
         return values_BLD.reshape(-1, values_BLD.shape[-1])
-    lengths_B = batch.offsets[1:] - batch.offsets[:-1]
-    places_L = torch.arange(values_BLD.shape[1], device=values_BLD.device)
-    index_BL = batch.offsets[:-1].unsqueeze(1) + places_L
-    kept_BL = places_L < lengths_B.unsqueeze(1)
-    # The places of samples are known, so nothing waits for the device to count them.
-    place_T = torch.empty(batch.num_tokens + 1, dtype=torch.int64, device=values_BLD.device)
-    flat_BL = torch.arange(kept_BL.numel(), device=values_BLD.device).view(kept_BL.shape)
-    place_T.index_copy_(0, torch.where(kept_BL, index_BL, batch.num_tokens).flatten(), flat_BL.flatten())
-    return values_BLD.flatten(0, 1).index_select(0, place_T[:-1])
+    starts_B, device = batch.offsets[:-1], values_BLD.device
+    shift_B = torch.arange(batch.num_rows, device=device) * values_BLD.shape[1] - starts_B
+    # How many samples there are is known, so nothing waits for the device to count them.
+    shift_T = torch.repeat_interleave(shift_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens)
+    return values_BLD.flatten(0, 1).index_select(0, torch.arange(batch.num_tokens, device=device) + shift_T)
 
 
 def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
@@ -94,19 +90,14 @@ class Residual(StrEnum):
 class WindowRidge(nn.Module):
     """A linear map that is solved, not trained; zero until `set`."""
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, shape: SequenceShape) -> None:
         super().__init__()
         self.shape = shape
         lookback = shape.lookback or 1
         inputs, outputs = (lookback, shape.horizon) if shape.horizon else (lookback * shape.inputs, shape.targets)
-        self.register_buffer("weight", torch.zeros(inputs, outputs))
-        self.register_buffer("bias", torch.zeros(outputs))
+        self.weight, self.bias = nn.Buffer(torch.zeros(inputs, outputs)), nn.Buffer(torch.zeros(outputs))
 
     def set(self, weight: Tensor, bias: Tensor) -> None:
-        """Take a solution."""
         self.weight.copy_(weight)
         self.bias.copy_(bias)
 
