@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -118,8 +118,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
     rows = [("speed", ", ".join(known))] if known else []
     if parts := parts_of_step(speed["step_ms"]):
-        shares = ", ".join(f"{part.name} {part.share:.1%}" for part in parts if part.share >= 0.001)
-        rows.append(("each step", f"{sum(part.ms for part in parts):.1f} ms: {shares}"))
+        shares = ", ".join(f"{name} {share:.1%}" for name, _, share in parts if share >= 0.001)
+        rows.append(("each step", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
     if text := gpu_text(speed["gpu"]):
         rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):
@@ -130,17 +130,11 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-class PartOfStep(NamedTuple):
-    name: str
-    ms: float
-    share: float
-
-
-def parts_of_step(step_ms: Mapping[str, float | None]) -> list[PartOfStep]:
-    """The parts of a step's time that are known; none where they are all zero."""
+def parts_of_step(step_ms: Mapping[str, float | None]) -> list[tuple[str, float, float]]:
+    """The parts of a step's time that are known, each with its milliseconds and its share; none where all are zero."""
     known = {name: ms for name, ms in step_ms.items() if ms is not None}
     total = sum(known.values())
-    return [PartOfStep(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []
+    return [(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []
 
 
 def closing_markdown(summary: dict[str, Any]) -> str:
@@ -189,5 +183,4 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
     if sentence := verdict.get("sentence"):
         return str(sentence)
     share, fix = verdict.get("share"), verdict.get("fix", verdict.get("mend"))
-    measured = f" {share:.1%}" if share is not None else ""
-    return f"{verdict['limit']}{measured}" + (f": {fix}" if fix else "")
+    return verdict["limit"] + ("" if share is None else f" {share:.1%}") + (f": {fix}" if fix else "")

@@ -62,8 +62,8 @@ def write_page(
         curves=_charts(curves),
         answers=answers,
         times=[
-            {"share": part.share, "colour": colour, "text": f"{part.name} {part.ms:.2f} ms ({part.share:.0%})"}
-            for part, colour in zip(parts_of_step(summary["speed"]["step_ms"]), COLOURS, strict=False)
+            {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
+            for (name, ms, share), colour in zip(parts_of_step(summary["speed"]["step_ms"]), COLOURS, strict=False)
         ],
         card=gpu_text(summary["speed"]["gpu"]),
         choices=[[choice[name] for name in ("name", "value", "why", "evidence")] for choice in summary["choices"]],
@@ -161,8 +161,7 @@ def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
     """The charts of a task on recordings, and files of its errors. Every rank answers, the first one draws."""
     from flatout.tasks.sequence_scores import keep_answers
 
-    split = "validation" if feeds.test is None else "test"
-    kept = keep_answers(task, feeds.test or feeds.validation, split)
+    kept = keep_answers(task, feeds.test or feeds.validation, "validation" if feeds.test is None else "test")
     if task.global_rank != 0:
         return []
     write_rows(folder / RECORDINGS, kept.errors)  # the largest error first

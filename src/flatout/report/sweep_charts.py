@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 _MANY = 100
-_KINDS = {"pruned": "#8b949e", "complete": figures.COLOURS[0], "best": figures.COLOURS[1]}
+_BLUE, _ORANGE, *_ = figures.COLOURS
+_KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
 """Kinds of trials, the last one drawn on top."""
 
 
@@ -59,13 +60,13 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     with drawing() as figure:
         axes = add_axes(figure)
         places = [results.clip(best) for best in bests]
-        axes.plot(numbers, places, color=figures.COLOURS[1], linewidth=1.6, drawstyle="steps-post", zorder=1)
+        axes.plot(numbers, places, color=_ORANGE, linewidth=1.6, drawstyle="steps-post", zorder=1)
         _set_scale(axes, "x", number_scale([dot.number for dot in dots]))
         _set_scale(axes, "y", results)
         axes.set_xlabel("trial", loc="right", labelpad=2)
         _add_dots(axes, dots, results)
         svg = draw_svg(figure, title)
-    legend = [Mark("a trial", figures.COLOURS[0], "●"), Mark("the best so far", figures.COLOURS[1], "●")]
+    legend = [Mark("a trial", _BLUE, "●"), Mark("the best so far", _ORANGE, "●")]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, values))
 
 
@@ -134,7 +135,7 @@ def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any
     with drawing(width, height) as figure:
         drawn = LineCollection(
             segments[::-1],  # the best one on top
-            colors=[*[figures.COLOURS[0]] * others, figures.COLOURS[1]],
+            colors=[*[_BLUE] * others, _ORANGE],
             linewidths=[*[narrow] * others, 2.6],
             alpha=[*np.linspace(0.25, 1, others), 1],
             transform=figure.transFigure,
@@ -143,20 +144,14 @@ def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any
         figure.add_artist(drawn)
         for i, (key, scale) in enumerate(scales.items()):
             needs_rows = figures.LETTER * (max(map(len, scales)) + 1) >= slot
-            title_room = min(slot * (1 + needs_rows), 300)
+            letters = int(min(slot * (1 + needs_rows), 300) / figures.LETTER) - 1
             axes = figure.add_axes((rights[key], bottom / height, 1 / width, tall))
             _set_upright(axes, scale, letters=int(min(slot, 220) / figures.LETTER) - 2)
-            above = axes.set_title(
-                shortened(printable(key), int(title_room / figures.LETTER) - 1), fontsize=11, color=figures.MUTED
-            )
+            above = axes.set_title(shortened(printable(key), letters), fontsize=11, color=figures.MUTED)
             above.set_y(1 + (5 + 15 * (i % 2 if needs_rows else 0)) / (height * tall))
             explain(above, [key])
         svg = draw_svg(figure, title)
-    legend = [
-        Mark("the best", figures.COLOURS[1]),
-        Mark("good", figures.COLOURS[0]),
-        Mark("bad", f"{figures.COLOURS[0]}40"),
-    ]
+    legend = [Mark("the best", _ORANGE), Mark("good", _BLUE), Mark("bad", f"{_BLUE}40")]
     return Chart(title=title, svg=svg, legend=legend)
 
 
