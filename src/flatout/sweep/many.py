@@ -41,7 +41,6 @@ class Multirun:
     again: str
     """The command that resumes it."""
     is_again: bool = False
-    """Whether it is resumed."""
     train: Sequence[str] = ("python", "-m", "train")
     """The words before those of a trial, to train it alone."""
 

@@ -209,7 +209,6 @@ class Findings:
         return report
 
     def say_best(self, report: SweepReport) -> None:
-        """Say what is best."""
         best = self.study.best()
         if best is None or best.value is None:
             notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]

@@ -62,7 +62,6 @@ class Ending:
     note: str = ""
     """Why it failed, or where it was pruned."""
     is_mistake: bool = False
-    """Whether its settings were a user's mistake."""
 
 
 Ask = Callable[[], Trial | None]

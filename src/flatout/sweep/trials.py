@@ -190,10 +190,8 @@ class Readings:
         size = path.stat().st_size if path.is_file() else 0
         if size == self._size:
             return []
-        self._size = size
         values = read_values(self.folder, self.column)
-        new = values[self._told :]
-        self._told = max(self._told, len(values))
+        new, self._size, self._told = values[self._told :], size, max(self._told, len(values))
         return new
 
 
@@ -287,7 +285,6 @@ def _trained_apart(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]
 
 
 def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
-    """One trial, in its own process."""
     stand_apart(environment)
     slot.take()
     code, words = _trained(trial, resumes=resumes)
