@@ -35,14 +35,12 @@ def read_encoder(
     """A row of length 1 for each text; None where that takes longer than it may, or rows would be padded."""
     words = Subwords.load(str(model.pretrained))
     outputs, frame = Outputs(("0", "1"), "single"), words.frame
-    network = model.build(
-        outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator
-    ).eval()
+    network = model.build(outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator)
     if not network.is_flat:
         say(f"encoder: left out: {network.why_padded}")
         return None
     device, network.is_narrow = Ranks().device("auto"), False  # means want all tokens of the last layer
-    network.to(device)
+    network.to(device).eval()
     chosen = choose_precision(precision, device).value
     encoded = words.encode(pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row()))
     column, total = Ragged.of(encoded.tokens, encoded.lengths), len(encoded.tokens)

@@ -31,6 +31,7 @@ from flatout.inference.verify import Verified, parted, verify, write_certificate
 from flatout.models.encoder.transformer import Transformer, quiet_library
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
+from flatout.run_log import Say
 from flatout.tasks.metrics import monitored_metric
 
 INT8, BF16 = "model_int8.onnx", "bf16"
@@ -99,9 +100,7 @@ def quantise(folder: Path) -> None:
         quantize_dynamic(model, folder / INT8, weight_type=QuantType.QInt8, per_channel=True)
 
 
-def measure_forms(
-    predictor: Predictor, own: Scored, folder: Path, table: Table, say: Callable[[str], None]
-) -> list[Measured]:
+def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say) -> list[Measured]:
     """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known, comes first."""
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)

@@ -162,13 +162,8 @@ def _cell(value: object) -> str:
 
 def gpu_text(gpu: dict[str, Any]) -> str:
     """Load, memory, power, temperature and throttling of the card in one line; empty without samples."""
-    forms = {
-        "utilisation": "busy {:.0%}",
-        "memory_gb": "{:.1f} GB",
-        "power_w": "{:.0f} W",
-        "temperature_c": "{:.0f} °C",
-    }
-    known = [form.format(gpu[name]) for name, form in forms.items() if gpu.get(name) is not None]
+    says = {"utilisation": "busy {:.0%}", "memory_gb": "{:.1f} GB", "power_w": "{:.0f} W", "temperature_c": "{:.0f} °C"}
+    known = [form.format(gpu[name]) for name, form in says.items() if gpu.get(name) is not None]
     throttled = gpu.get("throttled") or {}
     known += [f"throttled {share:.0%} of the time by {reason}" for reason, share in throttled.items()]
     if others := gpu.get("others"):

@@ -66,9 +66,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     return found
 
 
-def write_dashboard(
-    folder: Path, summary: dict[str, Any], settings: Mapping[str, Any], counted: Counted | None
-) -> None:
+def write_dashboard(folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None) -> None:
     """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
     with event_file(folder, ".closing") as writer:
@@ -110,9 +108,7 @@ def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
         writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it
 
 
-def write_hyperparameters(
-    folder: Path, settings: Mapping[str, Any], metrics: Mapping[str, float | None], step: int
-) -> None:
+def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int) -> None:
     """List a run on the page that `tensorboard --logdir` shows for its folder or a folder above.
 
     Each metric becomes a curve of one point under `final/`; the run's own curves do not change.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
-from flatout.sweep.trials import TOO_LONG, Slot, endings, last_line, slots
+from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 _SAME_MISTAKES = 3
@@ -89,9 +89,7 @@ class _NoSuchMetric(UserError):
 class _Run:
     """A sweep from its start, or its resumption, to its end."""
 
-    def __init__(
-        self, searched: Searched, study: Study, findings: Findings, slots: Sequence[Slot | None], started: float
-    ) -> None:
+    def __init__(self, searched: Searched, study: Study, findings: Findings, slots: Slots, started: float) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
         self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")

@@ -45,7 +45,7 @@ _GRACE_S = 6.0
 
 def endings(
     ask: Ask,
-    slots: Sequence[Slot | None],
+    slots: Slots,
     board: Board,
     *,
     metric: str,
@@ -310,8 +310,12 @@ class Slot:
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
-def slots(parallel: int, on: Place = Place.here) -> Sequence[Slot | None]:
-    """Equal shares; what does not divide evenly is left to the system. None: a cluster, which shares itself out."""
+Slots = Sequence[Slot | None]
+"""Where trials run; None: as a task of a Ray cluster, which gives it a core, and a GPU where there is any."""
+
+
+def slots(parallel: int, on: Place = Place.here) -> Slots:
+    """Equal shares; what does not divide evenly is left to the system. A cluster shares itself out."""
     if on is Place.ray:
         require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
         connect()

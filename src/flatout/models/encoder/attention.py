@@ -114,10 +114,8 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
     side = None if how.window is None else how.window - 1
     parts, bounds = pad_heads(_HEAD_MULTIPLE, query, key, value), (queries, rows.offsets, most, rows.longest)
     sides = {"window_size_left": side, "window_size_right": side}
-    found = torch.ops.aten._flash_attention_forward(
-        *parts, *bounds, how.dropout, False, False, scale=how.scale, **sides
-    )
-    return found[0][..., : query.shape[-1]]
+    made = torch.ops.aten._flash_attention_forward(*parts, *bounds, how.dropout, False, False, scale=how.scale, **sides)
+    return made[0][..., : query.shape[-1]]
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:

@@ -116,7 +116,7 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
     return net.classifier(net.dropout(states_NH) if hasattr(net, "dropout") else states_NH)
 
 
-def _pool_twice_dropped(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+def _drop_twice(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
     """A head that drops before both of its products."""
 
     def pool(net: Any, states_NH: Tensor) -> Tensor:
@@ -143,9 +143,7 @@ def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
     return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
 
 
-_ROBERTA = Family(
-    "encoder.layer", _BERT, _pool_twice_dropped(torch.tanh), lambda net, states_NH: net.lm_head(states_NH)
-)
+_ROBERTA = Family("encoder.layer", _BERT, _drop_twice(torch.tanh), lambda net, states_NH: net.lm_head(states_NH))
 
 FLAT_FAMILIES = {
     "albert": Family(
@@ -172,7 +170,7 @@ FLAT_FAMILIES = {
     "electra": Family(
         "encoder.layer",
         _BERT,
-        _pool_twice_dropped(functional.gelu),
+        _drop_twice(functional.gelu),
         predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
     ),
     "eurobert": Family(

@@ -165,11 +165,8 @@ class FlatRows:
     def layout(self) -> Layout:
         """The rows as rectangles, or padded to the longest where a device is none; made once, where it is needed."""
         if self._layout is None:
-            is_cpu = self.kernel is Kernel.rectangles
-            made = (
-                lay_out_rows(self.lengths.numpy()) if is_cpu else lay_out_padded(self.bounds, int(self.lengths.sum()))
-            )
-            self._layout = made
+            lengths, is_cpu = self.lengths.numpy(), self.kernel is Kernel.rectangles
+            self._layout = lay_out_rows(lengths) if is_cpu else lay_out_padded(self.bounds, int(lengths.sum()))
         return self._layout
 
     def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
