@@ -107,7 +107,7 @@ def attended(
 
 def _rows(device: torch.device, kernel: Kernel, lengths: list[int]) -> FlatRows:
     ends = torch.tensor(lengths).cumsum(0)
-    return FlatRows.of(torch.tensor(lengths), torch.cat((torch.zeros(1, dtype=ends.dtype), ends)).to(device), kernel)
+    return FlatRows(torch.tensor(lengths), torch.cat((torch.zeros(1, dtype=ends.dtype), ends)).to(device), kernel)
 
 
 def dropout_gap(device: torch.device, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.models.encoder.attention import Bounds, Kernel, KernelChoice, Scores, choose_kernel, pad_heads
+from flatout.models.encoder.attention import Kernel, KernelChoice, Scores, choose_kernel, pad_heads
 from flatout.models.encoder.rectangles import FlatRows, lay_out_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.models.lean import kept_places
@@ -66,7 +66,7 @@ def test_heads_of_any_size_are_padded_without_a_change_of_the_answer(size):
 
 def test_the_longest_row_is_found_wherever_it_stands():
     lengths = torch.tensor([200, 3])
-    rows = FlatRows.of(lengths, torch.tensor([0, 200, 203]), Kernel.varlen)
+    rows = FlatRows(lengths, torch.tensor([0, 200, 203]), Kernel.varlen)
     assert rows.bounds.longest == 256  # rounded up, so that shapes repeat
     assert type(rows.bounds.longest) is int
 
@@ -75,7 +75,7 @@ def test_rows_out_of_order_are_kept_apart_on_a_cpu():
     torch.manual_seed(0)
     qkv = torch.randn(203, 3, 2, 8)
     scores = Scores(8**-0.5, 0.0, None)
-    rows = FlatRows.of(torch.tensor([200, 3]), torch.tensor([0, 200, 203]), Kernel.rectangles)
+    rows = FlatRows(torch.tensor([200, 3]), torch.tensor([0, 200, 203]), Kernel.rectangles)
     found = rows.attend(qkv, scores)
     for begin, end in ((0, 200), (200, 203)):
         query, key, value = qkv[begin:end].permute(1, 2, 0, 3)
@@ -107,7 +107,7 @@ def test_dropout_of_rectangles_and_its_gradients_are_those_of_rows_one_by_one(is
     inputs = [torch.randn(len(LENGTHS) if is_first else tokens, 4, 8), torch.randn(tokens, 4, 8)]
     inputs.append(torch.randn(tokens, 4, 8))
     parts = [each.requires_grad_() for each in inputs]
-    rows = FlatRows.of(torch.tensor(LENGTHS), torch.tensor([0, *np.cumsum(LENGTHS)]), Kernel.rectangles)
+    rows = FlatRows(torch.tensor(LENGTHS), torch.tensor([0, *np.cumsum(LENGTHS)]), Kernel.rectangles)
     scores = Scores(8**-0.5, 0.3, None)
     torch.manual_seed(7)
     if is_first:
@@ -189,7 +189,7 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
     given = [torch.randn(222, 2 if is_first else 3, 2, size, requires_grad=True)]
     given += [torch.randn(6, 2, size, requires_grad=True)] if is_first else []
     for each in (Kernel.rectangles, Kernel(kernel)):
-        rows = FlatRows.of(lengths, offsets, each)
+        rows = FlatRows(lengths, offsets, each)
         answer = rows.attend(given[0], scores, given[1] if is_first else None)
         weights = torch.linspace(-1, 1, answer.numel()).view(answer.shape)
         found.append([answer.detach(), *torch.autograd.grad((answer * weights).sum(), given)])
@@ -201,14 +201,14 @@ def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, k
 
 def test_scores_are_dropped_as_the_settings_say(monkeypatch):
     operators = Operators(monkeypatch)
-    rows = FlatRows.of(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel.varlen)
+    rows = FlatRows(torch.tensor([2, 3]), torch.tensor([0, 2, 5]), Kernel.varlen)
     rows.attend(torch.randn(5, 3, 2, 8), Scores(1.0, 0.25, None))
     assert operators.dropouts == [0.25]
 
 
 def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_kernel_asks_for_it(monkeypatch):
     operators = Operators(monkeypatch)
-    rows = FlatRows.of(torch.tensor([30]), torch.tensor([0, 30]), Kernel.efficient)
+    rows = FlatRows(torch.tensor([30]), torch.tensor([0, 30]), Kernel.efficient)
     rows.attend(torch.randn(30, 3, 2, 8), Scores(1.0, 0.0, None))
     rows.attend(torch.randn(30, 2, 2, 8), Scores(1.0, 0.0, None), torch.randn(1, 2, 8))
     assert operators.bounds == [(30, 30), (1, 30)]
@@ -245,7 +245,7 @@ def test_the_operators_take_what_they_are_called_with(name):
     qkv = torch.empty(5, 3, 2, 12, device=meta, dtype=torch.bfloat16, requires_grad=True)
     offsets = torch.empty(3, dtype=torch.int32, device=meta)
     kernel = Kernel.varlen if "flash" in name else Kernel.efficient
-    rows = FlatRows(torch.tensor([2, 3]), Bounds(offsets, 64), kernel)
+    rows = FlatRows(torch.tensor([2, 3]), offsets, kernel)
     answer = rows.attend(qkv, Scores(1.0, 0.1 if kernel is Kernel.varlen else 0.0, None))
     assert answer.shape == (5, 2, 12)
     assert answer.requires_grad

@@ -23,7 +23,7 @@ from flatout.bits.ridge import finished_answers
 from flatout.bits.scores import GramMetrics
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
-from flatout.engine.precision import Precision, answering
+from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.bit_mlp import BitMLP
@@ -66,9 +66,6 @@ class GramPredictor(RunPredictor):
     """How the bits of the training records were written."""
     order: LetterOrder
     """What the training texts look like; for rebuilding texts."""
-    precision: Precision = Precision.auto
-    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
-    exact: bool = False
 
     @classmethod
     def of(cls, task: Any) -> GramPredictor:

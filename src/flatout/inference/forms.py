@@ -99,7 +99,7 @@ def forms_of_run(
     if library is not predictor:
         forms = [Form(f"{own}, alone", predictor, alone), *forms, Form("padded, in batches", library, together)]
     for other in beside:
-        forms.append(Form(f"{own}, on {other.device}, fp32", other.changed(precision=Precision.fp32), together))
+        forms.append(Form(f"{own}, on {other.device}, fp32", replace(other, precision=Precision.fp32), together))
         forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
     return reference, forms + [_of_file(name, each) for name, each in files.items()]
 
@@ -123,10 +123,10 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
     model = predictor.model
     if not isinstance(model, Transformer):
         return predictor
-    copied = predictor.changed(model=deepcopy(model))  # small matrices are merged in place
+    copied = replace(predictor, model=deepcopy(model))  # small matrices are merged in place
     padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
     padded.window, padded.joins = model.window, model.joins
-    return predictor.changed(model=padded.eval())
+    return replace(predictor, model=padded.eval())
 
 
 def is_transformers_folder(folder: Path) -> bool:

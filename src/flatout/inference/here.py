@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,7 +136,7 @@ def _in_bf16(plain: Any) -> FolderPredictor:
     kind, folder = type(plain.model), plain.model.name_or_path
     with quiet_library():
         net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
-    return plain.changed(model=net, ask=lambda given: net(**given).logits)
+    return replace(plain, model=net, ask=lambda given: net(**given).logits)
 
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:

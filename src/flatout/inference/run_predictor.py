@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -208,6 +208,7 @@ class Scored:
     """The 95 % interval of each metric that has one."""
 
 
+@dataclass
 class RunPredictor(ABC):
     """A network with everything it needs to answer; variants are made by `load` or from a run's Result."""
 
@@ -218,7 +219,9 @@ class RunPredictor(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     """The options of predict that it understands."""
     model: nn.Module
-    precision: Precision
+    _: KW_ONLY
+    precision: Precision = Precision.auto
+    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
     exact: bool = False
     """Whether an answer is the same bit for bit beside any rows, on this device."""
     asked = computed = 0
@@ -288,10 +291,6 @@ class RunPredictor(ABC):
             found = cls.read_folder(folder, settings)
             found.model.to(torch.device(device)).eval()
             return found
-
-    def changed(self, **fields: Any) -> Self:
-        """The same run, some fields of which are others."""
-        return replace(cast(Any, self), **fields)  # each kind of run is a dataclass, which this class does not know
 
     @property
     def device(self) -> torch.device:

@@ -69,7 +69,7 @@ class SequencePredictor(RunPredictor):
     """Root mean square of each column that is read, over the training samples."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
-    precision: Precision = Precision.fp32
+    precision: Precision = field(default=Precision.fp32, kw_only=True)
     found: ReadingNotes = field(default_factory=ReadingNotes)
     _squares: Floats = field(default_factory=lambda: np.zeros(()))
     """Of each column that is read: their sum over all samples that were answered."""

@@ -17,7 +17,7 @@ from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, find
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.subwords import Subwords
-from flatout.engine.precision import Precision, answering
+from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -79,9 +79,7 @@ class TagPredictor(RunPredictor):
     """O, then B and I of each type."""
     max_length: int
     roles: Roles
-    precision: Precision = Precision.auto
     temperature: float = 1.0
-    exact: bool = False
     lost_words: int = 0
     """Words of files that the model did not see."""
 

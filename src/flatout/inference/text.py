@@ -29,7 +29,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
-from flatout.engine.precision import Precision, answering
+from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -71,9 +71,6 @@ class Predictor(RunPredictor):
     """What logits are divided by, so that probabilities are as often right as they say."""
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
-    precision: Precision = Precision.auto
-    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
-    exact: bool = False
 
     @classmethod
     def of(cls, task: Classifier) -> Predictor:
@@ -275,7 +272,6 @@ class MaskedWordPredictor(RunPredictor):
     vocabulary: Subwords
     max_length: int
     roles: Roles
-    precision: Precision = Precision.auto
 
     @classmethod
     def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:

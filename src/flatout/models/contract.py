@@ -63,11 +63,6 @@ def look_up(table: Tensor) -> Product:
     return Product(0.0, is_trained=table.requires_grad)
 
 
-def between(flops: float) -> Product:
-    """A product of what was computed before with what was computed before."""
-    return Product(float(flops), is_between=True)
-
-
 class Network:
     """The defaults. What a network reads, its layers, what it computes, and, on recordings, its state."""
 

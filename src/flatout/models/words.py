@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import UserError, check_settings, require, setting
-from flatout.models.contract import Product, between, through
+from flatout.models.contract import Product, through
 
 
 @dataclass(kw_only=True, slots=True)
@@ -180,7 +180,7 @@ class Pool(nn.Module):
         """Learned attention scores each token and sums up by the scores; the others multiply nothing."""
         if self.score is None:
             return []
-        return [through(tokens, self.score.weight), between(2 * tokens * self.score.in_features)]
+        return [through(tokens, self.score.weight), Product(2 * tokens * self.score.in_features, is_between=True)]
 
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

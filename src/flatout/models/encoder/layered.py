@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor, nn
 
 from flatout.errors import UserError, check_settings, require, setting
-from flatout.models.contract import Lengths, Network, Product, between, look_up, through
+from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.encoder.families import FLAT_FAMILIES
 
 _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
@@ -320,4 +320,4 @@ def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: boo
     lengths = lengths.astype(np.float64)
     beyond = np.zeros(1) if window is None else np.maximum(lengths - window, 0)
     pairs_B = lengths**2 - beyond * (beyond + 1) if all_ask else lengths - beyond
-    return [sum(inputs[1:], inputs[0]), between(4.0 * float(pairs_B.sum()) * hidden), *others]
+    return [sum(inputs[1:], inputs[0]), Product(4.0 * float(pairs_B.sum()) * hidden, is_between=True), *others]

@@ -201,11 +201,11 @@ class Transformer(LayeredEncoder):
             outputs.append(states_TH)
         if first == stop:
             return states_TH
-        rows = FlatRows.of(batch.lengths, batch.offsets, self._kernel(states_TH.device))
+        rows = FlatRows(batch.lengths, batch.offsets, self._kernel(states_TH.device))
         kept = starts_B if self.is_narrow else batch.places if self.predicts_words else None
         shared = Pass(rows, self._rotary(states_TH, places_T), kept, self.is_narrow)
         if reads_distances(self.net.base_model):
-            longest = max(part.length for part in rows.layout().rectangles)
+            longest = max(part.length for part in rows.layout.rectangles)
             shared.distances = measure_distances(self.net.base_model.encoder, longest)
         for number, layer in enumerate(layers[first:stop], first + 1):
             arguments = (states_TH, shared, number == len(layers))

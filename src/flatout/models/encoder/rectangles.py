@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -145,29 +146,20 @@ _LENGTH_MULTIPLE = 64
 """Bounds of row lengths are rounded up to it, so that the same few kernels serve all batches."""
 
 
-@dataclass(slots=True)
 class FlatRows:
     """How the rows of a flat batch lie, and the attention that keeps them apart."""
 
-    lengths: Tensor
-    """[B] on the host, shortest first."""
-    bounds: Bounds
-    kernel: Kernel
-    _layout: Layout | None = None
-
-    @classmethod
-    def of(cls, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> FlatRows:
-        """The rows of a batch; the longest is looked for, as a transform may have changed their order."""
+    def __init__(self, lengths: Tensor, offsets: Tensor, kernel: Kernel) -> None:
+        """`lengths` `[B]` lie on the host; the longest is looked for, as a transform may have changed their order."""
         # On the host: a look at the device's offsets would wait for it.
         longest = -(-int(lengths.numpy().max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        return cls(lengths, Bounds(offsets.to(torch.int32), longest), kernel)
+        self.lengths, self.bounds, self.kernel = lengths, Bounds(offsets.to(torch.int32), longest), kernel
 
+    @cached_property
     def layout(self) -> Layout:
         """The rows as rectangles, or padded to the longest where a device is none; made once, where it is needed."""
-        if self._layout is None:
-            lengths, is_cpu = self.lengths.numpy(), self.kernel is Kernel.rectangles
-            self._layout = lay_out_rows(lengths) if is_cpu else lay_out_padded(self.bounds, int(lengths.sum()))
-        return self._layout
+        lengths, is_cpu = self.lengths.numpy(), self.kernel is Kernel.rectangles
+        return lay_out_rows(lengths) if is_cpu else lay_out_padded(self.bounds, int(lengths.sum()))
 
     def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`.
@@ -178,11 +170,11 @@ class FlatRows:
         is_first = first_BHD is not None
         assert scores.window is None or not is_first
         if scores.by_distance is None and self.kernel is Kernel.rectangles:
-            return attend_by_rectangles(others_TKHD, first_BHD, self.layout(), scores)
+            return attend_by_rectangles(others_TKHD, first_BHD, self.layout, scores)
         *asking, key, value = others_TKHD.unbind(1)
         query = asking[0] if first_BHD is None else first_BHD
         if scores.by_distance is not None:
-            return scores.by_distance(query, others_TKHD[:, -2:], self.layout(), scores, is_first=is_first)
+            return scores.by_distance(query, others_TKHD[:, -2:], self.layout, scores, is_first=is_first)
         return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=is_first)
 
 
