@@ -94,14 +94,13 @@ class Study:
         if ending.status is Status.stopped:
             return
         trial = self._trials[number]
-        is_number = ending.value is not None and math.isfinite(ending.value)
-        note = ending.note if is_number or ending.status is not Status.complete else "its metric is not a number"
+        is_lost = ending.status is Status.complete and not (ending.value is not None and math.isfinite(ending.value))
+        note = "its metric is not a number" if is_lost else ending.note
         facts = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics, "is_mistake": ending.is_mistake}
         for name, fact in facts.items():
             trial.set_user_attr(name, fact)
-        is_complete = ending.status is Status.complete and is_number
-        state = _STATES[ending.status] if is_complete or ending.status is not Status.complete else TrialState.FAIL
-        self._study.tell(trial, ending.value if is_complete else None, state=state)
+        state = TrialState.FAIL if is_lost else _STATES[ending.status]
+        self._study.tell(trial, ending.value if state is TrialState.COMPLETE else None, state=state)
 
     def ended(self) -> list[FrozenTrial]:
         """Trials of which the ending is known."""
