@@ -43,14 +43,13 @@ def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[
 def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Suspects:
     """Confident learning: the rows off the diagonal of the confident joint."""
     num_classes = probabilities.shape[1]
-    has_rows = np.bincount(labels, minlength=num_classes) > 0
-    own = [probabilities[labels == each, each].mean() if has_rows[each] else np.inf for each in range(num_classes)]
+    rows = np.bincount(labels, minlength=num_classes)
+    own = [probabilities[labels == each, each].mean() if rows[each] else np.inf for each in range(num_classes)]
     counted = np.where(probabilities >= np.array(own), probabilities, 0.0)
-    likely = np.where(counted.any(axis=1), counted.argmax(axis=1), labels)
     is_counted = counted.any(axis=1)
+    likely = np.where(is_counted, counted.argmax(axis=1), labels)
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
-    rows = np.bincount(labels, minlength=num_classes)
     joint = counts / np.maximum(1, counts.sum(axis=1, keepdims=True)) * rows[:, None] / len(labels)
     places = np.flatnonzero(likely != labels)
     found = probabilities[places, likely[places]] - probabilities[places, labels[places]]

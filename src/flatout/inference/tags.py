@@ -122,13 +122,11 @@ class TagPredictor(RunPredictor):
             for batch in self.batches((encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch):
                 best = (self.model(batch).float() / self.temperature).softmax(-1).max(-1)
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
-                place = np.arange(batch.num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-                there = np.repeat(starts[rows], lengths) + place
+                there = np.arange(batch.num_tokens) + np.repeat(starts[rows] - (np.cumsum(lengths) - lengths), lengths)
                 ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
-        place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-        is_seen = place < np.repeat(encoded.words, counts)
+        is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
         found = TaggedRows.untagged(offsets, lost=int((~is_seen).sum()))
         found.ids[is_seen], found.probabilities[is_seen] = ids[encoded.firsts], shares[encoded.firsts]
         return found
