@@ -13,46 +13,37 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
 from flatout.data.store.cache import Cache, Recipe, recipe_key
-from flatout.data.store.store import SCHEMA, Array, Column, DamagedStore, Store, StoreWriter, read_manifest
+from flatout.data.store.store import SCHEMA, Column, DamagedStore, Store, StoreWriter, read_manifest
 from flatout.data.tables.splits import bytes_of
+from flatout.data.text_source import TextBlock
 from flatout.data.tokens.vocabulary import EncodedBlock
 
 UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
 """A unit is full with so many texts, or when they have so many bytes."""
 FACT = "units"
 """The fact of a store that says which units it was made from, and where their rows begin in each split."""
-
-_NONE = np.empty(0, np.int64)
-
-
-class Texts(Protocol):
-    """Rows that have a text each."""
-
-    @property
-    def texts(self) -> pa.Array: ...
-
-
-Block = TypeVar("Block", bound=Texts)
+_LOST = ("unknown", "truncated_rows", "truncated_tokens")
+"""What encoded rows count of themselves."""
 Encode = Callable[[pa.Array], EncodedBlock]
 BySplit = dict[str, EncodedBlock]
 
 
 @dataclass(slots=True)
-class Unit(Generic[Block]):
+class Unit:
     """Blocks of texts one after the other, each with the split it goes to."""
 
-    blocks: list[tuple[str, Block]] = field(default_factory=list)
+    blocks: list[tuple[str, TextBlock]] = field(default_factory=list)
     rows: int = 0
     num_bytes: int = 0
 
-    def add(self, split: str, block: Block) -> None:
+    def add(self, split: str, block: TextBlock) -> None:
         self.blocks.append((split, block))
         self.rows += len(block.texts)
         self.num_bytes += block.texts.nbytes
@@ -75,7 +66,7 @@ class Unit(Generic[Block]):
             whole, rows = left[split], len(block.texts)
             end = int(whole.lengths[:rows].sum())
             yield replace(whole, tokens=whole.tokens[:end], lengths=whole.lengths[:rows])
-            left[split] = EncodedBlock(whole.tokens[end:], whole.lengths[rows:], 0, 0, 0, _NONE)
+            left[split] = EncodedBlock(whole.tokens[end:], whole.lengths[rows:], 0, 0, 0, np.empty(0, np.int64))
 
     def key(self, how: str) -> str:
         """Names it by its texts and by how they are encoded."""
@@ -88,14 +79,14 @@ class Unit(Generic[Block]):
         return digest.hexdigest()[:20]
 
 
-def units_of(blocks: Iterable[tuple[str, Block]]) -> Iterator[Unit[Block]]:
+def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
     """Blocks gathered into units; all but the last are full."""
-    unit = Unit[Block]()
+    unit = Unit()
     for split, block in blocks:
         unit.add(split, block)
         if unit.is_full:
             yield unit
-            unit = Unit[Block]()
+            unit = Unit()
     if unit.blocks:
         yield unit
 
@@ -103,10 +94,10 @@ def units_of(blocks: Iterable[tuple[str, Block]]) -> Iterator[Unit[Block]]:
 class EncodedUnits:
     """The units of one way of encoding: those that lie in the cache, and those in finished stores."""
 
-    def __init__(self, cache: Cache, name: str, how: Recipe, dtype: str) -> None:
+    def __init__(self, cache: Cache, name: str, how: Recipe, dtype: str, encode: Encode) -> None:
         """`name`: whose data it is; `how`: all that texts become tokens by; `dtype`: the type of a token."""
         self.name, self.how, self.dtype = name, recipe_key(how | {"schema": SCHEMA}), dtype
-        self.stores, self.cache = cache, cache.of_units()
+        self.stores, self.cache, self.encode = cache, cache.of_units(), encode
         self.cache.remove_leftovers()
         self.used: dict[str, dict[str, Any]] = {}
         """Of each full unit where its rows begin in every split, and what was counted of them."""
@@ -115,21 +106,21 @@ class EncodedUnits:
         self._rows: dict[str, int] = {}
         self._opened: dict[str, Store | None] = {}
 
-    def read(self, unit: Unit[Any], encode: Encode) -> BySplit:
+    def read(self, unit: Unit) -> BySplit:
         """The rows of a unit, from where they lie or encoded now; every one of a source is asked for, in order."""
         if unit.is_full:
             key = unit.key(self.how)
-            found = self._kept(key, unit, encode)
+            found = self._kept(key, unit)
             self.used[key] = {split: [self._rows.get(split, 0), *_counted(block)] for split, block in found.items()}
         else:
-            found = unit.encoded(encode)
+            found = unit.encoded(self.encode)
         for split, block in found.items():
             self._rows[split] = self._rows.get(split, 0) + len(block.lengths)
         return found
 
-    def write(self, unit: Unit[Any], encode: Encode) -> None:
+    def write(self, unit: Unit) -> None:
         """See that a unit lies in the cache, for another build to join."""
-        self._kept(unit.key(self.how), unit, encode)
+        self._kept(unit.key(self.how), unit)
 
     @cached_property
     def _of_stores(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -141,11 +132,11 @@ class EncodedUnits:
                 found |= {key: (whole, starts) for key, starts in units.items()}
         return found
 
-    def _kept(self, key: str, unit: Unit[Any], encode: Encode) -> BySplit:
+    def _kept(self, key: str, unit: Unit) -> BySplit:
         if (found := self._there(key)) is not None:
             self.found += 1
             return found
-        found = unit.encoded(encode)
+        found = unit.encoded(self.encode)
 
         def build(writer: StoreWriter) -> None:
             for split, block in found.items():
@@ -166,43 +157,25 @@ class EncodedUnits:
         if whole not in self._opened:
             self._opened[whole] = self.stores.opened(whole)
         store = self._opened[whole]
-        if store is None:
-            return None
-        return {split: _rows_of(store, split, *start) for split, start in starts.items()}
+        return None if store is None else {split: _rows_of(store, split, *start) for split, start in starts.items()}
 
 
 def _counted(block: EncodedBlock) -> list[Any]:
     """What is known of encoded rows besides their tokens: how many, what was lost, and how long they were."""
     lengths, counts = np.unique(block.whole_lengths, return_counts=True)
-    lost = [block.unknown, block.truncated_rows, block.truncated_tokens]
-    return [len(block.lengths), *lost, lengths.tolist(), counts.tolist()]
+    return [len(block.lengths), *(getattr(block, name) for name in _LOST), lengths.tolist(), counts.tolist()]
 
 
-def _rows_of(
-    store: Store, split: str, first: int, rows: int, unknown: int, cut_rows: int, cut_tokens: int, *whole: list[int]
-) -> EncodedBlock:
+def _rows_of(store: Store, split: str, first: int, rows: int, *counted: Any) -> EncodedBlock:
     """Rows of a store as they were encoded; their whole lengths are in another order, which nothing asks for."""
     tokens = store.splits[split].ragged("tokens")
     begin, end = tokens.offsets[first], tokens.offsets[first + rows]
-    return EncodedBlock(
-        tokens=tokens.values[begin:end],
-        lengths=tokens.lengths[first : first + rows],
-        unknown=unknown,
-        truncated_rows=cut_rows,
-        truncated_tokens=cut_tokens,
-        whole_lengths=np.repeat(*(np.array(each, np.int64) for each in whole)),
-    )
+    unknown, cut_rows, cut_tokens, lengths, counts = counted
+    whole, kept = np.repeat(np.array(lengths, np.int64), counts), tokens.lengths[first : first + rows]
+    return EncodedBlock(tokens.values[begin:end], kept, unknown, cut_rows, cut_tokens, whole)
 
 
 def _joined(blocks: list[EncodedBlock]) -> EncodedBlock:
-    def together(name: str) -> Array:
-        return np.concatenate([getattr(block, name) for block in blocks])
-
-    return EncodedBlock(
-        tokens=together("tokens"),
-        lengths=together("lengths"),
-        unknown=sum(block.unknown for block in blocks),
-        truncated_rows=sum(block.truncated_rows for block in blocks),
-        truncated_tokens=sum(block.truncated_tokens for block in blocks),
-        whole_lengths=together("whole_lengths"),
-    )
+    names = ("tokens", "lengths", "whole_lengths")
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in names}
+    return EncodedBlock(**arrays, **{name: sum(getattr(block, name) for block in blocks) for name in _LOST})

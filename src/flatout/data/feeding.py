@@ -15,6 +15,8 @@ from flatout.errors import UserError, check_settings, require, setting
 FILES = "a file, a pattern, a list of files; from Python a table"
 FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
 SOURCES = "a file, a pattern, a list of files, a folder, a name of the Hub; from Python a table"
+_FURTHEST = 4096
+"""How far from the wanted number others are looked for."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,10 +102,6 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
         other = paths.setdefault(path, name)
         what = f"{value} is the {'training' if other == 'train' else other} file itself"
         require(other == name, f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
-
-
-_FURTHEST = 4096
-"""How far from the wanted number others are looked for."""
 
 
 def divided(wanted: int, most: int, world: int) -> tuple[int, int]:

@@ -26,6 +26,10 @@ from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import PrintLog, RunLog
 
+Config = TypeVar("Config", bound=FeedingConfig)
+Info = TypeVar("Info", bound=DataInfo)
+_START = {"epoch": 0, "consumed": 0}
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -37,11 +41,6 @@ class Placement:
     layout: Layout = Layout.flat
     repeats: bool = False
     """Whether each epoch has the batches of the first."""
-
-
-Config = TypeVar("Config", bound=FeedingConfig)
-Info = TypeVar("Info", bound=DataInfo)
-_START = {"epoch": 0, "consumed": 0}
 
 
 class StoreData(L.LightningDataModule, Generic[Config, Info]):

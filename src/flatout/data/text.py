@@ -155,16 +155,13 @@ class TextDataConfig(FeedingConfig):
             is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)
             require(bool(is_named), "data.text", f"{self.text!r}", allowed="a column, or a list of columns")
             require(len(set(names)) == len(names), "data.text", f"{', '.join(names)}", allowed="each column once")
-        num_texts = len(self.text) if isinstance(self.text, list | tuple) else 1
-        require(
-            not self.pair or num_texts == 2, "data.pair", f"{num_texts} columns", allowed="data.text=[FIRST,SECOND]"
-        )
+        count = len(self.text) if isinstance(self.text, list | tuple) else 1
+        require(not self.pair or count == 2, "data.pair", f"{count} columns", allowed="data.text=[FIRST,SECOND]")
         self._require_fitting_split()
         self._require_fitting_windows()
         both = self.source is not None and self.train is not None
         require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
-        given = {name: getattr(self, name) for name in ("source", *SPLITS)}
-        require_other_files(given, ("train", "source"))
+        require_other_files({"source": self.source, **self.given}, ("train", "source"))
 
     @property
     def is_sample(self) -> bool:
@@ -191,7 +188,7 @@ class TextDataConfig(FeedingConfig):
         kind = type(self.sample)
         allowed = ", ".join(known.__name__ for known in SAMPLES)
         require(kind in SAMPLES, "data.sample", kind.__name__, allowed=allowed)
-        fits = self.train is not None or self.source is not None or is_tagged == (kind is TaggedTweetsConfig)
+        fits = not self.is_sample or is_tagged == (kind is TaggedTweetsConfig)
         hint = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
         require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", hint=hint)
 
@@ -210,13 +207,9 @@ class TextDataConfig(FeedingConfig):
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
+        what = f"{self.group} with data.split_by={self.split_by}"
         hint = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
-        require(
-            is_grouped == (self.group is not None),
-            "data.group",
-            f"{self.group} with data.split_by={self.split_by}",
-            hint=hint,
-        )
+        require(is_grouped == (self.group is not None), "data.group", what, hint=hint)
         is_dealt = self.split_by is SplitBy.stratified and not self.problem.has_classes
         what, hint = "stratified needs classes", "Set data.split_by=content."
         require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)

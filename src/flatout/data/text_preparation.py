@@ -20,7 +20,7 @@ from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide
-from flatout.data.encoded_units import FACT, Encode, EncodedUnits, units_of
+from flatout.data.encoded_units import FACT, EncodedUnits, units_of
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -38,6 +38,17 @@ from flatout.errors import UserError, require
 
 TextBlocks = Iterable[tuple[str, TextBlock]]
 """Blocks of rows, each with its split."""
+_TAKEN = {
+    SplitBy.content: "by a hash of the text",
+    SplitBy.stratified: "with the same share of each class",
+    SplitBy.group: "by whole groups",
+}
+_TARGET_COLUMNS = {
+    Problem.single: Column("int32"),
+    Problem.multi: Column("int32", ragged=True),
+    Problem.regression: Column("float32"),
+    Problem.tags: Column("int32", ragged=True),
+}
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
@@ -137,7 +148,7 @@ class TextPreparation:
             own = list[int]()
             for place, unit in enumerate(units_of(blocks)):
                 if unit.is_full and place % count == number - 1:
-                    units.write(unit, self._encoding(vocabulary))
+                    units.write(unit)
                     own.append(place)
         self.source.require_unchanged()
         return len(own), units.found
@@ -233,8 +244,7 @@ class TextPreparation:
         """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
         units = self._units(vocabulary)
         for unit in units_of(blocks):
-            found = units.read(unit, self._encoding(vocabulary))
-            for (split, block), encoded in zip(unit.blocks, unit.cut(found), strict=True):
+            for (split, block), encoded in zip(unit.blocks, unit.cut(units.read(unit)), strict=True):
                 yield split, block, encoded, surveyed.census.targets(block.labels)
         if units.found:
             print(f"cache: {units.found} of {len(units.used)} units were encoded before", file=sys.stderr)
@@ -242,53 +252,28 @@ class TextPreparation:
 
     def _units(self, vocabulary: Encoder) -> EncodedUnits:
         """The units of this way of encoding."""
-        config = self.config
-        how = {"encoder": vocabulary.to_json(), "max_length": config.max_length, "long": asdict(config.long_texts)}
+        max_length, long = self.config.max_length, self.config.long_texts
+        how = {"encoder": vocabulary.to_json(), "max_length": max_length, "long": asdict(long)}
+        encode = partial(encode_texts, vocabulary, max_length=max_length, long=long)
         dtype = smallest_token_type(vocabulary.size)
-        return EncodedUnits(Cache(config.cache), self.source.name, how, dtype)
-
-    def _encoding(self, vocabulary: Encoder) -> Encode:
-        config = self.config
-        return partial(encode_texts, vocabulary, max_length=config.max_length, long=config.long_texts)
+        return EncodedUnits(Cache(self.config.cache), self.source.name, how, dtype, encode)
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
         made = [split for split in totals if split not in self.source.tables]
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
-        return [f"rows: {counts}{how}", *self._window_lines(totals)]
-
-    def _window_lines(self, totals: dict[str, _Totals]) -> list[str]:
-        long = self.config.long_texts
-        if not long.window:
-            return []
-        counts = ", ".join(f"{split} {total.windows:,}" for split, total in totals.items())
-        return [f"windows: {counts}, of {long.window} tokens, {long.overlap} shared by neighbours"]
+        lines, long = [f"rows: {counts}{how}"], self.config.long_texts
+        if long.window:
+            windows = ", ".join(f"{split} {total.windows:,}" for split, total in totals.items())
+            lines.append(f"windows: {windows}, of {long.window} tokens, {long.overlap} shared by neighbours")
+        return lines
 
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
-        return [
-            *self.source.remarks(),
-            *([] if self.config.is_sample else surveyed.account()),
-            *self._class_remarks(surveyed),
-            *all_remarks(surveyed.findings.values()),
-            *loss_remarks(
-                {split: (total.unknown, total.lengths) for split, total in totals.items()}, self.config.max_length
-            ),
-        ]
-
-
-_TAKEN = {
-    SplitBy.content: "by a hash of the text",
-    SplitBy.stratified: "with the same share of each class",
-    SplitBy.group: "by whole groups",
-}
-
-
-_TARGET_COLUMNS = {
-    Problem.single: Column("int32"),
-    Problem.multi: Column("int32", ragged=True),
-    Problem.regression: Column("float32"),
-    Problem.tags: Column("int32", ragged=True),
-}
+        account = [] if self.config.is_sample else surveyed.account()
+        found = all_remarks(surveyed.findings.values())
+        losses = {split: (total.unknown, total.lengths) for split, total in totals.items()}
+        lost = loss_remarks(losses, self.config.max_length)
+        return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
 
 
 @dataclass(slots=True)
@@ -317,16 +302,11 @@ class _Totals:
             self.clean = (self.clean or 0) + is_clean
 
     def facts(self) -> dict[str, Any]:
-        known = {} if self.clean is None else {"ceiling": self.clean / max(1, self.rows)}
-        return {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "mean_length": self.tokens / max(1, self.rows),
-            "unknown_share": self.unknown / max(1, self.tokens),
-            "truncated_rows": self.truncated_rows,
-            "truncated_tokens": self.truncated_tokens,
-            **known,
-        }
+        rows = max(1, self.rows)
+        shares = {"mean_length": self.tokens / rows, "unknown_share": self.unknown / max(1, self.tokens)}
+        cut = {"truncated_rows": self.truncated_rows, "truncated_tokens": self.truncated_tokens}
+        known = {} if self.clean is None else {"ceiling": self.clean / rows}
+        return {"rows": self.rows, "tokens": self.tokens, **shares, **cut, **known}
 
 
 def _is_clean(block: TextBlock) -> int | None:

@@ -30,7 +30,6 @@ from flatout.distributed.limits import free_bytes
 
 Transform = Callable[[FlatBatch], FlatBatch]
 """A change of a batch that differs in each epoch, such as dropping words."""
-
 AnyPlan = Plan | LargePlan | StreamPlan
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
+_NO_CLASS = torch.iinfo(torch.int32).max
+"""An id beyond all classes: it belongs to another piece."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,10 +120,6 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
     return hot[:size].view(-1, num_classes)
 
 
-DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
-assert set(DEVICE_FIELDS) <= {field.name for field in fields(FlatBatch)}
-
-
 def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | None = None) -> FlatBatch:
     """A batch made by hand from rows of token ids: for prediction on a few rows, and for tests."""
     lengths = torch.tensor([len(row) for row in token_rows], dtype=torch.int64)
@@ -136,10 +136,6 @@ def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | Non
         num_real=len(rows),
         step_rows=len(rows),
     )
-
-
-_NO_CLASS = torch.iinfo(torch.int32).max
-"""An id beyond all classes: it belongs to another piece."""
 
 
 def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = False) -> list[FlatBatch]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flatout.data.batches.plan import BatchRows
 
 TOKENS, TARGETS = "tokens", "targets"
+_COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
 
 
 def on_device(values: NDArray[np.int64], device: torch.device) -> Tensor:
@@ -114,7 +115,7 @@ def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | Devi
     return HostColumn(column) if device.type == "cpu" else DeviceColumn(column, device)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Run:
     """The gathered rows of consecutive batches, before they are cut apart."""
 
@@ -154,18 +155,8 @@ class Gatherer:
         elif self.targets is not None:
             targets = self.targets[on_device(rows, self.device)]
             targets = targets if targets.is_floating_point() else targets.long()
-        return Run(
-            batches=batches,
-            lengths_R=torch.from_numpy(lengths),
-            tokens_T=tokens_T,
-            offsets_R=offsets_R,
-            targets=targets,
-            target_offsets_R=target_offsets_R,
-            target_bounds=target_bounds,
-        )
-
-
-_COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
+        lengths_R = torch.from_numpy(lengths)
+        return Run(batches, lengths_R, tokens_T, offsets_R, targets, target_offsets_R, target_bounds)
 
 
 def move_run(run: Run, device: torch.device) -> Run:

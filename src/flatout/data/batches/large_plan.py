@@ -14,6 +14,7 @@ from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows
 
 WINDOW_ROWS = 1 << 24
 RUN_ROWS = 1 << 20
+_SAMPLED, _UNEVEN = 512, 0.6
 
 
 def is_large(num_rows: int, settings: PlanSettings) -> bool:
@@ -78,9 +79,6 @@ class LargePlan:
         return np.concatenate(found)
 
 
-_SAMPLED, _UNEVEN = 512, 0.6
-
-
 def is_sorted_by(classes: NDArray[np.integer]) -> bool:
     """Whether runs differ in their classes, and so windows would; judged by some hundred rows of up to 64 runs.
 
@@ -98,10 +96,6 @@ def is_sorted_by(classes: NDArray[np.integer]) -> bool:
 
 def _joined(parts: list[BatchRows]) -> BatchRows:
     sizes = np.concatenate([np.diff(part.bounds) for part in parts])
-    return BatchRows(
-        rows=np.concatenate([part.rows for part in parts]),
-        bounds=np.append(0, np.cumsum(sizes)),
-        num_real=np.concatenate([part.num_real for part in parts]),
-        step_rows=np.concatenate([part.step_rows for part in parts]),
-        ends_step=np.concatenate([part.ends_step for part in parts]),
-    )
+    names = ("rows", "num_real", "step_rows", "ends_step")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return BatchRows(**joined, bounds=np.append(0, np.cumsum(sizes)))

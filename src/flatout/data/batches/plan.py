@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 
 from flatout.errors import UserError, require
 
+Rows = NDArray[np.int64]
+_EVEN_ROUNDS = 64
+"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
+
 
 class FeedKind(StrEnum):
     """Where batches are gathered."""
@@ -29,9 +33,6 @@ class FeedKind(StrEnum):
     resident = "resident"
     threaded = "threaded"
     workers = "workers"
-
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +110,7 @@ class Plan:
         """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another order."""
         self.settings, self.lengths = settings, lengths
         self.order, self.bounds = _global_steps(lengths, settings, epoch, window)
+        """All rows in training order, and where each optimizer step begins among them."""
 
     @property
     def num_steps(self) -> int:
@@ -141,7 +143,7 @@ class Plan:
             counts = real = sizes
         return BatchRows(
             rows=rows,
-            bounds=_offsets(counts),
+            bounds=np.append(0, np.cumsum(counts)),
             num_real=real,
             # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what their rows weigh.
             step_rows=np.repeat(sizes, accumulate)[start - first * accumulate :][: stop - start],
@@ -158,7 +160,6 @@ def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
 
 
 def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
-    """All rows in training order, and where each optimizer step begins among them."""
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
@@ -255,7 +256,7 @@ def _sort_groups(order: Rows, bounds: Rows, lengths: NDArray[np.integer]) -> Non
 def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tuple[Rows, Rows]:
     steps = random.permutation(len(bounds) - 1)
     sizes = np.diff(bounds)[steps]
-    shuffled = _offsets(sizes)
+    shuffled = np.append(0, np.cumsum(sizes))
     # Each step's distance from its new place to its old one, plus the place: a gather without a loop over steps.
     places = np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes)
     places += np.arange(len(order))
@@ -289,11 +290,7 @@ def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: Plan
     # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.
     by_batch = np.argsort(batch, kind="stable")
     real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
-    return _with_fillers(rows[mine][by_batch], real, rows[_offsets(sizes)[:-1]], settings.accumulate)
-
-
-_EVEN_ROUNDS = 64
-"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
+    return _with_fillers(rows[mine][by_batch], real, rows[np.cumsum(sizes) - sizes], settings.accumulate)
 
 
 def _evenly_dealt(lengths: NDArray[np.integer], step: Rows, place: Rows, parts: int) -> Rows:
@@ -323,17 +320,11 @@ def _with_fillers(rows: Rows, real: Rows, shortest: Rows, accumulate: int) -> tu
     empty = np.flatnonzero(real == 0)
     if len(empty) == 0:
         return rows, real, real
-    filled = np.insert(rows, _offsets(real)[empty], shortest[empty // accumulate])
+    filled = np.insert(rows, np.cumsum(real)[empty], shortest[empty // accumulate])
     return filled, np.maximum(real, 1), real
 
 
-def _offsets(counts: Rows) -> Rows:
-    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-class StreamPlan:
+class StreamPlan(Plan):
     """One epoch of one rank, of rows that continue each other: chunks of recordings, whose hidden state is carried on.
 
     A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the lane with the fewest
@@ -365,18 +356,10 @@ class StreamPlan:
         # A lane stays on its rank: the hidden state that is carried on lies in that rank's memory.
         self.order, self._rank = rows[order], lanes[order] % settings.world
         num_slots = int(slots.max()) + 1 if len(slots) else 0
-        self.num_steps = -(-num_slots // settings.accumulate)
+        num_steps = -(-num_slots // settings.accumulate)
         # Batches beyond the last slot are empty ones that fill up the last step.
-        self._slots = np.searchsorted(slots[order], np.arange(self.num_batches + 1))
+        self._slots = np.searchsorted(slots[order], np.arange(num_steps * settings.accumulate + 1))
         self.bounds = self._slots[:: settings.accumulate]
-        """Where each optimizer step begins in `order`."""
-
-    @property
-    def num_batches(self) -> int:
-        return self.num_steps * self.settings.accumulate
-
-    def rows_of_step(self, step: int) -> Rows:
-        return self.order[self.bounds[step] : self.bounds[step + 1]]
 
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank; one without a row of its own has a filler that does not count."""

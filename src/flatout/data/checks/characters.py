@@ -23,7 +23,6 @@ _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
 _CAPITAL_TO_SMALL = 32
 Bytes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
-
 ODDITIES = {  # of each its pattern, and runs of bytes of which it needs one: hex numbers, and spans of them
     "control": ("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]", ("00-08", "0B-0C", "0E-1F", "7F")),
     "escapes": (_ESCAPED, ("5C 75-78",)),

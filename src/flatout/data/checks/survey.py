@@ -42,6 +42,16 @@ if TYPE_CHECKING:
 
 Assigner = Callable[[Records], NDArray[np.int8]]
 """Gives the records of one file their splits: 0, 1 or 2."""
+_DROPPED = -1
+_COUNTS = ("rows_read", "rows_kept", "rows_repaired")
+_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
+_ROWS_SAMPLED = 20_000
+_ODD = ("control", "invisible", "replaced", "private", "mojibake")
+_Looked = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64], Future[Characters]]
+"""A block, what is used of it, where in the block these rows lie, and what their bytes tell."""
+_SPOKEN = ("training", "validation", "test")
+_RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
+"""The setting that decides over each kind of finding."""
 
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
@@ -88,20 +98,6 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
         raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]
-
-
-_DROPPED = -1
-_COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
-_ROWS_SAMPLED = 20_000
-_ODD = ("control", "invisible", "replaced", "private", "mojibake")
-
-
-_Looked = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64], Future[Characters]]
-"""A block, what is used of it, where in the block these rows lie, and what their bytes tell."""
-_SPOKEN = ("training", "validation", "test")
-_RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
-"""The setting that decides over each kind of finding."""
 
 
 class TextSurvey:

@@ -26,6 +26,11 @@ from flatout.errors import UserError
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
 _LETTERS = {"B": _BEGIN, "I": _INSIDE, "M": _INSIDE, "E": _END, "L": _END, "S": _SINGLE, "U": _SINGLE, "W": _SINGLE}
 _KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
+COLUMNS = ("text", "label")
+LISTS = ("tokens", "tags")
+"""The same as lists, for a later pass."""
+_BLANK = pa.scalar(" ", pa.large_string())
+_MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10
 
 
 class Scheme(StrEnum):
@@ -152,12 +157,6 @@ def as_bio(block: TagBlock) -> NDArray[np.int32]:
     return np.where(block.types == 0, 0, block.types * 2 - begins(block)).astype(np.int32)
 
 
-COLUMNS = ("text", "label")
-LISTS = ("tokens", "tags")
-"""The same as lists, for a later pass."""
-_BLANK = pa.scalar(" ", pa.large_string())
-
-
 class TaggedTable(Table):
     """Tagged words as a table of texts: the words joined, and their tags joined as the label.
 
@@ -230,9 +229,6 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
         what = f"column {name!r} of {table} holds {column.type}"
         raise UserError(key, what, allowed="a list of texts in each row", hint=hint)
     return pc.fill_null(column.cast(texts), pa.scalar([], texts))
-
-
-_MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,19 @@ from flatout.data.store.store import (
 from flatout.errors import UserError, out_of_space
 from flatout.files import let_time_move, sync_folder, sync_tree
 
+Recipe = dict[str, Any]
+"""Everything a store's content depends on, as plain JSON values under readable names."""
+VERIFIED = "verified"
+"""The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
+_UNITS, FETCHED = ".units", ".fetched"
+"""The folders of units of builds that are not finished, and of sources that lie elsewhere."""
+_REMOVED = ".removed-"
+_KEY = re.compile("[0-9a-f]{20}")
+_TRIES, _MOST_BOOTS = 3, 32
+Identity = tuple[int, int, int]
+_ELSEWHERE = "Set data.cache=FOLDER."
+_DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
+
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
@@ -68,18 +81,6 @@ class CacheReport:
         if self.hit:
             return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
         return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
-
-
-Recipe = dict[str, Any]
-"""Everything a store's content depends on, as plain JSON values under readable names."""
-
-VERIFIED = "verified"
-"""The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
-_UNITS, FETCHED = ".units", ".fetched"
-"""The folders of units of builds that are not finished, and of sources that lie elsewhere."""
-_REMOVED = ".removed-"
-_KEY = re.compile("[0-9a-f]{20}")
-_TRIES, _MOST_BOOTS = 3, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,10 @@ class Cache:
         folder = self.folder / key
         try:
             manifest = read_manifest(folder)
-            if not _is_known_whole(folder, manifest):
-                _verify(folder, manifest)
+            stamps = _stamps(folder, manifest)
+            boots = _boots(folder, stamps)
+            if boot_id() not in boots:
+                _verify(folder, stamps, boots)
             return Store(folder, manifest)
         except PermissionError:
             raise self._closed_to_us(folder) from None
@@ -173,8 +176,14 @@ class Cache:
 
     def entries(self) -> list[CacheEntry]:
         """Finished stores, newest first."""
-        found = [_entry(folder) for folder in self._folders()]
-        return sorted((entry for entry in found if entry), key=lambda entry: entry.built, reverse=True)
+        found = []
+        for folder in self._folders():
+            with suppress(DamagedStore, OSError, KeyError):
+                manifest = read_manifest(folder)
+                num_bytes = sum(file["bytes"] for file in manifest["files"].values())
+                rows = {name: split["rows"] for name, split in manifest["splits"].items()}
+                found.append(CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"]))
+        return sorted(found, key=lambda entry: entry.built, reverse=True)
 
     def verify(self) -> dict[str, list[str]]:
         """Damaged files of each store, by key; an empty list for a whole one."""
@@ -292,35 +301,25 @@ def boot_id() -> str:
         return f"{platform.node()}-{psutil.boot_time():.0f}"
 
 
-def _is_known_whole(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether every byte was checked since the machine was started, and no file was touched since."""
+def _boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
+    """Machines, each since it was started, that have checked every byte of the files as they are now."""
     try:
         marker = json.loads((folder / VERIFIED).read_bytes())
-        return boot_id() in marker["boots"] and bool(marker["files"] == _stamps(folder, manifest))
+        return list(marker["boots"]) if marker["files"] == stamps else []
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return []
 
 
-def _verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compare every byte with its checksum, and note that this was done."""
-    stamps = _stamps(folder, manifest)
+def _verify(folder: Path, stamps: dict[str, list[int]], boots: list[str]) -> None:
+    """Compare every byte with its checksum, and note that this was done; `boots` are those of other machines."""
     let_time_move(max(ctime for _, _, ctime, _ in stamps.values()))
     if damaged := damaged_files(folder):
         raise DamagedStore(", ".join(damaged))
-    boots = [boot_id(), *_other_boots(folder, stamps)][:_MOST_BOOTS]
+    marker = json.dumps({"boots": [boot_id(), *boots][:_MOST_BOOTS], "files": stamps})
     with suppress(OSError):  # a shared cache may be read-only: its stores are checked by every process
         if (folder / VERIFIED).is_symlink():
             (folder / VERIFIED).unlink()
-        (folder / VERIFIED).write_text(json.dumps({"boots": boots, "files": stamps}), encoding="utf-8")
-
-
-def _other_boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
-    """Other machines on a shared disk that have checked the same files."""
-    try:
-        marker = json.loads((folder / VERIFIED).read_bytes())
-        return [boot for boot in marker["boots"] if boot != boot_id()] if marker["files"] == stamps else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        (folder / VERIFIED).write_text(marker, encoding="utf-8")
 
 
 def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
@@ -331,9 +330,6 @@ def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
         status = (folder / name).stat()
         found[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     return found
-
-
-Identity = tuple[int, int, int]
 
 
 def _identity(folder: Path) -> Identity | None:
@@ -354,20 +350,6 @@ def _renamed(folder: Path, target: Path) -> bool:
             return False
         raise
     return True
-
-
-def _entry(folder: Path) -> CacheEntry | None:
-    try:
-        manifest = read_manifest(folder)
-        num_bytes = sum(file["bytes"] for file in manifest["files"].values())
-        rows = {name: split["rows"] for name, split in manifest["splits"].items()}
-        return CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"])
-    except (DamagedStore, OSError, KeyError):
-        return None
-
-
-_ELSEWHERE = "Set data.cache=FOLDER."
-_DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
 
 
 def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:

@@ -10,11 +10,12 @@ must also agree with itself, so that even one with a right checksum cannot make 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 
 SCHEMA = 2
 MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
-_READ_BYTES = 1 << 24
 _BYTES_A_RAGGED_ROW = 8 + 4
 """Of its offset and its length."""
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
@@ -227,11 +227,8 @@ def _is_whole(path: Path, file: dict[str, Any]) -> bool:
 
 def file_checksum(path: Path) -> str:
     """xxh3 of a file's bytes, read in pieces."""
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 class _FileWriter:
@@ -370,10 +367,7 @@ class StoreWriter:
         splits = {}
         for split in self._splits:
             files |= split.close()
-            columns = {
-                name: {"dtype": column.dtype, "ragged": column.ragged, "width": column.width}
-                for name, column in split.columns.items()
-            }
+            columns = {name: asdict(column) for name, column in split.columns.items()}
             splits[split.name] = {"rows": split.num_rows, "columns": columns}
         manifest = {"schema": SCHEMA, **about, "facts": self.facts, "splits": splits, "files": files}
         last = self._write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from flatout.errors import check_settings, require, setting
 
+_ENCODINGS = "Name one that Python knows, for example cp1252, latin-1, utf-16, shift_jis."
+
 
 class Format(StrEnum):
     """Kinds of files."""
@@ -68,9 +70,6 @@ class ReadingConfig:
     def _require_one_byte(self, name: str, value: str) -> None:
         is_fine = len(value) == 1 and value.isascii() and value not in "\r\n\0"
         require(is_fine, f"data.read.{name}", repr(value), allowed="one ASCII character")
-
-
-_ENCODINGS = "Name one that Python knows, for example cp1252, latin-1, utf-16, shift_jis."
 
 
 def _is_encoding(name: str) -> bool:

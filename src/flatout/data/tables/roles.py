@@ -16,6 +16,18 @@ from flatout.errors import UserError
 if TYPE_CHECKING:
     from flatout.data.tables.table import Table
 
+_TEXTS = (
+    "text sentence headline content document doc review tweet comment comment_text body message question utterance"
+    " lyrics abstract description post title query input sms review_text text_clean"
+).split()
+_LABELS = (
+    "label category class target topic sentiment emotion genre intent labels categories classes topics emotions genres"
+    " label_text coarse_label stars rating score y class_label"
+).split()
+_TOKENS = ["tokens", "words"]
+_TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
+_KNOWN, _KNOWN_TAGGED = (_TEXTS, _LABELS), (_TOKENS, _TAGS)
+
 
 @dataclass(frozen=True, slots=True)
 class Roles:
@@ -31,21 +43,6 @@ class Roles:
     def columns(self) -> list[str]:
         """All of them, each once."""
         return list(dict.fromkeys((*self.texts, *([self.label] if self.label else []))))
-
-
-_TEXTS = (
-    "text sentence headline content document doc review tweet comment comment_text body message question utterance"
-    " lyrics abstract description post title query input sms review_text text_clean"
-).split()
-_LABELS = (
-    "label category class target topic sentiment emotion genre intent labels categories classes topics emotions genres"
-    " label_text coarse_label stars rating score y class_label"
-).split()
-_TOKENS = ["tokens", "words"]
-_TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
-
-
-_KNOWN, _KNOWN_TAGGED = (_TEXTS, _LABELS), (_TOKENS, _TAGS)
 
 
 def find_roles(

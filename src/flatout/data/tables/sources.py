@@ -56,8 +56,6 @@ _TABLES: dict[Format, Callable[[Path, str, ReadingConfig], FileTable]] = {
     Format.npy: NpyTable,
     Format.hdf5: Hdf5Table,
 }
-
-
 _SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "development", "eval"),

@@ -29,6 +29,7 @@ Entries = list[list[str | int]]
 """Of each file its name, and what changes in its entry when it does: size, times and number."""
 SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 """Part of the key of each split's random streams."""
+_NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
 
 
 class Table(ABC):
@@ -152,9 +153,6 @@ def are_numbers(texts: pa.Array) -> bool:
     """Whether all texts but blank ones are numbers, such as 12 or -0.5e3; false without any."""
     written = texts.filter(pc.invert(is_blank(texts)))
     return len(written) > 0 and bool(pc.all(pc.match_substring_regex(written, _NUMBER)).as_py())
-
-
-_NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
 
 
 def mask_of(values: pa.Array) -> NDArray[np.bool_]:

@@ -37,6 +37,10 @@ _ROWS_A_CALL = 4_096
 _ENDINGS = (".json", ".txt", ".jinja", ".model")
 """Of a tokenizer's files: all are data."""
 _KIND = "subwords"
+Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""Ids of texts, one run after the other, and how many each has."""
+Part = Any
+"""Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +256,6 @@ def encode_texts(encoder: Encoder, texts: pa.Array, max_length: int, long: LongT
 def read_encoder(text: str) -> Encoder:
     """What either's `to_json` wrote."""
     return Subwords.from_json(text) if text.startswith(f'{{"kind": "{_KIND}"') else Vocabulary.from_json(text)
-
-
-Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""Ids of texts, one run after the other, and how many each has."""
-Part = Any
-"""Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
 
 
 def _joined(runs: list[NDArray[Any]]) -> Runs:
