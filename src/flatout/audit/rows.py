@@ -16,7 +16,7 @@ from flatout.data.problem import Problem
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_table
-from flatout.data.tables.splits import SPLITS, hash_texts
+from flatout.data.tables.splits import hash_texts
 from flatout.data.tables.table import as_texts, decoded, require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source
@@ -60,7 +60,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
-        num_rows = sum(surveyed.rows(split) for split in SPLITS)
+        num_rows = sum(surveyed.rows.values())
         what = f"{num_rows} rows are too few to be audited"
         require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
         surveyed.census.require_classes("data.label")

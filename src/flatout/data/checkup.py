@@ -25,7 +25,6 @@ from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
-from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, open_tables
 from flatout.data.text_source import TagSource
@@ -94,7 +93,8 @@ class Checkup(_Found):
         return [*lines, "", f"rows for {rows or 'nothing'}"]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
-        more = {Problem.none: " model=transformer task=mlm", Problem.tags: _TAGS}.get(self.problem, "")
+        tagging = " data.problem=tags task=tagging model=transformer"
+        more = {Problem.none: " model=transformer task=mlm", Problem.tags: tagging}.get(self.problem, "")
         settings = [setting for setting in settings if setting not in more]
         return f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
 
@@ -108,20 +108,13 @@ def check(config: TextDataConfig) -> Checkup:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
         columns = {"text": list(source.roles.texts), "label": source.roles.label or None}
-        found = Checkup(source.name, config.problem, columns, _rows(surveyed), surveyed.census.counts)
+        found = Checkup(source.name, config.problem, columns, surveyed.rows, surveyed.census.counts)
         found.remarks += [*source.remarks(), *surveyed.account(), *all_remarks(surveyed.findings.values())]
         found.remarks += surveyed.census.remarks("training rows")
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
         if found.rows.get("train"):
             found.remarks += _tokenised(config, surveyed, found)
     return found
-
-
-def _rows(surveyed: TextSurvey) -> dict[str, int]:
-    return {split: count for split in SPLITS if (count := surveyed.rows(split))}
-
-
-_TAGS = " data.problem=tags task=tagging model=transformer"
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
@@ -175,7 +168,7 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
-    return Checkup(source.name, Problem.tags, columns, _rows(surveyed), entities, surveyed.words, remarks=remarks)
+    return Checkup(source.name, Problem.tags, columns, surveyed.rows, entities, surveyed.words, remarks=remarks)
 
 
 @dataclass(slots=True)

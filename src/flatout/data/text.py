@@ -170,12 +170,10 @@ class TextDataConfig(FeedingConfig):
 
     @property
     def long_texts(self) -> LongTexts:
-        """How long texts become rows."""
         return LongTexts(self.long, self.window, self.overlap) if self.long is Long.windows else LongTexts(self.long)
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is given for each split."""
         return {split: getattr(self, split) for split in SPLITS}
 
     def _require_fitting_sample(self) -> None:

@@ -193,7 +193,7 @@ class TextPreparation:
     def _require_rows(self, surveyed: TextSurvey) -> None:
         tables = self.source.tables
         for split in self.config.split_names(tables):
-            if not surveyed.rows(split):
+            if split not in surveyed.rows:
                 key = "source" if self.config.source is not None else split if split in tables else "train"
                 what = f"no rows are left for the {split} split of {self.source.name}"
                 hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
@@ -228,7 +228,7 @@ class TextPreparation:
         }
         tables = self.source.tables
         writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
-        writer.expected_rows = sum(surveyed.rows(split) for split in writers)
+        writer.expected_rows = sum(surveyed.rows.values())
         totals = {split: _Totals() for split in writers}
         blocks = self.source.texts_and_labels(surveyed.fates, advance)
         for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from flatout.data.tables.table import Table, changed, require_columns
 from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
+Tables = Mapping[str, Table]
 TOPIC = "topic"
 """The column of the built-in headlines that knows what a row is about."""
 
@@ -29,9 +31,7 @@ TOPIC = "topic"
 class TextSource:
     """The tables of some texts, and which of their columns hold what."""
 
-    def __init__(
-        self, config: TextDataConfig, tables: Mapping[str, Table], roles: Roles, group: str | None = None
-    ) -> None:
+    def __init__(self, config: TextDataConfig, tables: Tables, roles: Roles, group: str | None = None) -> None:
         """`group`: the column whose equal values stay in one split."""
         self.config, self.tables, self.roles = config, tables, roles
         self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
@@ -80,12 +80,10 @@ class TextSource:
         return [*self.roles.columns, *([TOPIC] if self.config.is_sample and self.roles.label else [])]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        source, config = self.tables[name].name, self.config
+        source, config, given = self.tables[name].name, self.config, labels_of(block, self.roles)
         texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
-        labels = normalise_labels(
-            labels_of(block, self.roles), rows, problem=config.problem, delimiter=config.label_delimiter, source=source
-        )
-        return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
+        how: dict[str, Any] = {"problem": config.problem, "delimiter": config.label_delimiter, "source": source}
+        return TextBlock(pc.fill_null(texts, ""), normalise_labels(given, rows, **how), rows, block)
 
     def remarks(self) -> list[Remark]:
         """How the tables are written, and which columns are used."""
@@ -115,7 +113,7 @@ class TextBlock:
 class TagSource(TextSource):
     """The tables of a TextDataConfig whose rows are words and tags."""
 
-    def __init__(self, config: TextDataConfig, tables: Mapping[str, Table]) -> None:
+    def __init__(self, config: TextDataConfig, tables: Tables) -> None:
         first = tables["train"]
         given = find_roles(first, text=config.text, label=config.label, tags=True)
         for table in tables.values():
@@ -135,11 +133,8 @@ class TagSource(TextSource):
         train = self.census.entities.get("train", {})
         kinds = ", ".join(f"{name} {count:,}" for name, count in train.items())
         what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
-        return [
-            Remark(Level.note, "tags", what),
-            Remark(Level.note, "training entities", kinds or "none"),
-            *_unseen_types(self.census),
-        ]
+        notes = [Remark(Level.note, "tags", what), Remark(Level.note, "training entities", kinds or "none")]
+        return [*notes, *_unseen_types(self.census)]
 
     def remarks(self) -> list[Remark]:
         how = self.tables["train"].how() or "lists of words and tags"

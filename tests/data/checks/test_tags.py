@@ -49,7 +49,7 @@ def write(sentence: list[Entity], scheme: Scheme) -> list[str]:
 
 def read(rows: list[list[str]]):
     census = TagCensus("rows")
-    return census, census.read(pa.array(rows, pa.list_(pa.string())), np.arange(len(rows)))
+    return census, census.read(pa.array(rows, pa.list_(pa.string())), np.arange(len(rows)), "train")
 
 
 @pytest.mark.parametrize("scheme", Scheme)

@@ -74,7 +74,7 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
 
 def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Array:
     """Labels as finite floats; the first row that is none is named."""
-    is_wrong, values = np.zeros(len(labels), dtype=np.bool_), labels
+    is_wrong, values = np.zeros(len(labels), np.bool_), labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
         is_wrong = ~mask_of(pc.match_substring_regex(values, _NUMBER))

@@ -18,30 +18,19 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.characters import Characters, read_characters
 from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule, clean_block
-from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
+from flatout.data.checks.findings import KINDS, Findings, Level, Remark
 from flatout.data.checks.labels import LabelCensus, Rows, normalise_labels
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, find_twins
+from flatout.data.checks.twins import RECORD, Assigner, Mask, RecordFiles, Records, Twins, assigner, find_twins
 from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
-from flatout.data.tables.splits import (
-    SPLITS,
-    Dealer,
-    SplitBy,
-    Splitting,
-    hash_texts,
-    reseeded,
-    split_by_hash,
-    split_groups,
-)
-from flatout.data.tables.table import Table, are_numbers, as_texts, decoded
+from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
+from flatout.data.tables.table import are_numbers, as_texts, decoded
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
     from flatout.data.text_source import TextSource
 
-Assigner = Callable[[Records], NDArray[np.int8]]
-"""Gives the records of one file their splits: 0, 1 or 2."""
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
 _THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
@@ -52,52 +41,6 @@ _Looked = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64], Future[Characters
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
-
-
-def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    """The rule of some settings; rows of tables that were given for a split stay there."""
-    if not splitting.is_made:
-        return lambda records: records["table"].astype(np.int8)
-    if splitting.by is SplitBy.group:
-        assign = _by_group(splitting, files)
-    else:
-        assign = _by_text(splitting, strata if splitting.by is SplitBy.stratified else None)
-
-    def assigned(records: Records) -> NDArray[np.int8]:
-        splits = records["table"].astype(np.int8)
-        is_own = splits == 0
-        splits[is_own] = assign(records if is_own.all() else records[is_own])
-        return splits
-
-    return assigned
-
-
-def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
-    """By their hashes; with `strata` distinct texts are dealt out by the first class of each that is met."""
-    if strata is None:
-        return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
-    dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
-
-    def assign(records: Records) -> NDArray[np.int8]:
-        hashes = reseeded(records["alike"], splitting.seed)
-        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        return dealer.deal(strata[records["code"][first]])[inverse]
-
-    return assign
-
-
-def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
-    groups, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
-    for records in files.parts():
-        each, counts = np.unique(records["group"][records["table"] == 0], return_counts=True)
-        groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
-        rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
-    needed = 1 + sum(share > 0 for share in splitting.shares.values())
-    if len(groups) < needed:
-        what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
-        raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
-    splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
-    return lambda records: splits[np.searchsorted(groups, records["group"])]
 
 
 class TextSurvey:
@@ -135,20 +78,22 @@ class TextSurvey:
             findings.rows_repaired = int((is_kept & self._is_changed[name]).sum())
         return self
 
-    def rows(self, split: str) -> int:
-        """How many rows a split has."""
-        return sum(int((fates == SPLITS.index(split)).sum()) for fates in self.fates.values())
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each split that has any."""
+        counts = (sum(int((each == number).sum()) for each in self.fates.values()) for number in range(len(SPLITS)))
+        return {split: count for split, count in zip(SPLITS, counts, strict=True) if count}
 
     def first_texts(self) -> dict[str, list[pa.Array]]:
         """Texts of the first rows, by the split they belong to; every split has some."""
-        texts: dict[str, list[pa.Array]] = {}
+        texts: dict[str, list[pa.Array]] = {split: [] for split in SPLITS}
         for name, blocks in self.samples.items():
             for block in blocks:
                 fates = self.fates[name][block.rows]
                 for number, split in enumerate(SPLITS):
                     if (mask := fates == number).any():
-                        texts.setdefault(split, []).append(block.texts.filter(pa.array(mask)))
-        return {split: texts[split] for split in SPLITS if split in texts}
+                        texts[split].append(block.texts.filter(pa.array(mask)))
+        return {split: blocks for split, blocks in texts.items() if blocks}
 
     def account(self) -> list[Remark]:
         """What became of all rows; a table of its own where anything did."""
@@ -169,11 +114,11 @@ class TextSurvey:
             advance(block.num_rows)
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
-    def _take(self, name: str, looked: _Looked, files: RecordFiles) -> NDArray[np.bool_]:
+    def _take(self, name: str, looked: _Looked, files: RecordFiles) -> Mask:
         """Number the labels of a block and leave a record of each row; which rows stay."""
         (_, clean, _, waiting), table = looked, self.tables[name]
         characters = waiting.result()
-        kept = self._odd(name, clean, characters)
+        kept = self._admitted(name, clean, characters)
         how: dict[str, Any] = {"problem": self.problem, "delimiter": self.label_delimiter}
         labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
         codes, words = self.census.code(labels), characters.words
@@ -209,10 +154,9 @@ class TextSurvey:
             while waiting:
                 yield waiting.popleft()
 
-    def _odd(self, name: str, clean: CleanBlock, characters: Characters) -> NDArray[np.bool_]:
-        """Which rows stay, as far as odd characters go."""
-        kept = np.ones(len(clean.rows), np.bool_)
-        findings, table = self.findings[name], self.tables[name]
+    def _admitted(self, name: str, clean: CleanBlock, characters: Characters) -> Mask:
+        """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`) go."""
+        findings, table, kept = self.findings[name], self.tables[name], np.ones(len(clean.rows), np.bool_)
         for oddity, places in characters.odd.items():
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
                 place = table.locate(int(clean.rows[places[0]]) + 1)
@@ -223,16 +167,12 @@ class TextSurvey:
             else:
                 findings.add(oddity, clean.rows[places])
         findings.add("odd_dropped", clean.rows[~kept])
-        return kept & self._decided(findings, table, clean.rows)
-
-    def _decided(self, findings: Findings, table: Table, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which rows stay, by decisions (`data.exclude`, `data.relabel`)."""
-        if not isinstance(table, DecidedTable):
-            return np.ones(len(rows), np.bool_)
-        is_excluded = np.isin(rows, table.excluded)
-        findings.add("excluded", rows[is_excluded])
-        findings.add("relabelled", rows[np.isin(rows, table.relabelled) & ~is_excluded])
-        return ~is_excluded
+        if isinstance(table, DecidedTable):
+            is_excluded = np.isin(clean.rows, table.excluded)
+            findings.add("excluded", clean.rows[is_excluded])
+            findings.add("relabelled", clean.rows[np.isin(clean.rows, table.relabelled) & ~is_excluded])
+            kept &= ~is_excluded
+        return kept
 
     def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
         block, clean, places, characters = looked

@@ -66,15 +66,20 @@ class TagCensus:
     """Entities of each type, by split."""
     tokens: int = 0
     _letters: set[str] = field(default_factory=set)
-    _inside_begins: int = 0
-    _free_begins: int = 0
+    _has_inside_begins: bool = False
+    _has_free_begins: bool = False
 
-    def read(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
-        """Tags as numbers, counted."""
-        block = self.numbered(tags, rows)
+    def read(self, tags: pa.Array, rows: NDArray[np.int64], split: str) -> TagBlock:
+        """Tags as numbers, counted, and where an entity begins, by type."""
+        block, counts = self.numbered(tags, rows), self.entities.setdefault(split, {})
         self.tokens += len(block.types)
-        self._inside_begins += int((begins(block) & (block.letters == _INSIDE)).sum())
-        self._free_begins += int(((block.letters == _BEGIN) & ~_follows_same_type(block)).sum())
+        starts = begins(block)
+        self._has_inside_begins |= bool((starts & (block.letters == _INSIDE)).any())
+        self._has_free_begins |= bool(((block.letters == _BEGIN) & ~_follows_same_type(block)).any())
+        found = np.bincount(block.types[starts], minlength=len(self.types) + 1)
+        for name, number in self.types.items():
+            if found[number]:
+                counts[name] = counts.get(name, 0) + int(found[number])
         return block
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
@@ -100,15 +105,7 @@ class TagCensus:
             return Scheme.iobes
         if self._letters & set("LU"):
             return Scheme.bilou
-        return Scheme.iob1 if self._inside_begins and not self._free_begins else Scheme.bio
-
-    def count_entities(self, split: str, block: TagBlock) -> None:
-        """Count where an entity begins, by type."""
-        counts = self.entities.setdefault(split, {})
-        found = np.bincount(block.types[begins(block)], minlength=len(self.types) + 1)
-        for name, number in self.types.items():
-            if found[number]:
-                counts[name] = counts.get(name, 0) + int(found[number])
+        return Scheme.iob1 if self._has_inside_begins and not self._has_free_begins else Scheme.bio
 
     def _parsed(self, name: str) -> tuple[int, int]:
         if name == "O":
@@ -191,7 +188,7 @@ class TaggedTable(Table):
             self._require_pairs(tokens, tags, rows)
             held = {"tokens": tokens, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
-                self._note(self.census.read(tags, rows), tokens, rows)
+                self._note(self.census.read(tags, rows, self.split), tokens, rows)
                 held |= {"text": pc.binary_join(tokens, _BLANK), "label": pc.binary_join(tags, _BLANK)}
             yield pa.RecordBatch.from_arrays([held[name] for name in columns], names=list(columns))
 
@@ -201,7 +198,6 @@ class TaggedTable(Table):
             findings.add(name, np.concatenate(found) if found else np.empty(0, np.int64))
 
     def _note(self, tags: TagBlock, tokens: pa.Array, rows: NDArray[np.int64]) -> None:
-        self.census.count_entities(self.split, tags)
         row_of = tags.row_of()
         for scheme, found in self._misplaced.items():
             found.append(rows[np.unique(row_of[misplaced(tags, scheme)])])

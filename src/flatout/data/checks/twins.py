@@ -1,18 +1,23 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
 Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by their hash, so
-equal texts meet in the same file and only one file at a time lies in memory, however many rows there are.
+equal texts meet in the same file and only one file at a time lies in memory, however many rows there are. A row gets
+its split from its record too.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flatout.data.checks.findings import counted
+from flatout.data.tables.splits import Dealer, SplitBy, Splitting, reseeded, split_by_hash, split_groups
+from flatout.errors import UserError
 
 RECORD = np.dtype(
     [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")], align=True
@@ -22,6 +27,8 @@ _PARTS, _PART_BITS = 64, 6
 _HELD_BYTES, _WAITING = 1 << 20, 4
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
+Assigner = Callable[[Records], NDArray[np.int8]]
+"""Gives the records of one file their splits: 0, 1 or 2."""
 
 
 class RecordFiles:
@@ -59,6 +66,52 @@ class RecordFiles:
         ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
         for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
             file.write(piece.tobytes())
+
+
+def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
+    """The rule of some settings; rows of tables that were given for a split stay there."""
+    if not splitting.is_made:
+        return lambda records: records["table"].astype(np.int8)
+    if splitting.by is SplitBy.group:
+        assign = _by_group(splitting, files)
+    else:
+        assign = _by_text(splitting, strata if splitting.by is SplitBy.stratified else None)
+
+    def assigned(records: Records) -> NDArray[np.int8]:
+        splits = records["table"].astype(np.int8)
+        is_own = splits == 0
+        splits[is_own] = assign(records if is_own.all() else records[is_own])
+        return splits
+
+    return assigned
+
+
+def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
+    """By their hashes; with `strata` distinct texts are dealt out by the first class of each that is met."""
+    if strata is None:
+        return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
+    dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
+
+    def assign(records: Records) -> NDArray[np.int8]:
+        hashes = reseeded(records["alike"], splitting.seed)
+        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        return dealer.deal(strata[records["code"][first]])[inverse]
+
+    return assign
+
+
+def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
+    groups, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
+    for records in files.parts():
+        each, counts = np.unique(records["group"][records["table"] == 0], return_counts=True)
+        groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
+        rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
+    needed = 1 + sum(share > 0 for share in splitting.shares.values())
+    if len(groups) < needed:
+        what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
+        raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
+    splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
+    return lambda records: splits[np.searchsorted(groups, records["group"])]
 
 
 @dataclass(frozen=True, slots=True)
