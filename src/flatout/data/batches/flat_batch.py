@@ -148,12 +148,9 @@ def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = Fals
     if count <= 1 or batch.num_real <= 1:
         return [batch]
     lengths = batch.lengths[: batch.num_real].numpy()
-    ends = np.append(0, np.cumsum(lengths))
-    edges = piece_edges(lengths, min(count, batch.num_real))
-    return [
-        _piece(batch, start, stop, int(ends[start]), int(ends[stop]), labels_are_of_tokens)
-        for start, stop in itertools.pairwise(edges)
-    ]
+    ends = np.append(0, np.cumsum(lengths)).tolist()
+    pairs = itertools.pairwise(piece_edges(lengths, min(count, batch.num_real)))
+    return [_piece(batch, start, stop, ends[start], ends[stop], labels_are_of_tokens) for start, stop in pairs]
 
 
 def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:

@@ -135,16 +135,12 @@ class Gatherer:
     """Columns of one split on one device, and the way from row numbers to batches."""
 
     def __init__(self, split: StoreSplit, device: torch.device) -> None:
-        self.device = device
-        self.tokens = column_on(split.columns[TOKENS], device)
+        self.device, self.tokens = device, column_on(split.columns[TOKENS], device)
         targets = split.columns.get(TARGETS)
         self.ragged_targets = column_on(targets, device) if isinstance(targets, Ragged) else None
-        self.targets = None
-        if targets is not None and not isinstance(targets, Ragged):
-            self.targets = torch.from_numpy(targets).to(device)
+        self.targets = torch.from_numpy(targets).to(device) if isinstance(targets, np.ndarray) else None
 
     def run(self, batches: BatchRows) -> Run:
-        """Gather the rows of some consecutive batches."""
         rows, lengths = batches.rows, self.tokens.lengths[batches.rows].astype(np.int64)
         tokens_T, offsets_R = self.tokens.gather(rows, lengths)
         targets = target_offsets_R = target_bounds = None
@@ -198,7 +194,7 @@ def cut_run(run: Run) -> Iterator[FlatBatch]:
     offsets = _offsets(run.offsets_R, bounds, ends_R[bounds])
     targets, target_offsets = _cut_targets(run, sizes)
     counted = zip(batches.num_real.tolist(), batches.step_rows.tolist(), batches.ends_step.tolist(), strict=True)
-    longest = run.lengths_R.numpy()[bounds[1:] - 1].tolist() if len(run.lengths_R) else []
+    longest = run.lengths_R.numpy()[bounds[1:] - 1].tolist()
     for i, (num_real, step_rows, ends_step) in enumerate(counted):
         batch = FlatBatch(
             tokens=tokens[i],
@@ -211,8 +207,7 @@ def cut_run(run: Run) -> Iterator[FlatBatch]:
             step_rows=step_rows,
             ends_step=ends_step,
         )
-        if len(batch.rows):
-            batch.longest_row = longest[i]
+        batch.longest_row = longest[i]
         yield batch
 
 

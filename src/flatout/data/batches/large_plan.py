@@ -44,13 +44,11 @@ class LargePlan:
         return self.num_steps * self.settings.accumulate
 
     def rows_of_step(self, step: int) -> Rows:
-        """Numbers of the rows that all ranks train in a step."""
         number, place = divmod(step, self._window_steps)
         rows, plan = self._planned(number)
         return rows[plan.rows_of_step(place)]
 
     def batches(self, start: int, stop: int) -> BatchRows:
-        """Batches `start` to `stop` of this rank, without making those before them."""
         length, found = self._window_steps * self.settings.accumulate, []
         for number in range(start // length, -(-stop // length)):
             rows, plan = self._planned(number)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flatout.errors import UserError, require
 
 Rows = NDArray[np.int64]
+Ints = NDArray[np.integer]
 _EVEN_ROUNDS = 64
 """Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
 
@@ -104,9 +105,7 @@ class PlanSettings:
 class Plan:
     """One epoch of one rank: `num_batches` batches, `accumulate` of them to an optimizer step."""
 
-    def __init__(
-        self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0, *, window: int = 0
-    ) -> None:
+    def __init__(self, lengths: Ints, settings: PlanSettings, epoch: int = 0, *, window: int = 0) -> None:
         """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another order."""
         self.settings, self.lengths = settings, lengths
         self.order, self.bounds = _global_steps(lengths, settings, epoch, window)
@@ -131,27 +130,25 @@ class Plan:
         first, last = start // accumulate, -(-stop // accumulate)
         bounds = self.bounds[first : last + 1]
         rows = self.order[bounds[0] : bounds[-1]]
-        sizes = np.diff(bounds)
+        counts = real = sizes = np.diff(bounds)
+        wanted = slice(start - first * accumulate, stop - first * accumulate)
         if self.settings.parts > 1:
             rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
             # The batches of the first step that come before `start` are dealt as well, and left out here.
-            skip, take = start - first * accumulate, stop - start
-            begin = int(counts[:skip].sum())
-            counts, real = counts[skip : skip + take], real[skip : skip + take]
+            begin = int(counts[: wanted.start].sum())
+            counts, real = counts[wanted], real[wanted]
             rows = rows[begin : begin + int(counts.sum())]
-        else:
-            counts = real = sizes
         return BatchRows(
             rows=rows,
             bounds=np.append(0, np.cumsum(counts)),
             num_real=real,
             # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what their rows weigh.
-            step_rows=np.repeat(sizes, accumulate)[start - first * accumulate :][: stop - start],
+            step_rows=np.repeat(sizes, accumulate)[wanted],
             ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
         )
 
 
-def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
+def count_batches(lengths: Ints, settings: PlanSettings) -> int:
     """Batches of every epoch of a plan, the same for all epochs and ranks."""
     if settings.tokens_per_batch is None:
         # A feed asks for the count when it is built; fixed steps are counted without planning an epoch for it.
@@ -159,7 +156,7 @@ def count_batches(lengths: NDArray[np.integer], settings: PlanSettings) -> int:
     return Plan(lengths, settings).num_batches
 
 
-def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
+def _global_steps(lengths: Ints, settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
@@ -177,9 +174,7 @@ def _global_steps(lengths: NDArray[np.integer], settings: PlanSettings, epoch: i
     return order, bounds
 
 
-def _cut_by_rows(
-    order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, rows_per_batch: int
-) -> tuple[Rows, Rows]:
+def _cut_by_rows(order: Rows, lengths: Ints, settings: PlanSettings, rows_per_batch: int) -> tuple[Rows, Rows]:
     """Steps of equally many rows, the last one taking what is left."""
     # The step is cut by its whole product: 8 x 1 and 2 x 4 batches have the same rows in the same step.
     step_rows = rows_per_batch * settings.parts
@@ -198,13 +193,12 @@ def _cut_by_rows(
     return order, bounds
 
 
-def _cut_by_tokens(order: Rows, lengths: NDArray[np.integer], settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
+def _cut_by_tokens(order: Rows, lengths: Ints, settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
     """Steps that keep every part under the token cap; their number is the same for every order of the same rows."""
     longest = int(lengths.max())
     if cap < longest:
-        raise UserError(
-            "data.tokens_per_batch", f"{cap} tokens cannot hold the longest row", allowed=f"{longest} or more here"
-        )
+        what = f"{cap} tokens cannot hold the longest row"
+        raise UserError("data.tokens_per_batch", what, allowed=f"{longest} or more here")
     if settings.layout is Layout.padded or not settings.shuffle:
         # One sorted run, whatever the order was: steps then depend on lengths alone, and every epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)
@@ -226,7 +220,7 @@ def _cut_by_tokens(order: Rows, lengths: NDArray[np.integer], settings: PlanSett
     return order, bounds
 
 
-def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) -> Rows:
+def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
     """Cut rows sorted by length so that (rows of a part) x (longest of the step) never passes the cap."""
     # Each bound depends on the one before, so this loops over steps; halving keeps the work at a step small.
     bounds, total = [0], len(sorted_lengths)
@@ -245,7 +239,7 @@ def _padded_bounds(sorted_lengths: NDArray[np.integer], parts: int, cap: int) ->
     return np.array(bounds, dtype=np.int64)
 
 
-def _sort_groups(order: Rows, bounds: Rows, lengths: NDArray[np.integer]) -> None:
+def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
     """Sort the rows of each group in place, shortest first, ties as they stood."""
     # Group and length in one number, so that one stable sort does it. Groups times lengths stay far below 63 bits.
     key = lengths[order].astype(np.int64)
@@ -263,7 +257,7 @@ def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tu
     return order[places], shuffled
 
 
-def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
+def _share(rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
     """This rank's rows of some whole steps: rows, rows per batch, real rows per batch.
 
     Rows are dealt longest first, a round at a time, each round's longest row to the part with the fewest tokens: parts
@@ -276,10 +270,8 @@ def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: Plan
     if settings.layout is Layout.padded:
         # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of the longest rows.
         base, extra = np.divmod(size, settings.accumulate)
-        in_large = place_from_end < extra * (base + 1)
-        micro = np.where(
-            in_large, place_from_end // (base + 1), extra + (place_from_end - extra * (base + 1)) // np.maximum(base, 1)
-        )
+        beyond = place_from_end - extra * (base + 1)
+        micro = np.where(beyond < 0, place_from_end // (base + 1), extra + beyond // np.maximum(base, 1))
         begin = micro * base + np.minimum(micro, extra)
         rank = _dealt(place_from_end - begin, settings.world)
     else:
@@ -293,7 +285,7 @@ def _share(rows: Rows, sizes: Rows, lengths: NDArray[np.integer], settings: Plan
     return _with_fillers(rows[mine][by_batch], real, rows[np.cumsum(sizes) - sizes], settings.accumulate)
 
 
-def _evenly_dealt(lengths: NDArray[np.integer], step: Rows, place: Rows, parts: int) -> Rows:
+def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
     """The part of each row, from its place in its step counted from the longest row; all steps at once."""
     part = _dealt(place, parts)
     turn, seat = np.divmod(place, parts)
@@ -318,9 +310,7 @@ def _dealt(place: Rows, parts: int) -> Rows:
 def _with_fillers(rows: Rows, real: Rows, shortest: Rows, accumulate: int) -> tuple[Rows, Rows, Rows]:
     """Batches that got no row take their step's shortest, uncounted, so that every rank makes every step."""
     empty = np.flatnonzero(real == 0)
-    if len(empty) == 0:
-        return rows, real, real
-    filled = np.insert(rows, np.cumsum(real)[empty], shortest[empty // accumulate])
+    filled = np.insert(rows, np.cumsum(real)[empty], shortest[empty // accumulate]) if len(empty) else rows
     return filled, np.maximum(real, 1), real
 
 
@@ -333,9 +323,7 @@ class StreamPlan(Plan):
     rank. `recordings` is the number of each row's recording, equal ones side by side.
     """
 
-    def __init__(
-        self, lengths: NDArray[np.integer], recordings: NDArray[np.integer], settings: PlanSettings, epoch: int = 0
-    ) -> None:
+    def __init__(self, lengths: Ints, recordings: Ints, settings: PlanSettings, epoch: int = 0) -> None:
         self.settings, self.lengths = settings, lengths
         # Equal numbers stand side by side, so a recording is a run of rows: its first row and its count say all of it.
         firsts = np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1])) if len(recordings) else np.empty(0)
@@ -363,23 +351,20 @@ class StreamPlan(Plan):
 
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank; one without a row of its own has a filler that does not count."""
-        accumulate = self.settings.accumulate
-        found: list[Rows] = []
+        numbers, found = np.arange(start, stop), [np.empty(0, np.int64)]
         real = np.zeros(stop - start, np.int64)
-        for place, number in enumerate(range(start, stop)):
+        for place, number in enumerate(numbers):
             whole = slice(self._slots[number], self._slots[number + 1])
             mine = self.order[whole][self._rank[whole] == self.settings.rank]
             real[place] = len(mine)
             # A rank without a row must still make the step, or the others would wait for its gradients for ever.
             found.append(mine if len(mine) else self.order[:1])
-        step_rows = np.diff(self.bounds)[np.arange(start, stop) // accumulate]
-        counts = np.maximum(real, 1)
         return BatchRows(
-            rows=np.concatenate(found) if found else np.empty(0, np.int64),
-            bounds=np.append(0, np.cumsum(counts)),
+            rows=np.concatenate(found),
+            bounds=np.append(0, np.cumsum(np.maximum(real, 1))),
             num_real=real,
-            step_rows=step_rows,
-            ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
+            step_rows=np.diff(self.bounds)[numbers // self.settings.accumulate],
+            ends_step=(numbers + 1) % self.settings.accumulate == 0,
         )
 
 
