@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.tables.splits import Dealer, _mixed, assign_splits, hash_texts, split_groups
+from flatout.data.tables.splits import Dealer, _mixed, hash_texts, split_by_hash, split_groups
 
 any_texts = st.lists(st.text(max_size=12), min_size=1, max_size=40)
 
@@ -34,6 +34,10 @@ def test_the_hash_is_the_same_everywhere():
 
 
 KNOWN = [12035550249420947055, 3024699920291800666, 1269837618955542677, 13616274269771723189]
+
+
+def assign_splits(texts: pa.Array, *, seed: int = 0, **shares: float) -> np.ndarray:
+    return split_by_hash(hash_texts(texts, seed), **shares)
 
 
 def test_shares_are_met_and_another_seed_draws_others():

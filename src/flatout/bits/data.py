@@ -35,7 +35,7 @@ from flatout.data.store.store import SCHEMA, Column, StoreWriter
 from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_source
-from flatout.data.tables.splits import SPLITS, assign_splits, bytes_of
+from flatout.data.tables.splits import SPLITS, bytes_of, hash_texts, split_by_hash
 from flatout.data.tables.table import Table, decoded, is_missing, is_text, mask_of, require_columns
 from flatout.errors import UserError, require, setting
 
@@ -356,7 +356,8 @@ class BitsPreparation:
             yield name, np.ones(len(fields[0]), np.bool_)
             return
         seed = self.config.split_seed
-        splits = assign_splits(raw_texts(fields), validation_share=validation_share, test_share=test_share, seed=seed)
+        hashes = hash_texts(raw_texts(fields), seed)
+        splits = split_by_hash(hashes, validation_share=validation_share, test_share=test_share)
         yield from ((split, splits == number) for number, split in enumerate(SPLITS) if (splits == number).any())
 
 

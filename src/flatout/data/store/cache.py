@@ -55,6 +55,7 @@ from flatout.files import let_time_move, sync_folder, sync_tree
 
 Recipe = dict[str, Any]
 """Everything a store's content depends on, as plain JSON values under readable names."""
+Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
 _UNITS, FETCHED = ".units", ".fetched"
@@ -112,9 +113,7 @@ class Cache:
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = Path(folder).expanduser() if folder else default_cache_folder()
 
-    def open_or_build(
-        self, name: str, recipe: Recipe, build: Callable[[StoreWriter], None]
-    ) -> tuple[Store, CacheReport]:
+    def open_or_build(self, name: str, recipe: Recipe, build: Build) -> tuple[Store, CacheReport]:
         """The store of `recipe`; `build` fills it when it is not there. `name` says whose data it is."""
         started = time.perf_counter()
         key = recipe_key(recipe)
@@ -140,7 +139,7 @@ class Cache:
         """The stores of units, from which stores are joined (see `encoded_units`)."""
         return Cache(self.folder / _UNITS)
 
-    def build(self, key: str, name: str, build: Callable[[StoreWriter], None]) -> None:
+    def build(self, key: str, name: str, build: Build) -> None:
         """Build a store whose key is all that is known of it."""
         with self._refusals_told():
             with written():
@@ -221,7 +220,7 @@ class Cache:
                 is_locked = stack.enter_context(lock(self.folder, key))
             yield is_locked
 
-    def _build(self, key: str, build: Callable[[StoreWriter], None], about: dict[str, Any]) -> None:
+    def _build(self, key: str, build: Build, about: dict[str, Any]) -> None:
         """Fill a folder of our own, and give it the store's name unless another has it meanwhile."""
         temporary = self.folder / name_building(key)
         writer = StoreWriter(temporary)

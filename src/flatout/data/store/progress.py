@@ -14,12 +14,8 @@ class Progress(RichProgress):
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} rows"),
-            TimeElapsedColumn(),
-        )
+        name, rows = TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} rows")
+        columns = (name, BarColumn(), rows, TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def task(self, name: str, total: int | None = None) -> Callable[[int], None]:

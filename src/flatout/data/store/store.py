@@ -142,21 +142,15 @@ class Store:
         return (self.folder / name).read_text(encoding="utf-8")
 
     def _open_split(self, name: str, described: dict[str, Any]) -> StoreSplit:
-        columns = {
-            column: self._open_column(f"{name}/{column}", Column(**spec), described["rows"])
-            for column, spec in described["columns"].items()
-        }
-        return StoreSplit(name, described["rows"], columns)
+        rows, specs = described["rows"], {column: Column(**spec) for column, spec in described["columns"].items()}
+        columns = {column: self._open_column(f"{name}/{column}", spec, rows) for column, spec in specs.items()}
+        return StoreSplit(name, rows, columns)
 
     def _open_column(self, name: str, column: Column, num_rows: int) -> Array | Ragged:
-        if not column.ragged:
-            values = self._map(f"{name}.bin", column.dtype)
-            return values.reshape(num_rows, column.width) if column.width else values
-        return Ragged(
-            self._map(f"{name}.bin", column.dtype),
-            self._map(f"{name}.offsets.bin", "int64"),
-            self._map(f"{name}.lengths.bin", "int32"),
-        )
+        values = self._map(f"{name}.bin", column.dtype)
+        if column.ragged:
+            return Ragged(values, self._map(f"{name}.offsets.bin", "int64"), self._map(f"{name}.lengths.bin", "int32"))
+        return values.reshape(num_rows, column.width) if column.width else values
 
     def _map(self, name: str, dtype: str) -> Array:
         size = self.manifest["files"][name]["bytes"]

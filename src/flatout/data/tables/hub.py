@@ -90,8 +90,5 @@ def from_disk(folder: Path, where: str) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(
-            where,
-            f"{folder}: not a whole data set ({str(error).splitlines()[0]})",
-            hint="Save it again, or name another folder.",
-        ) from None
+        what = f"{folder}: not a whole data set ({str(error).splitlines()[0]})"
+        raise UserError(where, what, hint="Save it again, or name another folder.") from None

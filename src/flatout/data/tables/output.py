@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,7 +44,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
         with file:
             write, close = _format_writer(file, path.suffix)
             try:
-                yield partial(_write_told, path, write)
+                yield told(path)(write)
             except BaseException:
                 with suppress(Exception):  # pyarrow ends a file that is open; the first error is the one to show
                     close(is_whole=False)
@@ -69,11 +68,6 @@ def told(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}"
         raise UserError("--out", what, hint="Name a file where there is room, and which you may write.") from None
-
-
-def _write_told(path: Path, write: Callable[[pa.RecordBatch], None], block: pa.RecordBatch) -> None:
-    with told(path):
-        write(block)
 
 
 def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
@@ -111,8 +105,7 @@ def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
     if not is_text(column.type):
         return column, 0
     are_formulas = pc.fill_null(pc.starts_with(column, "="), False)
-    count = pc.sum(are_formulas).as_py() or 0
-    if not count:
+    if not (count := pc.sum(are_formulas).as_py() or 0):
         return column, 0
     return pc.if_else(are_formulas, pc.binary_join_element_wise("'", column, ""), column), count
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from flatout.data.tables.table import Entries, Table, changed
+from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
 from flatout.files import let_time_move, write_atomically
 
@@ -57,11 +57,7 @@ def fingerprint_of(table: Table, cache: Path) -> str:
     let_time_move(max((int(ctime) for _, _, _, ctime, _ in entries), default=0))
     fingerprint = table.fingerprint()
     if table.entries() == entries:
-        _write(note, {"entries": entries, "fingerprint": fingerprint})
+        with suppress(OSError):  # a cache that cannot be written to: every process reads the source
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, json.dumps({"entries": entries, "fingerprint": fingerprint}))
     return fingerprint
-
-
-def _write(note: Path, noted: dict[str, Entries | str]) -> None:
-    with suppress(OSError):  # a cache that cannot be written to: every process reads the source
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps(noted))

@@ -57,12 +57,8 @@ def find_roles(
     """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
     known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
     given = (text,) if isinstance(text, str) else tuple(text or ())
-    found = {
-        "text": given[:1] or _found(table, known[0]),
-        "label": (label,) if label is not None else _found(table, known[1]),
-    }
-    if not is_labelled:
-        found["label"] = ("",)
+    labels = (label,) if label is not None else _found(table, known[1])
+    found = {"text": given[:1] or _found(table, known[0]), "label": labels if is_labelled else ("",)}
     unclear = [key for key, names in found.items() if len(names) != 1]
     if not unclear:
         return Roles(given or found["text"], found["label"][0], join)

@@ -157,9 +157,8 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
         named: dict[str | None, Any] = {}
         for name, rows in source.items():
             if (split := _split_of(str(name))) in named and split is not None:
-                raise UserError(
-                    where, f"several parts hold {split} rows", allowed=f"parts: {', '.join(map(str, source))}"
-                )
+                allowed = f"parts: {', '.join(map(str, source))}"
+                raise UserError(where, f"several parts hold {split} rows", allowed=allowed)
             named[split] = rows
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
     if not isinstance(source, str | Path):

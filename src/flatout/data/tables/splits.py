@@ -96,12 +96,10 @@ def reseeded(hashes: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 def _sums_of_ones(lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
     """What texts would add up to if every byte were one: so that a byte counts as itself and one, and zeros count."""
     sums, scale, left = np.zeros(len(lengths), np.uint64), 1, lengths
-    while len(left):
+    while left.any():
         sums += np.uint64(scale) * _OF_ONES[np.minimum(left, _WINDOW)]
         scale = scale * pow(_MULTIPLIER, _WINDOW, 1 << 64) & _ALL_BITS
         left = np.maximum(left - _WINDOW, 0)
-        if not left.any():
-            break
     return sums
 
 
@@ -129,13 +127,8 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def assign_splits(texts: pa.Array, *, validation_share: float, test_share: float, seed: int = 0) -> NDArray[np.int8]:
-    """0 (train), 1 (validation) or 2 (test) for each text; shares are met on average."""
-    return split_by_hash(hash_texts(texts, seed), validation_share=validation_share, test_share=test_share)
-
-
 def split_by_hash(hashes: NDArray[np.uint64], *, validation_share: float, test_share: float) -> NDArray[np.int8]:
-    """0, 1 or 2 for each hash, by its place between the least and the largest."""
+    """0 (train), 1 (validation) or 2 (test) for each hash, by its place between the least and the largest."""
     place = hashes >> np.uint64(11)
     taken, test = (np.uint64(math.ceil(share * (1 << 53))) for share in (validation_share + test_share, test_share))
     is_taken, is_test = place < taken, place < test

@@ -25,6 +25,7 @@ from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean, require
 
 _COLUMNS_NAMED = 20
+Rows = NDArray[np.int64]
 Entries = list[list[str | int]]
 """Of each file its name, and what changes in its entry when it does: size, times and number."""
 SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
@@ -57,9 +58,7 @@ class Table(ABC):
         kinds = [is_plain(column.type) or is_text(column.type) for column in columns]
         return bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
 
-    def numbered(
-        self, columns: Sequence[str], rows_per_block: int = 65_536
-    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    def numbered(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[tuple[Rows, pa.RecordBatch]]:
         """The same blocks, each with the numbers of its rows, from 0."""
         first = 0
         for block in self.blocks(columns, rows_per_block):
@@ -176,7 +175,6 @@ class GeneratedTable(Table):
         return xxhash.xxh3_128_hexdigest(about.encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        """The rows, in blocks of at most `rows_per_block`."""
         waiting: list[pa.RecordBatch] = []
         for number in range(-(-self.num_rows // self.block_rows)):
             left = self.num_rows - number * self.block_rows
@@ -198,7 +196,7 @@ class ManyFiles(Table):
     def __init__(self, tables: Sequence[Table], name: str) -> None:
         self.tables, self.name = list(tables), name
         shared = set.intersection(*(set(table.columns) for table in tables))
-        self.columns: Sequence[str] = [column for column in tables[0].columns if column in shared]
+        self.columns = [column for column in tables[0].columns if column in shared]
         self._starts = [0] * len(self.tables)
         """Rows before each file, as far as it has been read."""
 
@@ -221,8 +219,8 @@ class ManyFiles(Table):
 
     def lacking(self, column: str) -> str:
         others = [table.name for table in self.tables if column not in table.columns]
-        has_some = len(others) < len(self.tables)
-        return f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}" if has_some else self.name
+        few = f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
+        return few if len(others) < len(self.tables) else self.name
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0

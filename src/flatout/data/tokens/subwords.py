@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,13 @@ class Subwords:
 
         from flatout.data.tables.hub import fetched
 
-        found = fetched(
-            name, where, lambda: AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
-        )
+        opened = partial(AutoTokenizer.from_pretrained, name, use_fast=True, trust_remote_code=False)
+        found = fetched(name, where, opened)
         if not getattr(found, "is_fast", False):
             raise UserError(where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first.")
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
-            found = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, add_prefix_space=True)
+            found = opened(add_prefix_space=True)
         return cls.of(found)
 
     @classmethod

@@ -101,7 +101,6 @@ class Vocabulary:
         return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
 
     def words(self) -> dict[str, int]:
-        """Every entry and its id."""
         return self.tokenizer.get_vocab()
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
