@@ -101,8 +101,9 @@ class Checkup(_Found):
 
 def check(config: TextDataConfig) -> Checkup:
     """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
-    if config.problem is Problem.tags or _is_tagged(config):
-        return _check_tags(config)
+    is_open = config.problem is Problem.single and config.text is None and config.label is None and not config.is_sample
+    if config.problem is Problem.tags or (is_open and has_tags(next(iter(open_tables(config).values())))):
+        return _check_tags(config)  # no setting says otherwise, and the columns are words and tags by their names
     source = open_source(config)
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
@@ -151,12 +152,6 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
             losses[split][1].add(each.whole_lengths)
     found.lengths = {split: lengths for split, (_, lengths) in losses.items()}
     return loss_remarks(losses, config.max_length)
-
-
-def _is_tagged(config: TextDataConfig) -> bool:
-    """Whether the columns are words and tags, and the settings name no others."""
-    is_open = config.problem is Problem.single and config.text is None and config.label is None
-    return is_open and not config.is_sample and has_tags(next(iter(open_tables(config).values())))
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.batches.feed import Feed
-from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.cleaning import TextBlock, read_texts
 from flatout.data.checks.findings import Findings, Remark
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
@@ -28,7 +28,7 @@ from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import TextBlocks, TextPreparation, open_source, open_tables
-from flatout.data.text_source import TagSource, TextBlock
+from flatout.data.text_source import TagSource
 from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
@@ -54,7 +54,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         require(not is_tagged, "data.problem", "tags in TextData", hint="Use TagData for words with tags.")
 
     def open_store(self) -> TextInfo:
-        config, opened = self.config, _open(TextPreparation(open_source(self.config)))
+        config, opened = self.config, TextPreparation(open_source(self.config)).open()
         facts = opened["store"].facts
         rows, scale = facts["splits"]["train"]["rows"], (facts["target_mean"], facts["target_spread"])
         labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
@@ -97,18 +97,11 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         require(has_pieces, "data.vocabulary.kind", f"{config.vocabulary.kind.value} with tags", allowed="wordpiece")
 
     def open_store(self) -> TagInfo:
-        opened = _open(TagPreparation(TagSource(self.config, open_tables(self.config))))
+        opened = TagPreparation(TagSource(self.config, open_tables(self.config))).open()
         facts = opened["store"].facts
         lost, rows = facts["tags"], facts["splits"]["train"]["rows"]
         kept = lost["train"]["words"] - lost["train"]["words_lost"]
         return TagInfo(**opened, labels=TagLabels(list(facts["classes"]), max(1.0, kept / max(1, rows)), lost))
-
-
-def _open(preparation: TextPreparation) -> dict[str, Any]:
-    """What the infos of texts and of tags have in common."""
-    (store, report, vocabulary), source, config = preparation.open(), preparation.source, preparation.config
-    about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}
-    return {"store": store, "report": report, "vocabulary": vocabulary, "source": source.name, **about}
 
 
 class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
@@ -146,10 +139,6 @@ class TagPreparation(TextPreparation):
         super().__init__(source)
         self.lost: dict[str, LostWords] = {}
 
-    def _load_given(self) -> Subwords | None:
-        name = self.config.tokenizer
-        return None if name is None else Subwords.load(name, words=True)
-
     def _require_classes(self, surveyed: TextSurvey) -> None:
         if not self.source.census.entities.get("train"):
             raise UserError("data.label", "the training rows mark nothing", hint="Name the column: data.label=COLUMN.")
@@ -166,17 +155,13 @@ class TagPreparation(TextPreparation):
     ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
         assert isinstance(vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
         for split, block in blocks:
-            yield split, block, *self._with_tags(split, block, vocabulary)
-
-    def _with_tags(self, split: str, block: TextBlock, vocabulary: Subwords) -> tuple[EncodedBlock, Any]:
-        """Ids of some rows, and a tag or none for each."""
-        encoded = vocabulary.encode_words(block.texts, max_length=self.config.max_length)
-        tags = self.source.census.numbered(block.labels, block.rows)
-        ids = as_bio(tags)
-        self.lost.setdefault(split, LostWords(self.source.census)).add(ids, tags.offsets, encoded.words)
-        targets = np.full(len(encoded.block.tokens), NO_TAG, np.int32)
-        targets[encoded.firsts] = ids[np.arange(len(ids)) < (tags.offsets[:-1] + encoded.words)[tags.row_of()]]
-        return encoded.block, (targets, encoded.block.lengths)
+            encoded = vocabulary.encode_words(block.texts, max_length=self.config.max_length)
+            tags = self.source.census.numbered(block.labels, block.rows)
+            ids = as_bio(tags)
+            self.lost.setdefault(split, LostWords(self.source.census)).add(ids, tags.offsets, encoded.words)
+            targets = np.full(len(encoded.block.tokens), NO_TAG, np.int32)
+            targets[encoded.firsts] = ids[np.arange(len(ids)) < (tags.offsets[:-1] + encoded.words)[tags.row_of()]]
+            yield split, block, encoded.block, (targets, encoded.block.lengths)
 
 
 class LostWords:

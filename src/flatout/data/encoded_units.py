@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from flatout.data.checks.cleaning import TextBlock
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import SCHEMA, Column, DamagedStore, Store, StoreWriter, read_manifest
 from flatout.data.tables.splits import bytes_of
-from flatout.data.text_source import TextBlock
 from flatout.data.tokens.vocabulary import EncodedBlock
 
 UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
@@ -35,22 +35,12 @@ Encode = Callable[[pa.Array], EncodedBlock]
 BySplit = dict[str, EncodedBlock]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Unit:
     """Blocks of texts one after the other, each with the split it goes to."""
 
-    blocks: list[tuple[str, TextBlock]] = field(default_factory=list)
-    rows: int = 0
-    num_bytes: int = 0
-
-    def add(self, split: str, block: TextBlock) -> None:
-        self.blocks.append((split, block))
-        self.rows += len(block.texts)
-        self.num_bytes += block.texts.nbytes
-
-    @property
-    def is_full(self) -> bool:
-        return self.rows >= UNIT_ROWS or self.num_bytes >= UNIT_BYTES
+    blocks: list[tuple[str, TextBlock]]
+    is_full: bool
 
     def encoded(self, encode: Encode) -> BySplit:
         """The rows of each split, encoded."""
@@ -81,14 +71,15 @@ class Unit:
 
 def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
     """Blocks gathered into units; all but the last are full."""
-    unit = Unit()
+    waiting, rows, num_bytes = list[tuple[str, TextBlock]](), 0, 0
     for split, block in blocks:
-        unit.add(split, block)
-        if unit.is_full:
-            yield unit
-            unit = Unit()
-    if unit.blocks:
-        yield unit
+        waiting.append((split, block))
+        rows, num_bytes = rows + len(block.texts), num_bytes + block.texts.nbytes
+        if rows >= UNIT_ROWS or num_bytes >= UNIT_BYTES:
+            yield Unit(waiting, is_full=True)
+            waiting, rows, num_bytes = [], 0, 0
+    if waiting:
+        yield Unit(waiting, is_full=False)
 
 
 class EncodedUnits:

@@ -8,7 +8,7 @@ on their own: Lightning's distributed sampler finds nothing to replace. The posi
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Self, TypeVar
 
 import lightning as L
@@ -161,24 +161,17 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     def _plan(self, name: str, place: Placement) -> PlanSettings:
         """Training rows in random order, by steps; all other rows by length, the same in each pass."""
-        plan = PlanSettings(
-            rows_per_batch=self.config.eval_batch_size,
-            shuffle=False,
-            layout=place.layout,
-            rank=place.rank,
-            world=place.world,
-            is_stream=self.is_stream,
-        )
+        shared: dict[str, Any] = {"layout": place.layout, "rank": place.rank, "world": place.world}
+        shared["is_stream"] = self.is_stream
         if name != "train":
-            return plan
-        return replace(
-            plan,
+            return PlanSettings(rows_per_batch=self.config.eval_batch_size, shuffle=False, **shared)
+        return PlanSettings(
             rows_per_batch=self.config.batches(place.world)[0],
             tokens_per_batch=self.config.tokens_per_batch,
             accumulate=self._accumulation(place),
-            shuffle=True,
             repeats=place.repeats,
             seed=self.seed,
+            **shared,
         )
 
     def _feed(self, name: str) -> Feed:

@@ -16,21 +16,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide
 from flatout.data.encoded_units import FACT, EncodedUnits, units_of
 from flatout.data.problem import Problem
-from flatout.data.store.cache import Cache, CacheReport, Recipe
+from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
-from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter, smallest_token_type
+from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TOPIC, TextBlock, TextSource
+from flatout.data.text_source import TOPIC, TextSource
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
@@ -43,12 +44,14 @@ _TAKEN = {
     SplitBy.stratified: "with the same share of each class",
     SplitBy.group: "by whole groups",
 }
-_TARGET_COLUMNS = {
-    Problem.single: Column("int32"),
-    Problem.multi: Column("int32", ragged=True),
-    Problem.regression: Column("float32"),
-    Problem.tags: Column("int32", ragged=True),
+_TARGETS = {
+    Problem.single: {"targets": Column("int32")},
+    Problem.multi: {"targets": Column("int32", ragged=True)},
+    Problem.regression: {"targets": Column("float32")},
+    Problem.tags: {"targets": Column("int32", ragged=True)},
+    Problem.none: {},
 }
+"""The column of targets, where there is one."""
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
@@ -97,7 +100,7 @@ class TextPreparation:
     def _load_given(self) -> Subwords | None:
         if self.config.tokenizer is None:
             return None
-        found = Subwords.load(self.config.tokenizer)
+        found = Subwords.load(self.config.tokenizer, words=self.config.problem is Problem.tags)
         if self.config.problem is Problem.none:
             found.require_mask(self.config.tokenizer)
         return found
@@ -113,14 +116,16 @@ class TextPreparation:
             fits, what = config.max_length - special > 1, f"{config.max_length} tokens, {special} of them special"
             require(fits, "data.max_length", what, allowed=f"more than {special + 1}")
 
-    def open(self) -> tuple[Store, CacheReport, Encoder]:
-        """The store, built where it is missing, how it was opened, and its vocabulary."""
-        cache = Cache(self.config.cache)
-        store, report = cache.open_or_build(self.source.name, self._recipe(), self._build)
+    def open(self) -> dict[str, Any]:
+        """What the infos of texts and of tags have in common; the store is built where it is missing."""
+        cache, source, config = Cache(self.config.cache), self.source, self.config
+        store, report = cache.open_or_build(source.name, self._recipe(), self._build)
         if not report.hit:
             cache.of_units().remove(store.facts.get(FACT, {}))
-        self.source.require_words(store.facts.get("has_words", True))  # another run may have named the column
-        return store, report, read_encoder(store.read_text("tokenizer.json"))
+        source.require_words(store.facts.get("has_words", True))  # another run may have named the column
+        vocabulary = read_encoder(store.read_text("tokenizer.json"))
+        about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}
+        return {"store": store, "report": report, "vocabulary": vocabulary, "source": source.name, **about}
 
     def _recipe(self) -> Recipe:
         config, splitting, roles = self.config, self.source.splitting, self.source.columns
@@ -221,18 +226,14 @@ class TextPreparation:
         self, writer: StoreWriter, surveyed: TextSurvey, vocabulary: Encoder, advance: Callable[[int], None]
     ) -> dict[str, _Totals]:
         """Third pass: tokens and targets of every split."""
-        columns = {
-            "tokens": Column(smallest_token_type(vocabulary.size), ragged=True),
-            **({} if self.config.problem is Problem.none else {"targets": _TARGET_COLUMNS[self.config.problem]}),
-            "rows": Column("int64"),
-        }
-        tables = self.source.tables
-        writers = {split: writer.split(split, columns) for split in self.config.split_names(tables)}
+        tokens = Column(smallest_token_type(vocabulary.size), ragged=True)
+        columns = {"tokens": tokens, **_TARGETS[self.config.problem], "rows": Column("int64")}
+        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.source.tables)}
         writer.expected_rows = sum(surveyed.rows.values())
         totals = {split: _Totals() for split in writers}
         blocks = self.source.texts_and_labels(surveyed.fates, advance)
         for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):
-            given = {} if self.config.problem is Problem.none else {"targets": targets}
+            given = dict.fromkeys(_TARGETS[self.config.problem], targets)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
             totals[split].windows += self.config.long_texts.windows_of(encoded.lengths)
             totals[split].add(encoded, is_clean=_is_clean(block) if self.config.is_sample else None)
@@ -251,7 +252,6 @@ class TextPreparation:
         writer.facts |= {FACT: units.used} if units.used else {}
 
     def _units(self, vocabulary: Encoder) -> EncodedUnits:
-        """The units of this way of encoding."""
         max_length, long = self.config.max_length, self.config.long_texts
         how = {"encoder": vocabulary.to_json(), "max_length": max_length, "long": asdict(long)}
         encode = partial(encode_texts, vocabulary, max_length=max_length, long=long)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.cleaning import labels_of, read_texts
+from flatout.data.checks.cleaning import TextBlock, labels_of, read_texts
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
@@ -98,16 +97,6 @@ class TextSource:
             what = f"texts from {' and '.join(self.roles.texts)}{labels}{more}"
             remarks.append(Remark(Level.note, "columns", what))
         return [] if self.config.is_sample else remarks
-
-
-@dataclass(frozen=True, slots=True)
-class TextBlock:
-    """Rows that are used: their texts, labels and numbers in the source, and the block they came from."""
-
-    texts: pa.Array
-    labels: pa.Array
-    rows: NDArray[np.int64]
-    block: pa.RecordBatch
 
 
 class TagSource(TextSource):

@@ -92,7 +92,7 @@ class MaskedLanguageModel(Task):
             raise UserError("MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
         added = encoder.frame.size + (len(encoder.frame.parting) if info.roles.join == PAIR else 0)
         self.masking = Masking(self.config, encoder.require_mask("the tokenizer"), encoder.size, added)
-        is_special = np.zeros(1 + max(encoder.words().values()), np.bool_)  # ids may have gaps
+        is_special = np.zeros(1 + max(encoder.tokenizer.get_vocab().values()), np.bool_)  # ids may have gaps
         is_special[encoder.special_ids()] = True
         self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
         lengths = info.store.splits["train"].lengths(TOKENS)

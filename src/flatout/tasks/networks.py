@@ -19,7 +19,7 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     encoder = info.vocabulary
     if not isinstance(config, TransformerConfig):
         require(not info.long_texts.window, "data.long", "windows are for encoders", hint="Set model=transformer.")
-        words = encoder.words() if getattr(config, "vectors", None) else None
+        words = encoder.tokenizer.get_vocab() if getattr(config, "vectors", None) else None
         return config.build(num_outputs=len(outputs.names), vocabulary_size=encoder.size, vocabulary=words)
     ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
     model = config.build(outputs, vocabulary_size=encoder.size, **ids)

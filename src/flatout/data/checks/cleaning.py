@@ -104,6 +104,16 @@ class CleanBlock:
         return CleanBlock(self.texts.take(few), self.labels.take(few), self.rows[:number], self.is_changed[:number])
 
 
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    """Rows that are used, read again: their texts, labels and numbers in the source, and the block they came from."""
+
+    texts: pa.Array
+    labels: pa.Array
+    rows: NDArray[np.int64]
+    block: pa.RecordBatch
+
+
 def clean_block(
     block: pa.RecordBatch,
     *,

@@ -164,10 +164,6 @@ class Subwords:
         """Ids that are no part of a text: of the frame, of padding, of masks, of what is unknown."""
         return [number for number, token in self.tokenizer.get_added_tokens_decoder().items() if token.special]
 
-    def words(self) -> dict[str, int]:
-        """Every entry and its id."""
-        return self.tokenizer.get_vocab()
-
     def save(self, folder: Path) -> None:
         """Write the files that transformers reads."""
         for name, text in self.files.items():

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -96,12 +95,6 @@ class Vocabulary:
 
     def to_json(self) -> str:
         return self.tokenizer.to_str()
-
-    def fingerprint(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
-
-    def words(self) -> dict[str, int]:
-        return self.tokenizer.get_vocab()
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
