@@ -19,6 +19,7 @@ from flatout.data.tables.table import named_classes
 from flatout.errors import UserError, first_line
 
 _MAGIC = b"ARROW1"
+ONLY_COLUMN = "bits"
 
 
 class ArrowTable(FileTable):
@@ -58,34 +59,30 @@ class ParquetTable(FileTable):
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         row = 0
-        try:
-            with self._parquet() as file:
-                schema, promised = file.schema_arrow, file.metadata.num_rows
-                for batch in file.iter_batches(rows_per_block, columns=columns):
-                    block = named_classes(batch.select(columns), schema)
-                    require_whole(block, row, self._fail)
-                    row += block.num_rows
-                    yield block
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._damaged(error) from None
+        with self._parquet() as file:
+            schema, promised = file.schema_arrow, file.metadata.num_rows
+            for batch in file.iter_batches(rows_per_block, columns=columns):
+                block = named_classes(batch.select(columns), schema)
+                require_whole(block, row, self._fail)
+                row += block.num_rows
+                yield block
         if row != promised:
             raise self._fail(f"holds {row:,} rows where its end promises {promised:,}", CUT_SHORT)
 
     def _read_columns(self) -> list[str]:
-        try:
-            with self._parquet() as file:
-                num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise self._damaged(error) from None
+        with self._parquet() as file:
+            num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
         if num_rows == 0:
             raise self._fail("no rows")
         return names
 
-    def _parquet(self) -> pq.ParquetFile:
-        return pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False)
-
-    def _damaged(self, error: Exception) -> UserError:
-        return self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT)
+    @contextmanager
+    def _parquet(self) -> Iterator[pq.ParquetFile]:
+        try:
+            with pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False) as file:
+                yield file
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT) from None
 
 
 def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], UserError]) -> None:
@@ -98,9 +95,6 @@ def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], U
             raise fail(f"{rows}: column {name!r} is damaged or not UTF-8 ({first_line(error)})") from None
 
 
-ONLY_COLUMN = "bits"
-
-
 class NpyTable(FileTable):
     """A `.npy` file."""
 
@@ -108,8 +102,7 @@ class NpyTable(FileTable):
         array = self._mapped()
         for start in range(0, len(array), rows_per_block):
             block = array[start : start + rows_per_block]
-            parts = {name: block[name] if array.dtype.names else block for name in columns}
-            yield _record_batch(parts)
+            yield _record_batch({name: block[name] if array.dtype.names else block for name in columns})
 
     def _read_columns(self) -> list[str]:
         array = self._mapped()
@@ -158,8 +151,7 @@ class Hdf5Table(FileTable):
             raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint) from None
         try:
             with h5py.File(self.whole, "r") as file:
-                sets = {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
-                yield sets
+                yield {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
         except OSError as error:
             raise self._fail(f"not a whole HDF5 file ({str(error).splitlines()[0]})", CUT_SHORT) from None
 

@@ -18,13 +18,17 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, require_no_utf16
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable
 from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _ROWS_LOOKED_AT = 200
 _NEARLY = 0.9
+_CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_OPEN_QUOTE = "an open quote at the end"
+_END = "\x1eend of file"
+"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +71,12 @@ def _share_that_fits(head: str, dialect: Dialect, is_whole: bool) -> float:
     return widths.count(widths[0]) / len(widths)
 
 
-_CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
-_OPEN_QUOTE = "an open quote at the end"
-_END = "\x1eend of file"
-"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
-
-
 class CsvTable(FileTable):
     """Comma- or tab-separated values; every value is the text that is written."""
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ",") -> None:
-        self._promised = promised
+        self._promised, self.dialect = promised, Dialect(promised, '"')
         self._notes: list[str] = []
-        self.dialect = Dialect(promised, '"')
         super().__init__(path, where, reading)
 
     def how(self) -> str:
@@ -118,32 +115,25 @@ class CsvTable(FileTable):
         yield last.slice(0, last.num_rows - 1)
 
     def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
-        ending = self.dialect.delimiter.join([_END] * len(self.columns))
+        delimiter, quote = self.dialect.delimiter, self.dialect.quote
+        ended = _Ended(file, f"\n{delimiter.join([_END] * len(self.columns))}\n".encode())
+        types = dict.fromkeys(columns, pa.large_string())
         return pa_csv.open_csv(
-            pa.PythonFile(_Ended(file, f"\n{ending}\n".encode()), mode="r"),
-            read_options=pa_csv.ReadOptions(
-                block_size=block_bytes, use_threads=True, column_names=self.reading.columns
-            ),
-            parse_options=pa_csv.ParseOptions(
-                delimiter=self.dialect.delimiter,
-                quote_char=self.dialect.quote or False,
-                newlines_in_values=bool(self.dialect.quote),
-            ),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(columns, pa.large_string()),
-                include_columns=columns,
-                strings_can_be_null=False,
-                quoted_strings_can_be_null=False,
-            ),
+            pa.PythonFile(ended, mode="r"),
+            pa_csv.ReadOptions(block_size=block_bytes, column_names=self.reading.columns),
+            pa_csv.ParseOptions(delimiter=delimiter, quote_char=quote or False, newlines_in_values=bool(quote)),
+            pa_csv.ConvertOptions(column_types=types, include_columns=columns, strings_can_be_null=False),
         )
 
     def _read_columns(self) -> list[str]:
-        with self._open() as file:
-            head = file.read(HEAD_BYTES)
-        require_no_utf16(self.path, head, self.where)
+        head = self._head()
         self._note(head)
-        text = head.decode("utf-8-sig", "replace")
-        self.dialect = self._find_dialect(text, is_whole=len(head) < HEAD_BYTES)
+        text, is_whole = head.decode("utf-8-sig", "replace"), len(head) < HEAD_BYTES
+        given, quote = self.reading.delimiter, self.reading.quote
+        if given is not None:
+            self.dialect = Dialect(given, quote)
+        else:
+            self.dialect = find_dialect(text, promised=self._promised, quote=quote, is_whole=is_whole)
         lines = io.StringIO(text, newline="")
         try:
             names: list[str] = next(filter(None, self.dialect.rows(lines)), [])
@@ -155,23 +145,17 @@ class CsvTable(FileTable):
             return self._given_columns(self.reading.columns, len(names))
         if not names:
             raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
-        if len(head) < HEAD_BYTES and not lines.read().strip("\r\n"):
+        if is_whole and not lines.read().strip("\r\n"):
             hint = "Add rows; or, if that line is a row, name the columns: data.read.columns=[text,label]."
             raise self._fail("no rows below the line that names the columns", hint)
         return names
 
     def _given_columns(self, given: list[str], width: int) -> list[str]:
         if len(given) != width:
-            what = (
-                f"{self.path}: its first row has {width} values, data.read.columns has {len(given)}: {', '.join(given)}"
-            )
+            counts = f"its first row has {width} values, data.read.columns has {len(given)}"
+            what = f"{self.path}: {counts}: {', '.join(given)}"
             raise UserError("data.read.columns", what, hint="Give one name for each column.")
         return given
-
-    def _find_dialect(self, head: str, *, is_whole: bool) -> Dialect:
-        if self.reading.delimiter is not None:
-            return Dialect(self.reading.delimiter, self.reading.quote)
-        return find_dialect(head, promised=self._promised, quote=self.reading.quote, is_whole=is_whole)
 
     def _note(self, head: bytes) -> None:
         """How the file is written, in words."""

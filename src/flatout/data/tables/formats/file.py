@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import hashlib
 import io
 import os
 import shutil
@@ -21,7 +22,6 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean
 
-_PIECE = 1 << 24
 HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
@@ -53,10 +53,8 @@ class FileTable(Table):
 
     def fingerprint(self) -> str:
         """Of every byte; see `prints` for when it is asked."""
-        digest = xxhash.xxh3_128()
         with self.path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            digest = hashlib.file_digest(file, xxhash.xxh3_128)
         if (stamp := entry_of(self.path)) != self._opened_as:
             # What is known of its head, and a copy, may be of what it was before.
             self._opened_as, self._copy = stamp, None
@@ -92,18 +90,25 @@ class FileTable(Table):
             return self.path
         if self._copy is None:
             self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
-            with gunzipped(self.path, self.where) as packed:
-                shutil.copyfileobj(packed, self._copy, HEAD_BYTES)
+            with unpacked(self.path, self.where) as content:
+                shutil.copyfileobj(content, self._copy, HEAD_BYTES)
             self._copy.flush()
         return Path(self._copy.name)
 
     def _open(self) -> io.BufferedReader:
         """The file's content: unpacked, and as UTF-8."""
-        is_packed = self.path.suffix.lower() == ".gz"
-        file = gunzipped(self.path, self.where) if is_packed else self.path.open("rb")
+        file = unpacked(self.path, self.where)
         if self.reading.encoding is None:
             return file
         return io.BufferedReader(_Recoded(file, self.reading.encoding, self.path, self.where), HEAD_BYTES)
+
+    def _head(self) -> bytes:
+        """The first bytes. A file in UTF-16 is full of zeros, which some readers take for text: it is refused."""
+        with self._open() as file:
+            head = file.read(HEAD_BYTES)
+        if head.startswith(_UTF16_MARKS):
+            raise self._fail("written in UTF-16", _encoding_mend(self.path, head, self.where))
+        return head
 
     def _require_utf8(self) -> None:
         """Read the whole file for the line that is not UTF-8; only done when something has failed."""
@@ -115,14 +120,16 @@ class FileTable(Table):
         return UserError(self.where, f"{self.path}: {what}", hint=hint)
 
 
-def gunzipped(path: Path, where: str) -> io.BufferedReader:
-    """A gzipped file's content; one that is cut short, broken or a bomb is a clear error."""
-    return io.BufferedReader(_Gunzipped(path, where), HEAD_BYTES)
+def unpacked(path: Path, where: str) -> io.BufferedReader:
+    """A file's content, of a gzipped one too; one that is cut short, broken or a bomb is a clear error."""
+    is_packed = path.suffix.lower() == ".gz"
+    return io.BufferedReader(_Gunzipped(path, where), HEAD_BYTES) if is_packed else path.open("rb")
 
 
 class _Stream(io.RawIOBase):
     """Bytes that are made while they are read, for a buffered reader around it."""
 
+    _file: Any
     _waiting = memoryview(b"")
 
     def readable(self) -> bool:
@@ -139,12 +146,14 @@ class _Stream(io.RawIOBase):
     def _more(self) -> bytes:
         """The next bytes, of any number; none at the end."""
 
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
 
 class _Gunzipped(_Stream):
     def __init__(self, path: Path, where: str) -> None:
-        self.path, self.where = path, where
-        self._packed = path.stat().st_size
-        self._unpacked = 0
+        self.path, self.where, self._packed, self._unpacked = path, where, path.stat().st_size, 0
         self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed by close)
 
     def _more(self) -> bytes:
@@ -164,10 +173,6 @@ class _Gunzipped(_Stream):
             hint = "If that is meant, unpack it with gunzip and name the plain file."
             raise UserError(self.where, what, allowed=allowed, hint=hint)
         return data
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 class _Recoded(_Stream):
@@ -194,10 +199,6 @@ class _Recoded(_Stream):
                 return recoded
         return b""
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
 
 def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
     """Name the line and the byte where a file stops being UTF-8."""
@@ -207,12 +208,6 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
         line = first_line + data.count(b"\n", 0, error.start)
         what = f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
         raise UserError(where, what, hint=_encoding_mend(path, data, where)) from None
-
-
-def require_no_utf16(path: Path, head: bytes, where: str) -> None:
-    """A file in UTF-16 is full of zeros, which some readers take for text."""
-    if head.startswith(_UTF16_MARKS):
-        raise UserError(where, f"{path}: written in UTF-16", hint=_encoding_mend(path, head, where))
 
 
 def _encoding_mend(path: Path, data: bytes, where: str) -> str:
@@ -232,9 +227,8 @@ def require_file(file: Path, where: str) -> None:
             raise UserError(where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
         if not file.exists():
             _require_sound_links(file, where)
-            near = did_you_mean(
-                file.name, [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-            )
+            beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+            near = did_you_mean(file.name, beside)
             hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
             raise UserError(where, f"no such file: {file}", hint=hint)
         if not file.is_file():

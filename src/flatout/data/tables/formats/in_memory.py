@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,10 +57,8 @@ class MemoryTable(Table):
     """A table in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self._schema = rows.schema
+        self.name, self._schema, self.num_rows = "table in memory", rows.schema, rows.num_rows
         self.rows = rows.replace_schema_metadata(None)
-        self.num_rows = rows.num_rows
-        self.name = "table in memory"
         self.columns: Sequence[str] = list(rows.column_names)
 
     def fingerprint(self) -> str:
@@ -106,20 +103,8 @@ def _fingerprint(blocks: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
     digest = xxhash.xxh3_128()
     digest.update(str(schema).encode("utf-8", "surrogatepass"))
     for block in blocks:
-        with pa.ipc.new_stream(_Digesting(digest), block.schema) as stream:
+        held = pa.BufferOutputStream()
+        with pa.ipc.new_stream(held, block.schema) as stream:
             stream.write_batch(block)
+        digest.update(held.getvalue())
     return digest.hexdigest()
-
-
-class _Digesting(io.RawIOBase):
-    """A file that keeps nothing but a checksum of what is written."""
-
-    def __init__(self, digest: Any) -> None:
-        self._digest = digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return len(memoryview(data))

@@ -17,20 +17,21 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_no_utf16, require_utf8
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_utf8
 
 _BLOCK_BYTES = 1 << 23
 _ROWS_LOOKED_AT = 1_000
 _JSON_FORMS = "Write one object a line, or one array of objects."
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"\s*(?:,\s*)?")
+Types = dict[str, pa.DataType]
 
 
 class JsonTable(FileTable):
     """One JSON object a line, or one array of objects. The first rows settle the type of each column."""
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
-        types: dict[str, pa.DataType] = {}
+        types: Types = {}
         if self._is_array():
             rows, first = self._array(), 1
             while block := list(islice(rows, rows_per_block)):
@@ -53,7 +54,7 @@ class JsonTable(FileTable):
                 yield piece + file.readline()
                 piece = file.read(_BLOCK_BYTES)
 
-    def _parsed(self, piece: bytes, columns: list[str], types: dict[str, pa.DataType]) -> pa.RecordBatch | None:
+    def _parsed(self, piece: bytes, columns: list[str], types: Types) -> pa.RecordBatch | None:
         """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when it cannot."""
         if not types:
             return None
@@ -66,13 +67,11 @@ class JsonTable(FileTable):
         blocks = found.select(columns).combine_chunks().to_batches()
         return blocks[0] if len(blocks) == 1 else None
 
-    def _block(
-        self, rows: list[dict[str, Any]], columns: list[str], types: dict[str, pa.DataType], first_row: int
-    ) -> pa.RecordBatch:
+    def _block(self, rows: list[Any], columns: list[str], types: Types, first_row: int) -> pa.RecordBatch:
         arrays = [self._column([row.get(name) for row in rows], name, types, first_row) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, names=columns)
 
-    def _column(self, values: list[Any], name: str, types: dict[str, pa.DataType], first_row: int) -> pa.Array:
+    def _column(self, values: list[Any], name: str, types: Types, first_row: int) -> pa.Array:
         expected = types.get(name)
         if not _fits(values, expected):
             # The shortest beginning that does not fit ends with the value that is wrong.
@@ -91,10 +90,7 @@ class JsonTable(FileTable):
         return array
 
     def _is_array(self) -> bool:
-        with self._open() as file:
-            head = file.read(64)
-        require_no_utf16(self.path, head, self.where)
-        return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+        return self._head().removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
     def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
         """The objects of some lines."""

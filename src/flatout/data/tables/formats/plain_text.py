@@ -17,22 +17,15 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from flatout.data.tables.formats.file import (
-    HEAD_BYTES,
-    OTHER_ENCODING,
-    FileTable,
-    entry_of,
-    gunzipped,
-    require_no_utf16,
-    require_utf8,
-)
+from flatout.data.tables.formats.file import OTHER_ENCODING, FileTable, entry_of, require_utf8, unpacked
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table
 from flatout.errors import UserError
 
 COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
-_LONGEST_SENTENCE = 100_000
+_LONGEST_SENTENCE, _LONGEST_TEXT = 100_000, 1 << 26
+_ENDINGS = ("", ".txt", ".text")
 Sentence = tuple[list[str], list[str]]
 
 
@@ -50,21 +43,17 @@ class ConllTable(FileTable):
             yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
     def _read_columns(self) -> list[str]:
-        with self._open() as file:
-            require_no_utf16(self.path, file.read(HEAD_BYTES), self.where)
+        self._head()
         self._separator, self._width = None, 0
         for _, line in self._lines():
-            if not line.strip() or line.startswith((_DOCUMENT, "# ")):
-                continue
-            self._separator = "\t" if "\t" in line else None
-            self._width = len(line.split(self._separator))
-            return COLUMNS[: self._width]
+            if line.strip() and not line.startswith((_DOCUMENT, "# ")):
+                self._separator = "\t" if "\t" in line else None
+                self._width = len(line.split(self._separator))
+                return COLUMNS[: self._width]
         raise self._fail("no rows")
 
     def _sentences(self) -> Iterator[Sentence]:
-        """Words and tags of each sentence."""
-        words: list[str] = []
-        tags: list[str] = []
+        words, tags = list[str](), list[str]()
         for number, line in self._lines():
             values = line.split(self._separator)
             if not line.strip() or line.startswith(_DOCUMENT):
@@ -75,7 +64,8 @@ class ConllTable(FileTable):
             if len(values) != self._width:
                 if line.startswith("#"):
                     continue
-                raise self._misfit(number, line, len(values))
+                what = f"line {number}: expected {self._width} columns, got {len(values)}: {line[:60]!r}"
+                raise self._fail(what, "Part sentences by an empty line, and give every word its tag.")
             words.append(values[0])
             tags.append(values[-1].strip())
             if len(words) > _LONGEST_SENTENCE:
@@ -83,10 +73,6 @@ class ConllTable(FileTable):
                 raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint)
         if words:
             yield words, tags
-
-    def _misfit(self, number: int, line: str, width: int) -> UserError:
-        what = f"line {number}: expected {self._width} columns, got {width}: {line[:60]!r}"
-        return self._fail(what, "Part sentences by an empty line, and give every word its tag.")
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         try:
@@ -97,18 +83,13 @@ class ConllTable(FileTable):
             self._require_utf8()
 
 
-_ENDINGS = ("", ".txt", ".text")
-_LONGEST_TEXT = 1 << 26
-
-
 class TextFolder(Table):
     """The texts of a folder: columns `text`, `label` (the folder a file lies in) and `file`."""
 
     columns: Sequence[str] = ("text", "label", "file")
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
-        self.path, self.where = path, where
-        self.name = str(path)
+        self.path, self.where, self.name = path, where, str(path)
         self._encoding = (reading or ReadingConfig()).encoding
         files = [file for folder in _visible(path) if folder.is_dir() for file in _visible(folder) if file.is_file()]
         self._files = [file for file in files if _is_text(file)]
@@ -160,12 +141,11 @@ class TextFolder(Table):
 
     def _bytes(self, file: Path) -> bytes:
         try:
-            with gunzipped(file, self.where) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+            with unpacked(file, self.where) as opened:
                 data = opened.read(_LONGEST_TEXT + 1)
         except OSError as error:
-            raise UserError(
-                self.where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it."
-            ) from None
+            what = f"cannot read {file}: {error.strerror}"
+            raise UserError(self.where, what, hint="Check that you may read it.") from None
         if len(data) > _LONGEST_TEXT:
             what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
             raise UserError(self.where, what, hint="One file is one text.")
