@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from flatout.data.store import cache as cache_module
 from flatout.data.store import store as store_module
 from flatout.data.store.cache import Cache, recipe_key
-from flatout.data.store.lock import lock, lock_at_once
+from flatout.data.store.lock import lock
 from flatout.data.store.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
 from flatout.errors import UserError, out_of_space
 from flatout.perf.tune.answers import AnswerStore
@@ -367,7 +367,7 @@ def without_flock(monkeypatch):
 
 @pytest.mark.usefixtures("without_flock")
 def test_without_locks_each_builds_for_itself_and_leaves_the_folders_of_others(tmp_path):
-    with lock(tmp_path, recipe_key(RECIPE)) as is_held, lock_at_once(tmp_path, recipe_key(RECIPE)) as is_free:
+    with lock(tmp_path, recipe_key(RECIPE)) as is_held, lock(tmp_path, recipe_key(RECIPE), waits=False) as is_free:
         assert not is_held and not is_free
     (tmp_path / f".building-{recipe_key(RECIPE)}-7@here-aaaa").mkdir()
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)

@@ -43,9 +43,9 @@ def test_cutting_keeps_the_first_tokens_and_counts_the_rest(texts, max_length):
 
 def test_the_vocabulary_keeps_the_commonest_words_that_are_common_enough():
     texts = pa.array(["a a a b b c", "a b"])
-    assert set(Vocabulary.train([texts], VocabularyConfig(min_frequency=2)).words()) >= {"a", "b"}
-    assert "c" not in Vocabulary.train([texts], VocabularyConfig(min_frequency=2)).words()
-    assert Vocabulary.train([texts], VocabularyConfig(min_frequency=1, size=4)).words().keys() >= {"a"}
+    assert set(Vocabulary.train([texts], VocabularyConfig(min_frequency=2)).tokenizer.get_vocab()) >= {"a", "b"}
+    assert "c" not in Vocabulary.train([texts], VocabularyConfig(min_frequency=2)).tokenizer.get_vocab()
+    assert Vocabulary.train([texts], VocabularyConfig(min_frequency=1, size=4)).tokenizer.get_vocab().keys() >= {"a"}
 
 
 def test_case_and_accents_fold_as_asked():
@@ -64,7 +64,7 @@ def test_unknown_words_are_counted():
 def test_a_vocabulary_survives_being_written():
     vocabulary = VOCABULARIES[VocabularyKind.bpe]
     again = Vocabulary.from_json(vocabulary.to_json())
-    assert again.words() == vocabulary.words()
+    assert again.tokenizer.get_vocab() == vocabulary.tokenizer.get_vocab()
     texts = pa.array(TEXTS)
     assert again.encode(texts, max_length=9).tokens.tolist() == vocabulary.encode(texts, max_length=9).tokens.tolist()
 

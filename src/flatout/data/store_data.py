@@ -89,7 +89,10 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def setup(self, stage: str | None = None) -> None:
         """Open the store and report what it holds; a second fit starts from the first batch."""
         self.prepare_data()
-        self._require_same_data()
+        if self.trainer is not None and self.trainer.world_size > 1:
+            key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
+            hint = "Every machine needs the same files, or one folder that all can read."
+            require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", hint=hint)
         if not self._is_announced and self._is_first:
             for line in self.info.lines:
                 self.run_log.say(line)
@@ -111,14 +114,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     @property
     def store(self) -> Store:
         return self.info.store
-
-    def _require_same_data(self) -> None:
-        """Refuse ranks that see other rows than the first one."""
-        if self.trainer is None or self.trainer.world_size == 1:
-            return
-        key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
-        hint = "Every machine needs the same files, or one folder that all can read."
-        require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", hint=hint)
 
     # The feeds
 

@@ -89,21 +89,16 @@ class TextPreparation:
 
     def __init__(self, source: TextSource) -> None:
         self.config, self.source = source.config, source
-        self.given = self._load_given()
+        name = self.config.tokenizer
+        self.given = Subwords.load(name, words=self.config.problem is Problem.tags) if name is not None else None
         """The tokenizer that is not made here."""
+        if self.given is not None and self.config.problem is Problem.none:
+            self.given.require_mask(str(name))
         is_encoder = self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
         what = f"{self.config.long} is for encoders"
         require(is_encoder or self.config.long is Long.cut, "data.long", what, hint="Set model=transformer.")
         if self.given is not None:
             self._require_room(self.given)
-
-    def _load_given(self) -> Subwords | None:
-        if self.config.tokenizer is None:
-            return None
-        found = Subwords.load(self.config.tokenizer, words=self.config.problem is Problem.tags)
-        if self.config.problem is Problem.none:
-            found.require_mask(self.config.tokenizer)
-        return found
 
     def _require_room(self, encoder: Encoder) -> None:
         """Refuse windows, or both ends of a text, that have no room beside special tokens."""

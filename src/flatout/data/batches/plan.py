@@ -282,7 +282,10 @@ def _share(rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings) -> tu
     # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.
     by_batch = np.argsort(batch, kind="stable")
     real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
-    return _with_fillers(rows[mine][by_batch], real, rows[np.cumsum(sizes) - sizes], settings.accumulate)
+    # Batches that got no row take their step's shortest, uncounted, so that every rank makes every step.
+    empty = np.flatnonzero(real == 0)
+    shortest = rows[np.cumsum(sizes) - sizes][empty // settings.accumulate]
+    return np.insert(rows[mine][by_batch], np.cumsum(real)[empty], shortest), np.maximum(real, 1), real
 
 
 def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
@@ -305,13 +308,6 @@ def _dealt(place: Rows, parts: int) -> Rows:
     # Back and forth: the first part of one turn is the last of the next, so that none gets the longer row each time.
     turn, seat = np.divmod(place, parts)
     return np.where(turn % 2 == 0, seat, parts - 1 - seat)
-
-
-def _with_fillers(rows: Rows, real: Rows, shortest: Rows, accumulate: int) -> tuple[Rows, Rows, Rows]:
-    """Batches that got no row take their step's shortest, uncounted, so that every rank makes every step."""
-    empty = np.flatnonzero(real == 0)
-    filled = np.insert(rows, np.cumsum(real)[empty], shortest[empty // accumulate]) if len(empty) else rows
-    return filled, np.maximum(real, 1), real
 
 
 class StreamPlan(Plan):

@@ -70,7 +70,7 @@ class RecordFiles:
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
     """The rule of some settings; rows of tables that were given for a split stay there."""
-    if not splitting.is_made:
+    if not any(splitting.shares.values()):
         return lambda records: records["table"].astype(np.int8)
     if splitting.by is SplitBy.group:
         assign = _by_group(splitting, files)

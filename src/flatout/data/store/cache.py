@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from flatout.data.store.lock import BUILDING, key_of_building, lock, lock_at_once, name_building, remove_locks
+from flatout.data.store.lock import BUILDING, key_of_building, lock, name_building, remove_locks
 from flatout.data.store.store import (
     MANIFEST,
     MANIFEST_SUM,
@@ -266,7 +266,7 @@ class Cache:
         with suppress(OSError):
             for path in self.folder.glob(f"{BUILDING}*"):
                 key = key_of_building(path)
-                with nullcontext(True) if key == own else lock_at_once(self.folder, key) as is_free:
+                with nullcontext(True) if key == own else lock(self.folder, key, waits=False) as is_free:
                     if is_free:
                         shutil.rmtree(path, ignore_errors=True)
             for path in self.folder.glob(f"{_REMOVED}*"):

@@ -42,30 +42,21 @@ def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
 
 
 @contextmanager
-def lock(folder: Path, key: str) -> Iterator[bool]:
-    """Hold the lock on building `key`; waits for another process that builds it. False where there are no locks."""
-    held = _lock_of(folder, key)
+def lock(folder: Path, key: str, *, waits: bool = True) -> Iterator[bool]:
+    """Hold the lock on building `key`; waits for another process that builds it, unless told not to.
+
+    False where there are no locks, or where another process holds it and is not waited for.
+    """
+    held = file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
     try:
-        is_held = acquire(held, _PRINT_AFTER_S, _LOOK_S)
+        is_held = acquire(held, _PRINT_AFTER_S, _LOOK_S) if waits else acquire(held, 0)
     except Timeout:
-        print(f"cache: waiting for {_builder(folder, key)}, which is building this store", file=sys.stderr, flush=True)
-        is_held = acquire(held, -1, _LOOK_S)
+        if waits:
+            who = _builder(folder, key)
+            print(f"cache: waiting for {who}, which is building this store", file=sys.stderr, flush=True)
+        is_held = waits and acquire(held, -1, _LOOK_S)
     try:
         yield is_held
-    finally:
-        held.release()
-
-
-@contextmanager
-def lock_at_once(folder: Path, key: str) -> Iterator[bool]:
-    """Whether the lock on building `key` is free; holds it if so. False where there are no locks."""
-    held = _lock_of(folder, key)
-    try:
-        is_free = acquire(held, 0)
-    except Timeout:
-        is_free = False
-    try:
-        yield is_free
     finally:
         held.release()
 
@@ -73,7 +64,7 @@ def lock_at_once(folder: Path, key: str) -> Iterator[bool]:
 def remove_locks(folder: Path) -> None:
     """Remove the files of locks that no process holds."""
     for path in folder.glob(f"{_PREFIX}*"):
-        with lock_at_once(folder, path.name.removeprefix(_PREFIX)) as is_free:
+        with lock(folder, path.name.removeprefix(_PREFIX), waits=False) as is_free:
             if is_free:
                 path.unlink(missing_ok=True)
 
@@ -86,10 +77,6 @@ def name_building(key: str) -> str:
 def key_of_building(folder: Path) -> str:
     """The key of the store that is built in a folder."""
     return folder.name.removeprefix(BUILDING).partition("-")[0]
-
-
-def _lock_of(folder: Path, key: str) -> FileLock:
-    return file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
 
 
 def _builder(folder: Path, key: str) -> str:

@@ -48,10 +48,6 @@ class Splitting:
     def shares(self) -> dict[str, float]:
         return {"validation_share": self.validation_share, "test_share": self.test_share}
 
-    @property
-    def is_made(self) -> bool:
-        return self.validation_share + self.test_share > 0
-
 
 def _powers(factor: int) -> NDArray[np.uint64]:
     return np.cumprod(np.full(_WINDOW, factor, dtype=np.uint64), dtype=np.uint64)

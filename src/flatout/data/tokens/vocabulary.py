@@ -23,7 +23,7 @@ from flatout.errors import check_settings, setting
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
-PADDING_ID, UNKNOWN_ID, SEPARATOR_ID = 0, 1, 2
+UNKNOWN_ID, SEPARATOR_ID = 1, 2  # padding has the first
 _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
 NUM_SPECIAL = len(_SPECIAL)
 Counts = NDArray[np.int64]
@@ -98,7 +98,11 @@ class Vocabulary:
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
-        tokens, lengths = self._encode_whole(_without_special(texts))
+        documents = _documents(_without_special(texts))
+        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+        runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
+        ids = np.concatenate([*runs, np.empty(0, np.int32)])
+        tokens, lengths = ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
         cut = np.minimum(lengths, max_length)
         if (cut < lengths).any():
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -107,13 +111,6 @@ class Vocabulary:
             tokens = np.insert(tokens, (np.cumsum(cut) - cut)[empty], UNKNOWN_ID)
             cut = np.maximum(cut, 1)
         return EncodedBlock.of(tokens, cut, lengths, UNKNOWN_ID)
-
-    def _encode_whole(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        if len(texts) == 0:
-            return np.empty(0, np.int32), np.empty(0, np.int64)
-        encodings = self.tokenizer.encode_batch_fast(_documents(texts), add_special_tokens=False)
-        ids = np.concatenate([np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings])
-        return ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
 
 
 def _untrained(config: VocabularyConfig) -> tuple[Tokenizer, trainers.Trainer]:

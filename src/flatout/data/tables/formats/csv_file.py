@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 
 from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable
 from flatout.data.tables.reading import ReadingConfig
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _ROWS_LOOKED_AT = 200
@@ -87,8 +87,8 @@ class CsvTable(FileTable):
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         """Starts again with larger blocks where a row is longer than two of them."""
-        block_bytes, done = _CSV_BLOCK_BYTES, 0
-        while True:
+        done = 0
+        for block_bytes in (_CSV_BLOCK_BYTES, LONGEST_ROW):
             read = 0
             try:
                 for block in self._whole_rows(columns, block_bytes):
@@ -100,7 +100,6 @@ class CsvTable(FileTable):
             except pa.ArrowException as error:
                 if "straddling" not in str(error) or block_bytes == LONGEST_ROW:
                     raise self._explain(str(error)) from None
-            block_bytes = LONGEST_ROW
 
     def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
         """What the reader reads, less the row of ours at the end, which must come out as it went in."""
@@ -141,21 +140,17 @@ class CsvTable(FileTable):
             names = []
         if not names or any("\ufffd" in name for name in names):
             self._require_utf8()
-        if self.reading.columns is not None:
-            return self._given_columns(self.reading.columns, len(names))
+        if (columns := self.reading.columns) is not None:
+            counts = f"its first row has {len(names)} values, data.read.columns has {len(columns)}"
+            what = f"{self.path}: {counts}: {', '.join(columns)}"
+            require(len(columns) == len(names), "data.read.columns", what, hint="Give one name for each column.")
+            return columns
         if not names:
             raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
         if is_whole and not lines.read().strip("\r\n"):
             hint = "Add rows; or, if that line is a row, name the columns: data.read.columns=[text,label]."
             raise self._fail("no rows below the line that names the columns", hint)
         return names
-
-    def _given_columns(self, given: list[str], width: int) -> list[str]:
-        if len(given) != width:
-            counts = f"its first row has {width} values, data.read.columns has {len(given)}"
-            what = f"{self.path}: {counts}: {', '.join(given)}"
-            raise UserError("data.read.columns", what, hint="Give one name for each column.")
-        return given
 
     def _note(self, head: bytes) -> None:
         """How the file is written, in words."""
