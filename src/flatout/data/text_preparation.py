@@ -254,7 +254,7 @@ class TextPreparation:
         return EncodedUnits(Cache(self.config.cache), self.source.name, how, dtype, encode)
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
-        counts = ", ".join(f"{split} {total.rows:,}" for split, total in totals.items())
+        counts = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
         made = [split for split in totals if split not in self.source.tables]
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
         lines, long = [f"rows: {counts}{how}"], self.config.long_texts
@@ -275,7 +275,6 @@ class TextPreparation:
 class _Totals:
     """What the encoded rows of one split add up to."""
 
-    rows: int = 0
     tokens: int = 0
     unknown: int = 0
     truncated_rows: int = 0
@@ -287,7 +286,6 @@ class _Totals:
     """Rows whose label is the sample's clean topic."""
 
     def add(self, block: EncodedBlock, is_clean: int | None) -> None:
-        self.rows += len(block.lengths)
         self.tokens += len(block.tokens)
         self.unknown += block.unknown
         self.truncated_rows += block.truncated_rows
@@ -297,11 +295,11 @@ class _Totals:
             self.clean = (self.clean or 0) + is_clean
 
     def facts(self) -> dict[str, Any]:
-        rows = max(1, self.rows)
+        rows = max(1, self.lengths.rows)
         shares = {"mean_length": self.tokens / rows, "unknown_share": self.unknown / max(1, self.tokens)}
         cut = {"truncated_rows": self.truncated_rows, "truncated_tokens": self.truncated_tokens}
         known = {} if self.clean is None else {"ceiling": self.clean / rows}
-        return {"rows": self.rows, "tokens": self.tokens, **shares, **cut, **known}
+        return {"rows": self.lengths.rows, "tokens": self.tokens, **shares, **cut, **known}
 
 
 def _is_clean(block: TextBlock) -> int | None:

@@ -14,9 +14,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -30,7 +30,7 @@ from flatout.distributed.limits import free_bytes
 
 Transform = Callable[[FlatBatch], FlatBatch]
 """A change of a batch that differs in each epoch, such as dropping words."""
-AnyPlan = Plan | LargePlan | StreamPlan
+AnyPlan = Plan | LargePlan
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
@@ -94,7 +94,6 @@ class Feed:
         self.sampler, self.batch_sampler = self, None
         self._lengths = split.lengths(TOKENS)
         self._num_batches = self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
-        self._gatherer: Gatherer | None = None
 
     def __len__(self) -> int:
         return self._num_batches
@@ -115,6 +114,11 @@ class Feed:
         feed = Feed(self.split, replace(self.plan, rank=0, world=1), kind=kind, device=self.device)
         feed._gatherer = self._gatherer
         return feed
+
+    @cached_property
+    def _gatherer(self) -> Gatherer:
+        """The columns, copied to the device once for all epochs."""
+        return Gatherer(self.split, self.device if self.kind is FeedKind.resident else torch.device("cpu"))
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
@@ -149,28 +153,24 @@ class Feed:
     def _batches(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
             return self._from_workers(plan, start)
-        runs = self._runs_ahead(plan, start) if self.kind is FeedKind.threaded else self._runs(plan, start)
+        gatherer = self._gatherer
+        runs: Iterator[Run] = (gatherer.run(plan.batches(*span)) for span in self._spans(plan, start))
+        runs = self._ahead(runs) if self.kind is FeedKind.threaded else runs
         batches = (batch for run in runs for batch in cut_run(run))
         return batches if self.transform is None else map(self.transform, batches)
 
-    def _runs(self, plan: AnyPlan, start: int) -> Iterator[Run]:
-        gatherer = self._gather_on(self.device)
-        return (gatherer.run(plan.batches(*span)) for span in self._spans(plan, start))
+    def _ahead(self, runs: Iterator[Run]) -> Iterator[Run]:
+        """The runs on the device; a thread gathers and copies the next one while this one is trained on."""
 
-    def _runs_ahead(self, plan: AnyPlan, start: int) -> Iterator[Run]:
-        gatherer = self._gather_on(torch.device("cpu"))
-
-        def make(span: tuple[int, int]) -> Run:
-            return move_run(gatherer.run(plan.batches(*span)), self.device)
+        def make() -> Run | None:
+            run = next(runs, None)
+            return None if run is None else move_run(run, self.device)
 
         with ThreadPoolExecutor(1, thread_name_prefix="feed") as pool:
-            ahead: Future[Run] | None = None
-            for span in self._spans(plan, start):
-                made, ahead = ahead, pool.submit(make, span)
-                if made is not None:
-                    yield await_run(made.result(), self.device)
-            if ahead is not None:
-                yield await_run(ahead.result(), self.device)
+            ahead = pool.submit(make)
+            while (run := ahead.result()) is not None:
+                ahead = pool.submit(make)
+                yield await_run(run, self.device)
 
     def _from_workers(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
         loader = DataLoader(
@@ -191,12 +191,6 @@ class Feed:
         moved = batch.to(self.device)
         self.transfer_s += time.perf_counter() - began
         return moved
-
-    def _gather_on(self, device: torch.device) -> Gatherer:
-        """The columns, copied to the device once for all epochs."""
-        if self._gatherer is None:
-            self._gatherer = Gatherer(self.split, device)
-        return self._gatherer
 
     def _spans(self, plan: AnyPlan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""

@@ -119,8 +119,6 @@ class Cache:
         key = recipe_key(recipe)
         reasons: list[str] = []
         while (store := self.opened(key)) is None:
-            with self._refusals_told(), written():
-                self.folder.mkdir(parents=True, exist_ok=True)
             with self._refusals_told(), self._locked(key) as is_locked:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
@@ -141,11 +139,8 @@ class Cache:
 
     def build(self, key: str, name: str, build: Build) -> None:
         """Build a store whose key is all that is known of it."""
-        with self._refusals_told():
-            with written():
-                self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked(key):
-                self._build(key, build, {"key": key, "name": name, "recipe": {}})
+        with self._refusals_told(), self._locked(key):
+            self._build(key, build, {"key": key, "name": name, "recipe": {}})
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""
@@ -217,6 +212,7 @@ class Cache:
     def _locked(self, key: str) -> Iterator[bool]:
         with ExitStack() as stack:
             with written():
+                self.folder.mkdir(parents=True, exist_ok=True)
                 is_locked = stack.enter_context(lock(self.folder, key))
             yield is_locked
 

@@ -63,16 +63,14 @@ _SPLIT_NAMES = {
 }
 
 
-def open_splits(
-    source: Any, given: Mapping[str, Any], reading: ReadingConfig, *, key: str = "data.source"
-) -> dict[str, Table]:
+def open_splits(source: Any, given: Mapping[str, Any], reading: ReadingConfig) -> dict[str, Table]:
     """Tables by split: those that `source` holds, and those that are named one by one."""
-    tables = {} if source is None else _splits_of(source, key, reading)
+    tables = {} if source is None else _splits_of(source, "data.source", reading)
     for split, each in given.items():
         if each is None:
             continue
         if split in tables:
-            what = f"{key} has {split} rows already ({tables[split].name})"
+            what = f"data.source has {split} rows already ({tables[split].name})"
             raise UserError(f"data.{split}", what, hint="Name the splits one by one, without data.source.")
         tables[split] = open_source(each, where=f"data.{split}", reading=reading)
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
