@@ -28,27 +28,19 @@ class DecidedTable(Table):
     """A table with some of its rows to be left out, and others with a new label."""
 
     def __init__(self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]) -> None:
-        self.table, self.name, self.columns, self._roles = table, table.name, table.columns, roles
+        self.inner: Table = table
+        self.name, self.columns, self._roles = table.name, table.columns, roles
         self.excluded = np.array(sorted(excluded), np.int64)
         """Numbers of rows from 0."""
         self.labels, self.relabelled = dict(labels), np.array(sorted(labels), np.int64)
 
-    def how(self) -> str:
-        return self.table.how()
-
-    def locate(self, row: int) -> str:
-        return self.table.locate(row)
-
-    def lacking(self, column: str) -> str:
-        return self.table.lacking(column)
-
     def fingerprint(self) -> str:
-        decided = f"{self.table.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
+        decided = f"{self.inner.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
         return xxhash.xxh3_128_hexdigest(decided.encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         name = self._roles.label
-        for rows, block in self.table.numbered(columns, rows_per_block):
+        for rows, block in self.inner.numbered(columns, rows_per_block):
             places = np.flatnonzero(np.isin(rows, self.relabelled)).tolist()
             if places and name in block.schema.names:
                 values = as_texts(decoded(block.column(name))).to_pylist()

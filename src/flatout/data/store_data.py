@@ -79,8 +79,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def open_store(self) -> Info:
         """Open the store, building it first when there is none."""
 
-    # The store
-
     def prepare_data(self) -> None:
         """Build the store where it is missing; Lightning calls it on one rank of each machine."""
         if self._info is None:
@@ -114,8 +112,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     @property
     def store(self) -> Store:
         return self.info.store
-
-    # The feeds
 
     def place(self, placement: Placement, config: Config | None = None) -> None:
         """Set rank, device and layout instead of reading them from the Trainer, and settings of batches measured since.
@@ -229,8 +225,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         _require_agreement(self.config, wanted, given)
         return given
 
-    # The position
-
     def state_dict(self) -> dict[str, int]:
         """The position in the plan: the epoch, and the batches of it that were taken."""
         return self._feeds["train"].state_dict() if "train" in self._feeds else dict(self._position)
@@ -240,8 +234,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         self._position, self._has_fitted = dict(state_dict), False
         if "train" in self._feeds:
             self._feeds["train"].load_state_dict(state_dict)
-
-    # Reports
 
     @property
     def _is_first(self) -> bool:

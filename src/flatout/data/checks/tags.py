@@ -164,24 +164,19 @@ class TaggedTable(Table):
     columns: Sequence[str] = COLUMNS
 
     def __init__(self, table: Table, roles: Roles, split: str, census: TagCensus) -> None:
-        self.table, self.roles, self.split, self.census, self.name = table, roles, split, census, table.name
+        self.inner: Table = table
+        self.name, self.roles, self.split, self.census = table.name, roles, split, census
         self._misplaced: dict[Scheme, list[NDArray[np.int64]]] = {scheme: [] for scheme in Scheme}
         self._blank: list[NDArray[np.int64]] = []
 
-    def how(self) -> str:
-        return self.table.how()
-
-    def locate(self, row: int) -> str:
-        return self.table.locate(row)
-
     def fingerprint(self) -> str:
-        return self.table.fingerprint()
+        return self.inner.fingerprint()
 
     def entries(self) -> Entries | None:
-        return self.table.entries()
+        return self.inner.entries()
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
-        for rows, block in self.table.numbered(self.roles.columns, rows_per_block):
+        for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
             words, marks = self.roles.texts[0], self.roles.label
             tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
             tags = word_lists(block.column(marks), name=marks, table=self.name, key="data.label")

@@ -38,6 +38,8 @@ class Table(ABC):
 
     name: str
     columns: Sequence[str]
+    inner: Table | None = None
+    """The table whose rows these are, changed on the way: it says how they are written and where they stand."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -67,15 +69,15 @@ class Table(ABC):
 
     def how(self) -> str:
         """How it is written, in words; empty where there is nothing to say."""
-        return ""
+        return "" if self.inner is None else self.inner.how()
 
     def locate(self, row: int) -> str:
         """A row, counted from 1, in words."""
-        return f"{row}"
+        return f"{row}" if self.inner is None else self.inner.locate(row)
 
     def lacking(self, column: str) -> str:
         """Who of several files has not got a column, in words."""
-        return self.name
+        return self.name if self.inner is None else self.inner.lacking(column)
 
 
 def changed(name: str) -> UserError:

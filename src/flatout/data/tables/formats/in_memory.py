@@ -73,10 +73,8 @@ class DatasetTable(Table):
     """A table that `datasets` has opened, read a block at a time; class numbers become the names it lists."""
 
     def __init__(self, rows: Any) -> None:
-        self._rows = rows.with_format("arrow")
-        self._schema: pa.Schema = rows.features.arrow_schema
-        self.num_rows: int = rows.num_rows
-        self.name = rows.info.dataset_name or "datasets table"
+        self.name, self.num_rows = rows.info.dataset_name or "datasets table", rows.num_rows
+        self._rows, self._schema = rows.with_format("arrow"), rows.features.arrow_schema
         self.columns: Sequence[str] = list(rows.column_names)
 
     def how(self) -> str:
