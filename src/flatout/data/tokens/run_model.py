@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
-_ENCODER, _SETTINGS, _TOKENIZER, _WEIGHTS = "encoder.json", "config.json", "tokenizer.json", "model.safetensors"
+_ENCODER, _SETTINGS, _WEIGHTS = "encoder.json", "config.json", "model.safetensors"
 _NET = "net."
 """What the names of weights begin with, before those of transformers."""
 _KEY, _MOST_CHARACTERS = "model.pretrained", 50_000_000
@@ -32,14 +32,10 @@ class RunModel:
     folder: Path
 
     def configuration(self) -> dict[str, Any]:
-        found = self.read(lambda: json.loads(self._text(_ENCODER)))
+        found = self.read(lambda: json.loads(self.text(_ENCODER)))
         if not isinstance(found, dict):
             raise self._damaged(f"{_ENCODER} holds no settings")
         return found
-
-    def tokenizer(self) -> str:
-        """What the run's tokenizer wrote of itself."""
-        return self.read(lambda: self._text(_TOKENIZER))
 
     def load_into(self, net: nn.Module) -> nn.Module:
         """The model of transformers with the run's weights, but for a head of another kind or size."""
@@ -66,7 +62,7 @@ class RunModel:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             raise self._damaged(str(error).strip().partition("\n")[0] or type(error).__name__) from None
 
-    def _text(self, name: str) -> str:
+    def text(self, name: str) -> str:
         text = (self.folder / name).read_text(encoding="utf-8")
         if len(text) > _MOST_CHARACTERS:
             raise self._damaged(f"{name} has {len(text):,} characters")

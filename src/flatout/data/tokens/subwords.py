@@ -103,7 +103,7 @@ class Subwords:
     @classmethod
     def _of_run(cls, run: RunModel, *, words: bool) -> Subwords:
         """The tokenizer that a run was trained with, opened from its own files."""
-        found = run.read(lambda: cls.from_json(run.tokenizer()))
+        found = run.read(lambda: cls.from_json(run.text("tokenizer.json")))
         if not words or "ByteLevel" not in found.tokenizer.to_str():
             return found
         with tempfile.TemporaryDirectory() as folder:

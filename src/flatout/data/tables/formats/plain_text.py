@@ -26,7 +26,6 @@ COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
 _LONGEST_SENTENCE, _LONGEST_TEXT = 100_000, 1 << 26
 _ENDINGS = ("", ".txt", ".text")
-Sentence = tuple[list[str], list[str]]
 
 
 class ConllTable(FileTable):
@@ -52,7 +51,7 @@ class ConllTable(FileTable):
                 return COLUMNS[: self._width]
         raise self._fail("no rows")
 
-    def _sentences(self) -> Iterator[Sentence]:
+    def _sentences(self) -> Iterator[tuple[list[str], list[str]]]:
         words, tags = list[str](), list[str]()
         for number, line in self._lines():
             values = line.split(self._separator)
