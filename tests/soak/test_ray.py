@@ -212,7 +212,7 @@ def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_f
     words = ["data.sample.rows=503", "data.sample.eval_rows=101", "data.sample.classes=4", "model=transformer"]
     words += ["model.hidden=32", "model.layers=2", "model.heads=4", "model.dropout=0", "model.attention_dropout=0"]
     words += ["precision=fp32", "trainer.max_epochs=40", "checkpoint.patience=null", "monitor.flush_every=1"]
-    words += ["monitor.progress=false", "trainer.accelerator=cpu", "optim.lr=1e-3"]
+    words += ["monitor.progress=false", "trainer.accelerator=cpu"]
     (tmp_path / "home").mkdir()
     train = [sys.executable, "-m", "train", *words]
     folder = run_of([*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True)
