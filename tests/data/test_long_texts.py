@@ -53,6 +53,37 @@ def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(encoder,
         assert len(sizes) == len(starts) == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
 
 
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    window=st.integers(6, 30),
+    overlap=st.integers(0, 24),
+    most=st.integers(31, 70),
+)
+def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(encoder, counts, window, overlap, most):
+    room = window - 2
+    overlap = min(overlap, room - 1)
+    rows = pa.array([WORDS[:count] for count in counts], pa.list_(pa.string()))
+    found = encoder.encode_words(rows, max_length=most, long=LongTexts(Long.windows, window, overlap))
+    assert found.words.tolist() == [min(count, most - 2) for count in counts]
+    expected = []
+    for kept in found.words.tolist():
+        starts = [0, *range(room - overlap, max(1, kept - overlap), room - overlap)]
+        windows = [range(start, min(start + room, kept)) for start in starts]
+        nearest = [
+            max(
+                range(len(windows)),
+                key=lambda at: (
+                    min(word - windows[at][0], windows[at][-1] - word, key=int) if word in windows[at] else -1
+                ),
+            )
+            for word in range(kept)
+        ]
+        for number, words in enumerate(windows):
+            expected += [False, *(nearest[word] == number for word in words), False]
+    assert found.firsts.tolist() == expected
+    assert len(found.block.tokens) == len(expected)
+
+
 def test_both_ends_of_a_text_are_read_a_quarter_from_its_beginning(encoder):
     rows = rows_of(encoder, [8, 10, 40], 10, LongTexts(Long.head_tail))
     assert rows[0] == framed(encoder, WORDS[:8])

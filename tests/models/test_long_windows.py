@@ -72,6 +72,25 @@ def test_a_text_has_the_answer_and_gradients_of_its_windows_fed_by_hand(family: 
         torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta"])
+def test_tokens_of_a_row_have_the_answers_and_gradients_of_its_windows_fed_by_hand(family: str) -> None:
+    model = built("mean", family, "tags")
+    weights = torch.randn(sum(map(len, ROWS)), 3)
+    found = []
+    for window in (SIZE, 0):
+        model.window = window
+        batches = [ROWS] if window else [[each] for windows in BY_HAND for each in windows]
+        logits = torch.cat([model(flat_batch(batch)) for batch in batches])
+        model.zero_grad()
+        (logits * weights).sum().backward()
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        found.append((logits.detach(), gradients))
+    (ours, our_gradients), (theirs, their_gradients) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, gradient in their_gradients.items():
+        torch.testing.assert_close(our_gradients[name], gradient, rtol=1e-5, atol=1e-5)
+
+
 def test_a_piece_of_a_batch_keeps_the_windows_of_a_text_together() -> None:
     model = built("mean").eval()
     batch = flat_batch(ROWS)

@@ -154,8 +154,9 @@ class TagPreparation(TextPreparation):
         self, blocks: TextBlocks, surveyed: TextSurvey, vocabulary: Encoder, writer: StoreWriter
     ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
         assert isinstance(vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+        config = self.config
         for split, block in blocks:
-            encoded = vocabulary.encode_words(block.texts, max_length=self.config.max_length)
+            encoded = vocabulary.encode_words(block.texts, max_length=config.max_length, long=config.long_texts)
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)
             self.lost.setdefault(split, LostWords(self.source.census)).add(ids, tags.offsets, encoded.words)

@@ -195,7 +195,8 @@ class TextDataConfig(FeedingConfig):
             return
         where, hint = "data.long", "Set data.long=cut."
         what = f"{self.long} with data.problem={self.problem}"
-        require(self.problem in (Problem.single, Problem.multi, Problem.regression), where, what, hint=hint)
+        fits = self.problem is not Problem.none and (self.problem is not Problem.tags or self.long is Long.windows)
+        require(fits, where, what, hint=hint)
         require(not self.pair, where, f"{self.long} with pairs, of which the longer text is cut first", hint=hint)
         if self.long is Long.windows:
             allowed = f"below data.window={self.window}"

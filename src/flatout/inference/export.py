@@ -54,8 +54,11 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         kind = outputs_of(predictor.model).auto_class.__name__
         lines = [f"open it with {kind}.from_pretrained({str(name)!r}), and with AutoTokenizer"]
         if window := predictor.model.window:
-            joined = predictor.model.joins.value
-            lines += [f"it answers one window of {window} tokens; a text has the {joined} of its windows' logits"]
+            joined = f"a text has the {predictor.model.joins.value} of its windows' logits"
+            joined = (
+                "a word has the tag of the window with most words around it" if predictor.model.is_tagging else joined
+            )
+            lines += [f"it answers one window of {window} tokens; {joined}"]
         lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if onnx:
             apart = export_onnx(predictor, folder)

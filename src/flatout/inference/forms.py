@@ -226,8 +226,6 @@ class OnnxRecordings(SequencePredictor):
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers texts from an exported folder of a run, by name."""
-    what = f"its tokenizer cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
-    require(predictor.long_texts.kind is Long.cut, str(folder), what, hint="Leave it out.")
     opened, own = FolderPredictor.of_folder(folder), predictor.labels.classes
     found = opened.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
@@ -241,6 +239,9 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers from a folder that a run was exported as, by name."""
+    kind = predictor.long_texts.kind if isinstance(predictor, Predictor | TagPredictor) else Long.cut
+    what = f"its tokenizer cuts the texts that the run reads with data.long={kind}"
+    require(kind is Long.cut, str(folder), what, hint="Leave it out.")
     if type(predictor) is Predictor:
         return texts_of_folder(predictor, folder)
     if type(predictor) is TagPredictor:

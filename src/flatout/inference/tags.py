@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, find_entities, word_lists
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
+from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
@@ -79,6 +80,7 @@ class TagPredictor(RunPredictor):
     """O, then B and I of each type."""
     max_length: int
     roles: Roles
+    long_texts: LongTexts = CUT
     temperature: float = 1.0
     lost_words: int = 0
     """Words of files that the model did not see."""
@@ -86,18 +88,20 @@ class TagPredictor(RunPredictor):
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
         info, model = task.info, cast(Transformer, task.model.eval())
-        own = (model, info.vocabulary, task.labels.names, info.max_length, info.roles)
+        own = (model, info.vocabulary, task.labels.names, info.max_length, info.roles, info.long_texts)
         return cls(*own, temperature=task.temperature)
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
         names, roles = folder.labels(), folder.roles()
         model, vocabulary = folder.encoder(Outputs(names, "tags"), roles)
-        temperature = settings.get("temperature", 1.0)
-        return cls(model, vocabulary, names, settings["data"]["max_length"], roles, temperature=temperature)
+        long_texts = LongTexts(**settings["data"].get("long_texts", {}))  # runs before had none
+        model.window = long_texts.window
+        own = (model, vocabulary, names, settings["data"]["max_length"], roles, long_texts)
+        return cls(*own, temperature=settings.get("temperature", 1.0))
 
     def save(self, folder: Path, model_config: Any) -> None:
-        data = {"max_length": self.max_length, "columns": asdict(self.roles)}
+        data = {"max_length": self.max_length, "columns": asdict(self.roles), "long_texts": asdict(self.long_texts)}
         settings = {"problem": self.problems[0], "temperature": self.temperature, "data": data}
         ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
@@ -114,7 +118,7 @@ class TagPredictor(RunPredictor):
     def tags(self, words: pa.Array, rows_per_batch: int = 256) -> TaggedRows:
         """A tag for each word of rows of words, in their order."""
         self.model.eval()
-        encoded = self.vocabulary.encode_words(words, max_length=self.max_length)
+        encoded = self.vocabulary.encode_words(words, max_length=self.max_length, long=self.long_texts)
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)

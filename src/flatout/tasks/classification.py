@@ -13,14 +13,13 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
-from flatout.data.tokens.long_texts import CUT
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
-from flatout.tasks.networks import build_text_network
+from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.task import Task, real_rows
 
 
@@ -56,9 +55,7 @@ class Classifier(Task):
         require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
         what, hint = "data.problem=none has no classes", "Use MaskedLanguageModel for texts without labels."
         require(info.labels.problem is not Problem.none, "Classifier", what, hint=hint)
-        is_whole = not (self.is_built and getattr(info, "long_texts", CUT).window)
-        what, hint = "windows, which a network of your own does not read", "Set data.long=cut."
-        require(is_whole, "data.long", what, hint=hint)
+        require_no_windows(self, info)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:

@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import pair_separator
 from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.run_log import RunLog
+
+
+def require_no_windows(task: Any, info: Any) -> None:
+    """Refuse windows where the network was given: it does not know of them."""
+    is_whole = not (task.is_built and getattr(info, "long_texts", CUT).window)
+    what = "windows, which a network of your own does not read"
+    require(is_whole, "data.long", what, hint="Set data.long=cut.")
 
 
 def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:

@@ -25,7 +25,7 @@ from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import class_rows, mean_where
-from flatout.tasks.networks import build_text_network
+from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
 from flatout.tasks.task import Task
 
@@ -59,6 +59,7 @@ class Tagger(Task):
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no tags", "Use Classifier for classes and GramDecoder for bit strings."
         require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, hint=hint)
+        require_no_windows(self, info)
         needs_counts = self.config.class_weights is ClassWeights.auto
         self.take_labels(replace(info.labels, counts=info.count_tags()) if needs_counts else info.labels)
 

@@ -59,6 +59,17 @@ class LongTexts:
         place = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
         return place * step, np.minimum(room, kept[text] - place * step), text
 
+    def answers_of(self, sizes: Counts, text: Counts) -> NDArray[np.bool_]:
+        """Of each token of windows whether it is answered there, so that each is once, where it has most context.
+
+        Of the tokens that two neighbours share the earlier window answers the first half.
+        """
+        half, is_new = (self.overlap + 1) // 2, text[1:] != text[:-1]
+        begins = np.where(np.append(True, is_new), 0, half)
+        ends = np.where(np.append(is_new, True), sizes, sizes - self.overlap + half)
+        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return (within >= np.repeat(begins, sizes)) & (within < np.repeat(ends, sizes))
+
 
 CUT = LongTexts()
 

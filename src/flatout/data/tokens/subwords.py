@@ -61,6 +61,10 @@ class Frame:
     def size(self) -> int:
         return len(self.opening) + len(self.closing)
 
+    def of_marks(self) -> Frame:
+        """As long, of zeros."""
+        return replace(self, opening=[0] * len(self.opening), closing=[0] * len(self.closing))
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedWords:
@@ -177,8 +181,8 @@ class Subwords:
             return self._framed_pairs(runs, self._runs(seconds), max_length)
         return self._framed(runs, max_length) if long.kind is Long.cut else self._framed_pieces(runs, max_length, long)
 
-    def encode_words(self, words: pa.Array, *, max_length: int) -> EncodedWords:
-        """Ids of rows that are lists of words; a word of which no token fits is lost."""
+    def encode_words(self, words: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedWords:
+        """Ids of rows that are lists of words; a word of which no token fits is lost, and one window has each word."""
         runs, firsts = [], []
         for rows in _pieces(words):
             encodings = self.tokenizer.encode_batch(rows, is_pretokenized=True, add_special_tokens=False)
@@ -190,9 +194,10 @@ class Subwords:
                 runs.append(np.array(encoding.ids, np.int32))
                 firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
         tokens, lengths = _joined(runs)
-        block = self._framed((tokens, lengths), max_length)
+        frame = partial(self._framed_pieces, long=long) if long.window else self._framed
+        block = frame((tokens, lengths), max_length)
         # The same frame around the marks: nothing of a frame begins a word.
-        marks = self._framed((_joined(firsts)[0], lengths), max_length, marks=True).tokens == 1
+        marks = frame((_joined(firsts)[0], lengths), max_length, marks=True).tokens == 1
         ends = np.cumsum(block.lengths, dtype=np.int64)
         total = np.append(0, np.cumsum(marks))
         return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
@@ -203,18 +208,18 @@ class Subwords:
         return _joined([np.array(encoding.ids, np.int32) for encodings in encoded for encoding in encodings])
 
     def _framed(self, runs: Runs, max_length: int, *, marks: bool = False) -> EncodedBlock:
-        frame, (tokens, lengths) = self.frame, runs
+        frame, (tokens, lengths) = self.frame.of_marks() if marks else self.frame, runs
         cut = np.minimum(lengths, max(1, max_length - frame.size))
-        opening, closing = (np.zeros(len(ids), np.int32) if marks else ids for ids in (frame.opening, frame.closing))
-        whole = _put_together([opening, (tokens, lengths, cut), closing], len(lengths))
+        whole = _put_together([frame.opening, (tokens, lengths, cut), frame.closing], len(lengths))
         return EncodedBlock.of(whole, cut + frame.size, lengths + frame.size, frame.unknown)
 
-    def _framed_pieces(self, runs: Runs, max_length: int, long: LongTexts) -> EncodedBlock:
-        """Each window in a frame, or the first and the last tokens in one."""
-        frame, (tokens, lengths) = self.frame, runs
+    def _framed_pieces(self, runs: Runs, max_length: int, long: LongTexts, *, marks: bool = False) -> EncodedBlock:
+        """Each window in a frame, or the first and the last tokens in one; a mark stays in one window."""
+        frame, (tokens, lengths) = self.frame.of_marks() if marks else self.frame, runs
         kept = np.minimum(lengths, max(1, max_length - frame.size))
         starts, sizes, text = long.pick(lengths, kept, frame.size)
         tokens = pieces_of(tokens, lengths, starts, sizes, text)
+        tokens = tokens * long.answers_of(sizes, text) if marks else tokens
         framed = sizes if long.window else kept
         whole = _put_together([frame.opening, (tokens, framed, framed), frame.closing], len(framed))
         rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else kept + frame.size

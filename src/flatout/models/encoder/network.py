@@ -7,7 +7,7 @@ get padded rows of like length through the library's own layers.
 
 A row may hold the windows of a text one after the other. They are the rows of a batch then, shortest first, each with
 positions of its own. The text's answer is the mean of their logits, or the largest of each class, so its loss counts
-once however long it is.
+once however long it is. Tags are answered token by token, in the order of the row.
 
 Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
 """
@@ -131,7 +131,10 @@ class Transformer(LayeredEncoder):
         read = self._flat if self.is_flat else self._padded
         if not self.window:
             return read(batch)
-        windows, text_W = cut_windows(batch, self.window)
+        windows, text_W, places_T = cut_windows(batch, self.window)
+        if self.is_tagging:
+            answers_TC = read(windows)
+            return torch.empty_like(answers_TC).index_copy(0, places_T, answers_TC)
         return answer_texts(read(windows), text_W, batch.num_rows, self.joins)
 
     def products(self, lengths: Lengths) -> list[Product]:
@@ -312,8 +315,9 @@ def window_lengths(lengths_B: NDArray[np.integer], size: int) -> tuple[NDArray[n
     return np.minimum(size, lengths[text] - place * size), text
 
 
-def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor]:
-    """The windows of a batch as its rows, shortest first, and `[W]` the text of each on the tokens' device."""
+def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
+    """The windows of a batch as its rows, shortest first; on the tokens' device `[W]` their texts and `[T]` where their
+    tokens stand in the batch."""
     lengths, text = window_lengths(batch.lengths.numpy(), size)
     begins = np.cumsum(lengths) - lengths  # windows stand without gaps
     order = np.argsort(lengths, kind="stable")
@@ -322,9 +326,10 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor]:
     index = np.repeat(begins[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
     device = batch.tokens.device
     windows = replace(batch, lengths=torch.from_numpy(lengths), rows=torch.from_numpy(text), num_real=len(text))
-    tokens = batch.tokens.index_select(0, _moved(index, device))
+    places_T = _moved(index, device)
+    tokens = batch.tokens.index_select(0, places_T)
     windows = replace(windows, tokens=tokens, offsets=_moved(offsets, device), targets=None, target_offsets=None)
-    return windows, _moved(text, device)
+    return windows, _moved(text, device), places_T
 
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
