@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.faults.plants import Planted, RaiseAt
+from tests.faults.runs import write_rows
 from tests.verbs import verb
 from torch import Tensor
 from torch.nn import functional
 
 from flatout import OptimConfig, TransformerConfig, fit
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -37,7 +40,9 @@ def built(how: str, family: str = "bert", kind: str = "single") -> Transformer:
     model = config.build(Outputs(["a", "b", "c"], kind), vocabulary_size=60, padding_id=1, separator_id=None)
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
-    model.window = SIZE
+    model.read_windows(SIZE, Windows(how))
+    if model.window_query is not None:
+        torch.nn.init.normal_(model.window_query)
     return model
 
 
@@ -49,6 +54,24 @@ def answers_by_hand(model: Transformer, how: str) -> Tensor:
     return torch.stack([each.mean(0) if how == "mean" else each.amax(0) for each in found])
 
 
+def attended_by_hand(model: Transformer) -> Tensor:
+    """Windows one by one; for each text the head's last layer answers the mean of their vectors, weighted."""
+    assert model.window_query is not None
+    *_, last = (each for each in model.head_modules() if isinstance(each, torch.nn.Linear))
+    model.window, found, vectors = 0, [], list[Tensor]()
+    hook = last.register_forward_pre_hook(lambda _, given: vectors.append(given[0].reshape(-1, given[0].shape[-1])))
+    for windows in BY_HAND:
+        for window in windows:
+            model(flat_batch([window]))
+        own = torch.stack([each.mean(0) for each in vectors])  # a head that reads all tokens answers their mean
+        weights = torch.softmax(torch.stack([vector @ model.window_query for vector in own]), 0)
+        found.append(sum(weight * vector for weight, vector in zip(weights, own, strict=True)))
+        vectors.clear()
+    hook.remove()
+    model.window = SIZE
+    return last(torch.stack(found))[:, :3]
+
+
 def losses(logits: Tensor, kind: str) -> Tensor:
     if kind == "single":
         return functional.cross_entropy(logits, torch.tensor([0, 1, 2, 0]))
@@ -56,12 +79,13 @@ def losses(logits: Tensor, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["single", "multi"])
-@pytest.mark.parametrize("how", ["mean", "max"])
-@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "deberta"])  # the last runs padded
+@pytest.mark.parametrize("how", ["mean", "max", "attention"])
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "eurobert", "deberta"])  # the last runs padded
 def test_a_text_has_the_answer_and_gradients_of_its_windows_fed_by_hand(family: str, how: str, kind: str) -> None:
     model = built(how, family, kind)
     found = []
-    for logits in (model(flat_batch(ROWS)), answers_by_hand(model, how)):
+    by_hand = attended_by_hand(model) if how == "attention" else answers_by_hand(model, how)
+    for logits in (model(flat_batch(ROWS)), by_hand):
         model.zero_grad()
         losses(logits, kind).backward()
         gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -161,6 +185,45 @@ def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(problem: str,
     assert settings["model_max_length"] == 16
     with pytest.raises(UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"):
         exported(predictor, tmp_path / "run" / "export")
+
+
+def test_an_attention_over_windows_is_learned_kept_and_exported(tmp_path: Path, capsys: Any) -> None:
+    model = replace(SMALL, windows=Windows.attention)
+    fit(texts("single"), model, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run")
+    predictor = Predictor.load(tmp_path / "run")
+    query = predictor.model.window_query
+    assert query is not None
+    assert query.abs().max() > 0.001
+    long = pa.array(["of " * 25 + "oak fern rose " * 3, "of " * 25 + "slate flint basalt " * 3, "of rose"])
+    torch.testing.assert_close(through_library(predictor).outputs(long), predictor.outputs(long), rtol=1e-5, atol=1e-5)
+    plant, stone, _ = predictor.outputs(long)[:, predictor.labels.classes.index("stone")]
+    assert plant < stone - 0.3
+    assert verb("export", tmp_path / "run") == 0
+    assert "the mean of its windows' logits, weighted by an attention that stays in the run" in capsys.readouterr().out
+
+
+def test_a_run_with_an_attention_over_windows_continues_to_the_same_weights(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    write_rows(rows)
+    words = {"text": "text", "label": "label", "vocabulary": VocabularyConfig(min_frequency=1)}
+    data = TextDataConfig(train=str(rows), **words, long="windows", window=6, overlap=1, max_length=32, batch_size=24)
+    model = replace(SMALL, windows=Windows.attention)
+    how: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1), "resume": "auto", "name": "case"}
+    fit(data, model, **how, epochs=2, output=str(tmp_path / "whole"))
+    with pytest.raises(Planted):
+        plants = {"plant": RaiseAt("on_train_batch_end", 3)}
+        fit(data, model, **how, epochs=2, output=str(tmp_path / "cut"), callbacks=plants)
+    fit(data, model, **how, epochs=2, output=str(tmp_path / "cut"))
+    (whole,), (cut,) = (list((tmp_path / each).glob("case/*/model")) for each in ("whole", "cut"))
+    assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("problem", "long"), [("single", "cut"), ("tags", "windows")])
+def test_an_attention_is_refused_where_no_text_has_windows(problem: str, long: str, tmp_path: Path) -> None:
+    message = r"^model\.windows: attention joins the windows of a text, and there are none\. Leave it out, or set data"
+    data = TextDataConfig(train="rows.jsonl", problem=problem, long=long, max_length=256)
+    with pytest.raises(UserError, match=message):
+        fit(data, replace(SMALL, windows=Windows.attention), epochs=1, folder=tmp_path / "run")
 
 
 def test_windows_are_refused_where_the_network_is_given(tmp_path: Path) -> None:

@@ -38,6 +38,13 @@ ONNX, SIGNATURE = "model.onnx", "signature.json"
 _MOST_APART, _ONNX_APART = 1e-5, 1e-4
 """Most that logits may differ; another runtime sums in another order."""
 _ROWS, _LONGEST, _SAMPLES = 8, 200, 200
+_JOINED = {
+    "mean": "a text has the mean of its windows' logits",
+    "max": "a text has the max of its windows' logits",
+    "attention": "a text has the mean of its windows' logits, weighted by an attention that stays in the run",
+    "tags": "a word has the tag of the window with most words around it",
+}
+"""What is answered to several windows."""
 _TRACED = 2
 """Rows while a file is written; torch takes an axis of one for one that never changes."""
 _MOST_IN_ONE_FILE = 1 << 30
@@ -54,10 +61,7 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         kind = outputs_of(predictor.model).auto_class.__name__
         lines = [f"open it with {kind}.from_pretrained({str(name)!r}), and with AutoTokenizer"]
         if window := predictor.model.window:
-            joined = f"a text has the {predictor.model.joins.value} of its windows' logits"
-            joined = (
-                "a word has the tag of the window with most words around it" if predictor.model.is_tagging else joined
-            )
+            joined = _JOINED["tags" if predictor.model.is_tagging else predictor.model.joins.value]
             lines += [f"it answers one window of {window} tokens; {joined}"]
         lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if onnx:

@@ -125,7 +125,8 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
         return predictor
     copied = replace(predictor, model=deepcopy(model))  # small matrices are merged in place
     padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
-    padded.window, padded.joins = model.window, model.joins
+    padded.read_windows(model.window, model.joins)
+    padded.window_query = model.window_query
     return replace(predictor, model=padded.eval())
 
 

@@ -117,12 +117,12 @@ class ModelFolder:
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
 
-    def encoder(self, outputs: Outputs, roles: Roles) -> tuple[Transformer, Subwords]:
+    def encoder(self, outputs: Outputs, roles: Roles, window: int = 0) -> tuple[Transformer, Subwords]:
         """The encoder with its weights, and its tokenizer."""
         vocabulary = self.vocabulary()
         assert isinstance(vocabulary, Subwords)
         separator = vocabulary.frame.separator if roles.join == PAIR else None
-        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), separator)
+        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), separator, window)
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
 

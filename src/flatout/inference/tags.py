@@ -94,9 +94,8 @@ class TagPredictor(RunPredictor):
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
         names, roles = folder.labels(), folder.roles()
-        model, vocabulary = folder.encoder(Outputs(names, "tags"), roles)
         long_texts = LongTexts(**settings["data"].get("long_texts", {}))  # runs before had none
-        model.window = long_texts.window
+        model, vocabulary = folder.encoder(Outputs(names, "tags"), roles, long_texts.window)
         own = (model, vocabulary, names, settings["data"]["max_length"], roles, long_texts)
         return cls(*own, temperature=settings.get("temperature", 1.0))
 

@@ -86,8 +86,7 @@ class Predictor(RunPredictor):
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
         model: Any
         if folder.has_encoder:
-            model, _ = folder.encoder(Outputs(classes, settings["problem"]), roles)
-            model.window = long_texts.window
+            model, _ = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         own = (model, vocabulary, labels, data["max_length"], roles)

@@ -23,6 +23,7 @@ from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
+from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
@@ -33,6 +34,7 @@ from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
+from flatout.models.encoder.network import Windows
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 from flatout.report.figures import Chart
@@ -232,6 +234,10 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
         reads_pairs = type(model) not in MODELS.values() or not data.pair
         require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
         return data
+    joins = data.long is Long.windows and data.problem is not Problem.tags
+    hint = "Leave it out, or set data.long=windows for texts with labels."
+    what = "attention joins the windows of a text, and there are none"
+    require(joins or model.windows is not Windows.attention, "model.windows", what, hint=hint)
     if data.tokenizer is not None:
         return data
     if model.pretrained is not None:

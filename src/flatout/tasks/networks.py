@@ -31,7 +31,7 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
         return config.build(num_outputs=len(outputs.names), vocabulary_size=encoder.size, vocabulary=words)
     ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
     model = config.build(outputs, vocabulary_size=encoder.size, **ids)
-    model.window = info.long_texts.window
+    model.read_windows(info.long_texts.window, config.windows)
     longest, read = model.longest_row(), model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"
     require(read <= longest, where, f"{read}", allowed=f"at most {longest} for {model.family}")

@@ -6,8 +6,9 @@ tokens: positions begin again with each row, and a head that reads first tokens 
 get padded rows of like length through the library's own layers.
 
 A row may hold the windows of a text one after the other. They are the rows of a batch then, shortest first, each with
-positions of its own. The text's answer is the mean of their logits, or the largest of each class, so its loss counts
-once however long it is. Tags are answered token by token, in the order of the row.
+positions of its own. The text's answer is the mean of their logits, or the largest of each class, or what the last
+layer of the head answers to the mean of their vectors, weighted by a learned attention. So its loss counts once however
+long it is. Tags are answered token by token, in the order of the row.
 
 Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.errors import require
@@ -54,10 +55,11 @@ class Compute(StrEnum):
 
 
 class Windows(StrEnum):
-    """What the answer of a text is, of those of its windows."""
+    """What the answer of a text is, of those of its windows; attention: the mean, weighted by what a query finds."""
 
     mean = "mean"
     max = "max"
+    attention = "attention"
 
 
 class Transformer(LayeredEncoder):
@@ -80,6 +82,7 @@ class Transformer(LayeredEncoder):
         """Tokens of the windows that a row holds; 0: it is read at once."""
         self.joins = Windows.mean
         """What of their answers is the row's."""
+        self.register_parameter("window_query", None)
         self._waiting: list[list[str]] = []
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
@@ -136,6 +139,28 @@ class Transformer(LayeredEncoder):
             answers_TC = read(windows)
             return torch.empty_like(answers_TC).index_copy(0, places_T, answers_TC)
         return answer_texts(read(windows), text_W, batch.num_rows, self.joins)
+
+    def read_windows(self, window: int, joins: Windows) -> None:
+        """Read rows as windows of so many tokens, 0: at once; the answer of a text is this of its windows' answers."""
+        self.window, self.joins = window, joins
+        if not window or joins is not Windows.attention or self.answers_tokens:
+            return
+        layers = [each for each in self.head_modules() if isinstance(each, nn.Linear)]
+        is_linear = bool(layers) and layers[-1].out_features == self.described.num_labels
+        what = f"attention, but the head of {self.family} does not end in a linear layer"
+        require(is_linear, "model.windows", what, hint="Set model.windows=mean.")
+        self.window_query = nn.Parameter(torch.zeros(layers[-1].in_features))  # at first the plain mean
+        layers[-1].register_forward_hook(self._add_scores)
+
+    def _add_scores(self, _: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        """Beside the logits the query's product with the vector that they are made of, while there are windows.
+
+        The last layer is linear, so weighted logits are the logits of weighted vectors.
+        """
+        if not self.window:
+            return logits
+        assert self.window_query is not None
+        return torch.cat([logits, nn.functional.linear(inputs[0], self.window_query.unsqueeze(0))], -1)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """The products of a forward pass; empty for families that are not counted."""
@@ -333,14 +358,20 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]
 
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
-    """`[B, C]`: the mean of each text's windows, or the largest answer of each output."""
+    """`[B, C]`: the mean of each text's windows, the largest answer of each output, or the mean weighted by scores,
+    which are the last column then."""
     answers_WC = answers_WC.float()
-    found = torch.zeros(num_texts, answers_WC.shape[1], device=answers_WC.device)
-    if how is Windows.max:
+    weights_W1 = torch.ones_like(answers_WC[:, :1])
+    if how is not Windows.mean:
         places = text_W.unsqueeze(1).expand_as(answers_WC)
-        return found.scatter_reduce(0, places, answers_WC, "amax", include_self=False)
-    counts = torch.zeros(num_texts, device=answers_WC.device).index_add(0, text_W, torch.ones_like(answers_WC[:, 0]))
-    return found.index_add(0, text_W, answers_WC) / counts.unsqueeze(1)
+        most_BC = answers_WC.new_zeros(num_texts, answers_WC.shape[1])
+        most_BC = most_BC.scatter_reduce(0, places, answers_WC, "amax", include_self=False)
+        if how is Windows.max:
+            return most_BC
+        weights_W1 = (answers_WC[:, -1:] - most_BC[:, -1:].detach()[text_W]).exp()
+        answers_WC = answers_WC[:, :-1]
+    found = answers_WC.new_zeros(num_texts, answers_WC.shape[1]).index_add(0, text_W, answers_WC * weights_W1)
+    return found / answers_WC.new_zeros(num_texts, 1).index_add(0, text_W, weights_W1)
 
 
 def _moved(values: NDArray[np.int64], device: torch.device) -> Tensor:

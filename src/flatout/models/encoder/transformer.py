@@ -123,7 +123,8 @@ class TransformerConfig:
     )
     windows: Windows = setting(
         Windows.mean,
-        "The answer to a text in windows (data.long=windows): the mean of their logits, or the largest of each class.",
+        "The answer to a text in windows (data.long=windows): the mean of their logits, the largest of each class, or "
+        "the mean weighted by a small learned attention over the windows' vectors.",
         example="data.long=windows data.max_length=1024 model.windows=max",
     )
     gradient_checkpointing: bool = setting(
@@ -162,7 +163,6 @@ class TransformerConfig:
             self._require_words(described)
         self._set(described, outputs, vocabulary_size, padding_id)
         model = outputs.wrap(self._weighted(described, outputs), self.compute, separator_id)
-        model.joins = self.windows
         if self.head_dropout is not None:
             model.drop_before_output(self.head_dropout)
         if self.lora.rank:
@@ -176,13 +176,15 @@ class TransformerConfig:
             _recompute(model)
         return model.train()  # from_pretrained gives what is meant to answer, without dropout
 
-    def rebuild(self, outputs: Outputs, described: dict[str, Any], separator_id: int | None) -> Transformer:
+    def rebuild(
+        self, outputs: Outputs, described: dict[str, Any], separator_id: int | None, window: int = 0
+    ) -> Transformer:
         """The encoder that a run saved, without weights: `described` is what its own configuration was."""
         kept = dict(described)
         _require_no_code(kept, "encoder.json")
         config = _config_class(kept.pop("model_type"))(**kept)
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
-        model.joins = self.windows
+        model.read_windows(window, self.windows)
         if self.lora.rank:
             add_lora(model.net, self.lora)
         return model
