@@ -69,6 +69,7 @@ SCHEMA = {
     "evidence": set(),
     "baseline": None,
     "rival": None,
+    "truncation": None,
     "calibration": None,
     "tune": None,
     "metric": None,

@@ -99,6 +99,15 @@ def rival_text(summary: Mapping[str, Any]) -> str:
     return f"{metric} {rival['metrics'][metric]:.4f} by the {name}{ends}"
 
 
+def truncation_text(summary: Mapping[str, Any]) -> str:
+    """What rows that were cut score beside whole ones; empty where that is not known."""
+    if not (found := summary.get("truncation")):
+        return ""
+    cut, whole = (f"{found[each]:.4f} on {found[f'{each}_rows']:,} {each} rows" for each in ("cut", "whole"))
+    equal = f" (and {found['equal_rows']:,} whole ones of their length)" if found["equal_rows"] else ""
+    return f"{found['metric']} by length: {cut}{equal}, {whole}"
+
+
 def interval_text(interval: Sequence[float] | None) -> str:
     """An interval as it follows its score; empty where there is none."""
     if interval is None:

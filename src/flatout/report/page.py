@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically
-from flatout.report.closing import early_end, gpu_text, interval_text, parts_of_step, rival_text, verdict_text
+from flatout.report.closing import (
+    early_end,
+    gpu_text,
+    interval_text,
+    parts_of_step,
+    rival_text,
+    truncation_text,
+    verdict_text,
+)
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
 if TYPE_CHECKING:
@@ -58,6 +66,7 @@ def write_page(
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         early_end=early_end(summary),
         rival=rival_text(summary),
+        truncation=truncation_text(summary),
         verdict=verdict_text(summary["verdict"]),
         curves=_charts(curves),
         answers=answers,

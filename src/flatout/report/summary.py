@@ -69,7 +69,7 @@ def empty_summary() -> dict[str, Any]:
         },
         "verdict": None,
         "evidence": {},
-        **_nulls("baseline rival calibration metric"),
+        **_nulls("baseline rival calibration truncation metric"),
         **{"metrics": {}, "intervals": {}, "artifacts": {}},
     }
 

@@ -33,7 +33,7 @@ from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.errors import UserError, require
 from flatout.perf.verdict.judge import report_early
-from flatout.report.closing import EARLY_END
+from flatout.report.closing import EARLY_END, truncation_text
 from flatout.run.closing import Result, keep_answers, report_kind, summarise, write_reports, write_verdict
 from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
@@ -229,6 +229,9 @@ def evaluate(
         folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()})
         if not intervals:
             folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
+        if truncation := module.truncation():
+            folder.summary.set("truncation", truncation)
+            folder.say(truncation_text(folder.summary.values))
     folder.summary.set("metrics", metrics)
     return metrics
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.info import Labels
+from flatout.data.info import Labels, TextInfo
 from flatout.data.problem import Problem
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
@@ -21,6 +21,7 @@ from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanc
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.task import Task, real_rows
+from flatout.tasks.truncation import CutScores
 
 
 @dataclass(kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class Classifier(Task):
     temperature = 1.0
     """What outputs are divided by before they are judged, where a row has several labels."""
     weights_C: Tensor | None
+    cut_scores: CutScores | None = None
+    """Scores of the last test by whether a row was cut, where rows were."""
 
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:
@@ -77,8 +80,25 @@ class Classifier(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs, targets = real_rows(self.outputs(batch), batch).float(), self._targets(batch)
-        self.metrics.update(self.unscaled(outputs), targets, self.kept_rows(batch))
+        answers = self.unscaled(outputs)
+        self.metrics.update(answers, targets, self.kept_rows(batch))
+        if self.cut_scores is not None:
+            self.cut_scores.add(answers, targets, real_rows(batch.rows, batch))
         return self._loss_sum_of(outputs, targets)
+
+    def start_judging(self, split: str) -> None:
+        super().start_judging(split)
+        self.cut_scores = None
+        feed = getattr(self._trainer, "test_dataloaders", None)
+        splits = self.info.store.splits if isinstance(self.info, TextInfo) else {}
+        if split == "test" and split in splits and getattr(feed, "split", None) is splits[split]:
+            metrics = TaskMetrics.build(self.labels.problem, self.labels.classes).to(self.device)
+            if isinstance(metrics, MultiMetrics):
+                metrics.thresholds.copy_(self.metrics.thresholds)
+            self.cut_scores = CutScores.of(splits[split], self.info.facts["splits"][split]["truncated_rows"], metrics)
+
+    def truncation(self) -> dict[str, Any]:
+        return {} if self.cut_scores is None else self.cut_scores.report(self.usual_metric, self.over_ranks)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Probabilities of the classes, or the values of a regression."""
