@@ -1,7 +1,7 @@
 """What cutting costs: the score of the test rows that were cut, beside that of the whole ones.
 
-A store has tokens after the cut, and how many rows were cut. All of these have the same length; the few whole rows of just
-that length are scored with them, and counted.
+A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole rows of
+just that length are scored with them, and counted.
 """
 
 from __future__ import annotations
