@@ -8,7 +8,7 @@ BENCHES = {
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
     "loaders": "windows: batches a second, memory and training against the loaders of pytorch-forecasting and darts",
-    "bert": "encoders: flat equals padded in every family; tokens a second and MFU against transformers' Trainer",
+    "bert": "encoders: flat equals padded in every family; speed against the Trainer; published sizes (--only sizes)",
     "answers": "faults that verify finds, exact answers and their price, predict against a pipeline",
     "audit": "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for published sets)",
     "reuse": "frozen layers computed once: epochs, a sweep, memory, the Trainer; scores of cuts (--data, --pretrained)",

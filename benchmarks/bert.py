@@ -27,6 +27,7 @@ from benchmarks.claim import Claim, Options, at_least, bounded, quiet, reaching
 from benchmarks.dispatched import dispatch_claims
 from benchmarks.families import family_claims
 from benchmarks.products_alone import passes_over_products
+from benchmarks.sizes import size_claims
 from benchmarks.step_times import wait_for_device
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
@@ -68,7 +69,8 @@ def claims(options: Options) -> Iterator[Claim]:
     except ImportError:
         hint = "Install it with pip install 'flatout[bench]'."
         raise UserError("bench bert", "transformers' Trainer needs the package accelerate", hint=hint) from None
-    parts = [part for name, part in _PARTS.items() if options.only is None or options.only in name]
+    asked = options.only
+    parts = [part for name, part in _PARTS.items() if (name not in _ONLY_ASKED if asked is None else asked in name)]
     hint = did_you_mean(options.only or "", _PARTS)
     require(bool(parts), "--only", f"no part {options.only!r}", allowed=", ".join(_PARTS), hint=hint)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +115,10 @@ _PARTS: dict[str, Callable[[Path, Options], Iterator[Claim]]] = {
     "long texts": _long_claims,
     "deberta": _deberta_claims,
     "gpu": _gpu_claims,
+    "sizes": lambda folder, options: size_claims(options),
 }
+_ONLY_ASKED = ("sizes",)
+"""Parts that take longer than all others, without a goal."""
 
 
 def base_claims(

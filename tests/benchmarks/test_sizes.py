@@ -1,0 +1,39 @@
+"""The page of encoders has the sizes that the bench measures, and their parameters."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.claim import measured_apart
+from benchmarks.sizes import SIZES, table
+
+from flatout.models.encoder.transformer import Outputs
+
+PAGE = Path(__file__).parents[2] / "docs" / "which_encoder.md"
+ROW = r"^\| ([^|]+) \| ([\w-]+) \| ([\d.]+) \| ([\d,]+|–) \| ([\d.]+|–) \|$"
+
+
+def test_the_page_lists_every_size_with_its_family_and_parameters():
+    rows = re.findall(ROW, PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [(name, family) for name, family, *_ in rows] == [(name, size.family) for name, size in SIZES.items()]
+    for name, _, parameters, *_ in rows:
+        size = SIZES[name]
+        with torch.device("meta"):  # nothing is filled in
+            how = {"vocabulary_size": size.vocabulary, "padding_id": 0, "separator_id": None}
+            model = size.config().build(Outputs(["a", "b", "c"], "single"), **how)
+        assert f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f}" == parameters, name
+        assert model.is_flat
+
+
+def test_rows_of_the_bench_become_rows_of_the_page():
+    rows = [{"claim": "Ettin-17M: tokens a second of training", "ours": 1234.5, "note": "16.9 M parameters, 1.1 GB at"}]
+    assert re.fullmatch(ROW, table(rows)) and "| 1,234 | 1.1 |" in table(rows)
+
+
+@pytest.mark.soak(seconds=60)
+def test_a_size_is_measured_in_a_process_of_its_own():
+    found = measured_apart("benchmarks.sizes:measure", {"name": "Ettin-17M", "steps": 2})
+    assert found["tokens_per_s"] > 0 and 0.3 < found["peak_gb"] < 4
