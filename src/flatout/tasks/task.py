@@ -342,6 +342,10 @@ class Task(L.LightningModule):
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         """Take over `position_state` of this rank, or of the last there was."""
 
+    def computed_tokens(self, batch: FlatBatch) -> int:
+        """Tokens computed for a batch, padding included."""
+        return self.network.computed_tokens(batch)
+
     @torch.inference_mode()
     def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
         """What all ranks make of a feed's first batches, on the host, until there are so many rows of it."""

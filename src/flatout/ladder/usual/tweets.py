@@ -59,8 +59,9 @@ class Program:
         self.texts = train["text"].tolist()
         folder = case.reading["pretrained"]
         self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        options: dict[str, Any] = {"num_labels": len(self.names), "trust_remote_code": False}
-        self.model: Any = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+        self.model: Any = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=len(self.names), trust_remote_code=False
+        )
         if how.checkpointing:
             old = self.model.gradient_checkpointing_enable
             getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
