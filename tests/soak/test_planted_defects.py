@@ -42,15 +42,15 @@ DEFECTS = [
     Defect(
         "a step ends one batch too late",
         "data/batches/plan.py",
-        "[: stop - start],\n            ends_step=(np.arange(start, stop) + 1) % accumulate == 0",
-        "[: stop - start],\n            ends_step=np.arange(start, stop) % accumulate == 0",
+        "ends_step=(np.arange(start, stop) + 1) % accumulate == 0",
+        "ends_step=np.arange(start, stop) % accumulate == 0",
         "tests/data/test_plan.py",
     ),
     Defect(
         "rows that fill a rank's batch count",
         "data/batches/plan.py",
-        "return filled, np.maximum(real, 1), real",
-        "return filled, np.maximum(real, 1), np.maximum(real, 1)",
+        "shortest), np.maximum(real, 1), real",
+        "shortest), np.maximum(real, 1), np.maximum(real, 1)",
         "tests/data/test_plan.py",
     ),
     Defect(
@@ -119,8 +119,8 @@ DEFECTS = [
     Defect(
         "answers and labels are swapped in the metrics",
         "tasks/metrics.py",
-        "correct, targets, answers, rows = counts.diag(), counts.sum(1), counts.sum(0)",
-        "correct, targets, answers, rows = counts.diag(), counts.sum(0), counts.sum(1)",
+        "torch.cat([counts.diag(), counts.sum(1), counts.sum(0)",
+        "torch.cat([counts.diag(), counts.sum(0), counts.sum(1)",
         "tests/tasks/test_metrics.py",
     ),
     Defect(
