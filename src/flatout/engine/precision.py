@@ -25,7 +25,7 @@ from flatout.files import write_atomically
 
 Value = TypeVar("Value")
 _LARGEST_SHARE = 0.9  # of the time of a product in fp32, that one in bf16 may take
-_ROWS, _WIDTH, _TRIES, _PAUSE_S = 512, 768, 16, 0.02
+_ROWS, _WIDTH, _TRIES, _PAUSE_S = 256, 768, 24, 0.01
 _PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
 _LARGEST_ERROR = 5e-6  # of an exact product, as a share of its largest number
 _ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
@@ -144,20 +144,24 @@ def bf16_share() -> float:
     """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
 
     The tries are spread out, so that another process that computes for a moment does not slow down all of one kind.
+    They take one thread: two wait for each other where another process has a core, and tell nothing of the product.
     """
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
+        given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
         for number in range(1 + _TRIES):
-            time.sleep(_PAUSE_S)
-            for kind in (torch.float32, torch.bfloat16):
-                inputs = left.to(kind), right.to(kind)
+            for kind, inputs in given.items():
+                time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
                 started = time.perf_counter()
                 torch.nn.functional.linear(*inputs)
                 seconds = time.perf_counter() - started
                 if number:  # the first one prepares the product
                     best[kind] = min(seconds, best.get(kind, seconds))
+    torch.set_num_threads(threads)
     return best[torch.bfloat16] / best[torch.float32]
 
 
