@@ -48,7 +48,8 @@ def main(words: Sequence[str] | None = None) -> None:
 def page(runs: Sequence[dict[str, Any]], commit: str) -> str:
     versions = sorted({f"torch {run['versions']['torch']}" for run in runs})
     devices = sorted({run["hardware"]["device"] for run in runs})
-    source = f"Measured on {', '.join([*devices, *versions])}, at commit {commit}."
+    numbers = sorted({str(run["hardware"]["precision"]) for run in runs})
+    source = f"Measured on {', '.join([*devices, *versions])}, in {' and '.join(numbers)}, at commit {commit}."
     table = [f"| {' | '.join(HEADS)} |", "|---|---|---|---|---|---:|---:|", *map(row, runs)]
     commands = ["## Repeat a row", "", "```sh", *(str(run["command"]) for run in runs), "```"]
     return "\n".join([HEAD + source, "", *table, "", *commands, "", *without(runs)]) + "\n"
@@ -107,7 +108,7 @@ def without(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What no row shows: experiments that read files, or that take long."""
     missing = sorted({path.stem for path in EXPERIMENTS.glob("*.yaml")} - {str(run["experiment"]) for run in runs})
     names = ", ".join(f"`{name}`" for name in missing)
-    left = textwrap.wrap(f"They need files of yours, or take longer: {names}.", 120)
+    left = textwrap.wrap(f"They are searches, or take longer: {names}.", 120)
     return ["## What is not here", "", *left, "`python -m train +experiment=NAME` runs each."] if missing else []
 
 

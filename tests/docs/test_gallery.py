@@ -11,7 +11,7 @@ from docs.pictures import gallery
 from tests.docs.blocks import ROOT, all_commands
 
 ROW = re.compile(
-    r"^\| (\w+) \| [\w-]+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
+    r"^\| (\w+) \| [\w.-]+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
     r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+ \| [\d.]+ \|$"
 )
 
@@ -23,7 +23,7 @@ def summary(**changed):
         "experiment": "bert_tiny",
         "command": "python -m train +experiment=bert_tiny",
         "versions": {"torch": "2.13.0+cpu"},
-        "hardware": {"device": "CPU", "cores": 2, "cores_allowed": None},
+        "hardware": {"device": "CPU", "cores": 2, "cores_allowed": None, "precision": "32-true"},
         "data": {"source": "sample:headlines", "rows": {"train": 1200, "val": 20, "test": 30}, "sequences": None},
         "model": {"name": "Transformer", "parameters": 1000},
         "training": {"seconds": 7.6},
@@ -63,7 +63,8 @@ def test_each_finished_run_is_a_row_and_each_other_experiment_is_named(runs, cap
     assert [row[1] for line in text.splitlines() if (row := ROW.match(line))] == ["battery_soc", "bert_tiny", "mine"]
     assert "| headlines: 1,200 / 30 rows | Transformer, 1,000 weights | test/accuracy 0.75 (0.7 to 0.8) |" in text
     assert "| known ceiling 0.94 | 8 | 2 |" in text and "| words 0.7 |" in text
-    assert "cells: 9 / 3 recordings" in text and "Measured on CPU, torch 2.13.0+cpu, at commit abc1234." in text
+    assert "cells: 9 / 3 recordings" in text
+    assert "Measured on CPU, torch 2.13.0+cpu, in 32-true, at commit abc1234." in text
     assert "`bloom_bigrams`" in text and "`bert_tiny`," not in text
     assert "3 runs" in capsys.readouterr().out
 
