@@ -211,8 +211,8 @@ def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_f
     pytest.importorskip("ray")
     words = ["data.sample.rows=503", "data.sample.eval_rows=101", "data.sample.classes=4", "model=transformer"]
     words += ["model.hidden=32", "model.layers=2", "model.heads=4", "model.dropout=0", "model.attention_dropout=0"]
-    words += ["precision=fp32", "trainer.max_epochs=40", "checkpoint.patience=null", "monitor.flush_every=1"]
-    words += ["monitor.progress=false", "trainer.accelerator=cpu"]
+    words += ["precision=fp32", "trainer.max_epochs=20", "checkpoint.patience=null", "monitor.flush_every=1"]
+    words += ["monitor.progress=false", "trainer.accelerator=cpu", "optim.lr=1e-4"]  # at 1e-3 rounding alone grows
     (tmp_path / "home").mkdir()
     train = [sys.executable, "-m", "train", *words]
     folder = run_of([*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True)
@@ -220,7 +220,7 @@ def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_f
     assert not list(folder.parent.glob(".*")), "Ray's notes are gone"
     subprocess.run([*train, "data.batch_size=32", "name=alone"], cwd=tmp_path, check=True, capture_output=True)
     (alone,) = (tmp_path / "outputs" / "alone").iterdir()
-    assert len(losses(folder)) == len(losses(alone)) == 640
+    assert len(losses(folder)) == len(losses(alone)) == 320
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-4)
 
 
