@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from flatout import BiLSTMConfig, TransformerConfig
 from flatout.data.batches.flat_batch import flat_batch
+from flatout.errors import UserError
 from flatout.models.contract import Network, Recommended, contract
 
 ROWS = [[1, 2, 3], [4]]
@@ -38,6 +40,13 @@ def test_what_a_network_says_of_itself_stands_beside_the_defaults():
     found = contract(Own(layout="padded", training_flops=lambda lengths: float(lengths.sum())))
     assert found.computed_tokens(flat_batch(ROWS)) == 6
     assert found.training_flops(np.array([3, 1])) == 4.0
+
+
+def test_a_network_with_a_state_and_no_way_to_take_it_gets_one_sentence():
+    found = contract(Own(make_state=lambda rows, device="cpu": (torch.zeros(rows, 2),)))
+    assert found.make_state(1) is not None
+    with pytest.raises(UserError, match=r"model: has make_state\(\), and no run\(\) .* Define run"):
+        found.run(torch.zeros(1, 3, 2), found.make_state(1))
 
 
 def test_networks_of_flatout_answer_themselves():

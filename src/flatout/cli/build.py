@@ -1,7 +1,7 @@
 """`python -m flatout build …`: the store of a run's data, built without training, where no GPU waits for it.
 
 Takes the words of `python -m train`, and the settings that decide the store are the same: the run finds it. A store
-that is there is opened. Texts are encoded by the unit, and a build that was killed goes on with the unit it had begun:
+that is there is opened. Texts are encoded by the unit, and a build that was killed continues with the unit it began:
 `--part 2/8` encodes every eighth unit alone, for jobs that share a disk, and a build without it joins them.
 """
 

@@ -65,7 +65,7 @@ class TextSource:
         require_unchanged(self.tables, self.fingerprints, Cache(self.config.cache).folder)
 
     def require_words(self, has_words: bool) -> None:
-        """Refuse a column that nobody named where it holds numbers only."""
+        """Refuse a column that no setting names where it holds numbers only."""
         name, columns = self.roles.texts[0], ", ".join(self.tables["train"].columns[:20])
         what = f"column {name!r} of {self.name} holds numbers only"
         hint = f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as texts."

@@ -86,7 +86,7 @@ class RayTask:
         return bool(self.why)
 
     def result(self) -> Any:
-        """What it gave, once it has ended; None with `why`, where nobody knows. A mistake in it is raised here."""
+        """What it gave, once it has ended; None with `why`, where that is lost. A mistake in it is raised here."""
         from ray import exceptions
 
         try:

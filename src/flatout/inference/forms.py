@@ -28,7 +28,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, require
 from flatout.inference.export import open_onnx, outputs_of, plain_model, stream_onnx
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
 from flatout.inference.sequences import SequencePredictor
@@ -275,8 +275,7 @@ def _read_by(library: str, place: Path, hint: str = "Export the run again.") -> 
     try:
         yield
     except Exception as error:  # no narrower class: each library raises whatever a damaged file makes it
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UserError(str(place), f"{library} cannot read it ({reason})", hint=hint) from None
+        raise UserError(str(place), f"{library} cannot read it ({first_line(error)})", hint=hint) from None
 
 
 def names_of(net: Any) -> list[str]:

@@ -119,7 +119,10 @@ class Network:
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
         """`[B, L, K]` answers to samples that follow a state, and the state after them."""
-        raise NotImplementedError("a network with a state defines run")  # not abstract: most keep no state
+        from flatout.errors import UserError
+
+        hint = "Define run(inputs, state), or leave make_state out."
+        raise UserError("model", "has make_state(), and no run() that takes its state", hint=hint)
 
 
 _PARTS = [name for name in vars(Network) if not name.startswith("_")]

@@ -117,7 +117,7 @@ def start_on_ray(
 
 
 def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
-    """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray begins lost ranks anew."""
+    """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray restarts lost ranks."""
     has_checkpoint = find_checkpoint(folder / CHECKPOINTS)[0] is not None
     config = replace(config, resume=str(folder) if has_checkpoint else None)
     start(config, folder=folder, overrides=overrides, claim=Path.absolute)

@@ -74,8 +74,8 @@ def windows(
     `(x, y)`: x is `[B, L, C]` of target, features and known, y `[B, H, targets]`; with `known` or `static`, x is a
     mapping of `past`, `known`, `static`. `layout="darts"` yields what the models of darts take.
 
-    A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read in turn. It has
-    said already what its windows are: of the other settings those from `batch_size` on count.
+    A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read in turn. It
+    defines its own windows: of the other settings those from `batch_size` on count.
     """
     require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
     if is_forecasting(source) or isinstance(source, Iterator | list | tuple):

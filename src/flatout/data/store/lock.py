@@ -43,7 +43,7 @@ def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
 
 @contextmanager
 def lock(folder: Path, key: str, *, waits: bool = True) -> Iterator[bool]:
-    """Hold the lock on building `key`; waits for another process that builds it, unless told not to.
+    """Hold the lock on building `key`; waits for another process that builds it unless `waits` is false.
 
     False where there are no locks, or where another process holds it and is not waited for.
     """

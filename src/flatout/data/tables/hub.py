@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import UserError, did_you_mean, first_line
 
 T = TypeVar("T")
 _OTHER_FILE = re.compile(r"\.(xlsx?|ods|docx?|pdf|txt|xml|zip|tar|pkl|pickle|sqlite3?|db|avro|orc)$", re.IGNORECASE)
@@ -44,9 +44,8 @@ def from_hub(name: str, where: str) -> Any:
         with _offline_where_nobody_answers():
             return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
-        what = f"no file or folder {name}, and no data set of that name that could be fetched ({reason})"
+        what = f"no file or folder {name}, and no data set of that name that could be fetched ({first_line(error)})"
         raise UserError(where, what, hint=f"{near} {ways}".strip()) from None
 
 
@@ -56,7 +55,7 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
         with _offline_where_nobody_answers():
             return opening()
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         if "trust_remote_code" in str(error):
             hint = "Name a model whose code is part of transformers."
             raise UserError(where, f"{name} comes with code of its own, which is never run", hint=hint) from None
@@ -90,5 +89,5 @@ def from_disk(folder: Path, where: str) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        what = f"{folder}: not a whole data set ({str(error).splitlines()[0]})"
+        what = f"{folder}: not a whole data set ({first_line(error)})"
         raise UserError(where, what, hint="Save it again, or name another folder.") from None

@@ -2,7 +2,7 @@
 
 `run` calls one function there. An `Apart` keeps its process for several questions about one thing that is made there.
 Tuning, ladders and the short runs of `doctor --confirm` measure so. The process is forked from the warm server. It is
-no rank, whoever asks, and it ends with the process that asks.
+no rank, also where a rank asks, and it ends with the process that asks.
 """
 
 from __future__ import annotations

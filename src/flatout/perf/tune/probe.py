@@ -264,7 +264,7 @@ class Child:
 
 
 class Here:
-    """Measures parts of this process: whoever asks gives a copy of the task, and puts random numbers back."""
+    """Measures parts of this process: the caller gives a copy of the task, and puts random numbers back."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

@@ -84,12 +84,16 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     shared = [*_large_below(loader), trainer, trainer.lightning_module, vars(trainer).get("datamodule")]
     # The workers of a loader that keeps them stay with it.
     memo: dict[int, Any] = {id(each): None if isinstance(each, _BaseDataLoaderIter) else each for each in shared}
+    return _copied("loader", loader, memo)
+
+
+def _copied(what: str, part: Any, memo: dict[int, Any] | None = None) -> Any:
     try:
-        return copy.deepcopy(loader, memo)
+        return copy.deepcopy(part, memo)
     except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
-        is_once = isinstance(error, TypeError) and "generator" in str(error)
+        is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
-        raise Refused(f"its loader {why}") from None
+        raise Refused(f"its {what} {why}") from None
 
 
 def _large_below(root: Any) -> list[Any]:
@@ -129,10 +133,7 @@ class OwnTask:
         held += [each for state in states for each in state.values() if isinstance(each, Tensor)]
         if 2 * sum(each.nbytes for each in held) > free_memory(device):
             raise Refused("a copy of its module does not fit into memory")
-        try:
-            self.model, self.optimizers = copy.deepcopy((module, list(trainer.optimizers)))
-        except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
-            raise Refused(f"its module cannot be copied ({first_line(error)})") from None
+        self.model, self.optimizers = _copied("module", (module, list(trainer.optimizers)))
         self.trainer, self.module, self.device, self.optim = trainer, module, device, self
         self.model.to(device)
         for ours, theirs in zip(self.optimizers, trainer.optimizers, strict=True):

@@ -40,7 +40,7 @@ _ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what 
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
-    """What limits the run, in the words of `summary.json`; `in_words`: what is said instead of an override."""
+    """What limits the run, in the words of `summary.json`; `in_words`: what stands in place of an override."""
     found = [each.in_words(in_words) for each in findings(evidence)]
     if not found or found[0].comes_last:
         found.insert(0, _nothing_left(evidence))
