@@ -305,12 +305,12 @@ class DeviceTimes:
             for phase, before, after in zip(PHASES, events, events[1:], strict=False):
                 seconds[phase] += before.elapsed_time(after) / 1000
             if batch.outside_s is not None:
-                steps_s.append(self._step_s(events, batch.outside_s))
+                steps_s.append(self._end_step(events, batch.outside_s))
             self._free += events
         return seconds, steps_s
 
-    def _step_s(self, events: list[Any], outside_s: float) -> float:
-        """Seconds of a step, of which these are the last batch's events; of the very first only that batch counts."""
+    def _end_step(self, events: list[Any], outside_s: float) -> float:
+        """Seconds of a step that ends with these events; it keeps the last one. Of the first step only that batch counts."""
         seconds = events[0].elapsed_time(events[-1]) / 1000
         if self._last is not None:
             seconds = max(seconds, self._last.elapsed_time(events[-1]) / 1000 - outside_s)

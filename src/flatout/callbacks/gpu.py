@@ -146,7 +146,8 @@ class Card:
             parts = {"generation": "CurrPcieLinkGeneration", "width": "CurrPcieLinkWidth"}
             parts |= {"most_generation": "MaxPcieLinkGeneration", "most_width": "MaxPcieLinkWidth"}
             for name, what in parts.items():
-                if (value := self._ask(what, self.own)) is not None:
+                is_known = what.startswith("Max") and name in self.link  # of the card itself: it does not change
+                if not is_known and (value := self._ask(what, self.own)) is not None:
                     self.link[name] = max(value, self.link.get(name, 0))
         return {name: value for name, value in found.items() if value is not None}
 

@@ -105,7 +105,10 @@ class Host:
 
 
 class Source(Protocol):
-    """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve."""
+    """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve.
+
+    A number that it does not have is left out.
+    """
 
     name: str
 
@@ -125,7 +128,7 @@ class Watch:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self.is_needed: Callable[[], bool] = lambda: True  # an error may end a training without a call of our hooks
+        self.is_needed: Callable[[], bool] = lambda: True  # whether to go on: an error may end training unheard
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has what was sampled, and neither thread nor sources: some are handles of a driver."""
@@ -184,7 +187,12 @@ class HardwareMonitor(CurveSource):
     """Curves of the GPU (by NVML) and of the host (by psutil and control groups)."""
 
     def __init__(
-        self, every_n_steps: int = 50, *, every_s: float = 1.0, sources: list[Source] | None = None, say: Say = print
+        self,
+        every_n_steps: int = 50,
+        *,
+        every_s: float = 1.0,
+        sources: Sequence[Source] | None = None,
+        say: Say = print,
     ) -> None:
         """`sources`: what to sample; None: this machine, and the card of the Trainer."""
         super().__init__(every_n_steps)

@@ -30,7 +30,7 @@ class Best:
     min_delta: float = 0.0
     value: float | None = None
     step: int | None = None
-    epoch: int | None = None  # that it was found in, counted from 1; None after checkpoints of earlier versions, too
+    epoch: int | None = None  # in which it was found, counted from 1; None after checkpoints of earlier versions, too
 
     def __post_init__(self) -> None:
         require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="max or min")

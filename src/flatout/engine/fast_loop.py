@@ -359,7 +359,9 @@ class FastLoop(Callback):
         self.losses.norms.append(norm)
         return norm
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
         """With fp16 the gradient is measured here, after Lightning has taken the scaler's factor out of it."""
         if self.is_serving and self.is_scaled and not is_fused(optimizer):
             self.losses.norms.append(gradient_length(self._trained))

@@ -250,7 +250,8 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
-        will_thaw, kept = contract(model).unfreeze_epochs > 0, model.state_dict().keys()
+        will_thaw = contract(model).unfreeze_epochs > 0
+        kept = model.state_dict().keys()  # of running statistics those that a checkpoint has
         weights = {name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw}
         buffers = {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
         self._weights: dict[str, Tensor] = {**weights, **buffers}

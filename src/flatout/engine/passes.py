@@ -210,9 +210,9 @@ class Passes:
     def _require_alone(self, name: str, why: str) -> None:
         """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
         size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
-        where, are_ours = f"{name} ran out of memory {self._at()}", all(isinstance(b, FlatBatch) for b in self._batches)
+        where = f"{name} ran out of memory {self._at()}"
         hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
-        require(are_ours, where, why, hint=hint)
+        require(all(isinstance(batch, FlatBatch) for batch in self._batches), where, why, hint=hint)
         # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait for ever.
         what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
         hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."

@@ -22,7 +22,7 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, product_type
 
 _SMALLEST, _LARGEST = 512, 4096
-_LONG_ENOUGH_S = 1e-3  # such a product is not made of overheads; a longer one is sooner disturbed by whatever else runs
+_LONG_ENOUGH_S = 1e-3  # so long a product is not all overheads; a longer one is disturbed by what else runs
 _BUDGET_S, _MOST_S = 0.02, 0.08
 _TIMES = 10
 _BUSY = 0.6  # below this share of one thread's rate times their number, threads were kept from running together

@@ -121,7 +121,7 @@ def kept_bf16_share() -> tuple[float, str]:
     So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
     """
     about = {"machine": platform.node(), "processor": processor_name(), "torch": torch.__version__}
-    about["instructions"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    about |= {"instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "threads": "1"}
     path = default_cache_folder() / "precision" / f"{recipe_key(about)}.json"
     with suppress(OSError, Timeout):  # where the cache cannot be written, each run measures
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,17 +151,19 @@ def bf16_share() -> float:
     best: dict[torch.dtype, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
-        given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
-        for number in range(1 + _TRIES):
-            for kind, inputs in given.items():
-                time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
-                started = time.perf_counter()
-                torch.nn.functional.linear(*inputs)
-                seconds = time.perf_counter() - started
-                if number:  # the first one prepares the product
-                    best[kind] = min(seconds, best.get(kind, seconds))
-    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
+            given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
+            for number in range(1 + _TRIES):
+                for kind, inputs in given.items():
+                    time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
+                    started = time.perf_counter()
+                    torch.nn.functional.linear(*inputs)
+                    seconds = time.perf_counter() - started
+                    if number:  # the first one prepares the product
+                        best[kind] = min(seconds, best.get(kind, seconds))
+    finally:
+        torch.set_num_threads(threads)
     return best[torch.bfloat16] / best[torch.float32]
 
 

@@ -169,6 +169,13 @@ def test_the_knee_is_where_twice_the_rows_bring_little(rates, rows, tmp_path):
     assert search(machine, tmp_path, {"effective_batch": "free"}).values["data.batch_size"] == rows
 
 
+def test_one_size_to_choose_from_is_taken(tmp_path):
+    machine = Machine(lambda setting: 100.0 * setting.rows)  # more rows would pay, but an epoch has no more
+    found = search(machine, tmp_path, {"effective_batch": "free"}, num_rows=8 * 64)
+    assert found.values["data.batch_size"] == 64
+    assert max(each.rows for each in machine.tried) == 64
+
+
 def test_free_rows_never_shrink(tmp_path):
     found = search(Machine(), tmp_path, {"effective_batch": "free"})
     assert found.values["data.batch_size"] == 64

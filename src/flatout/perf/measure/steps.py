@@ -142,18 +142,16 @@ class Steps:
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
             embedding.keeps_gradient = self.device.type == "cpu" and way.precision is not Precision.fp16
-        self._taken = Taken()
         self.losses: list[Tensor] = []  # of the latest step
 
     def take(self, least: int, seconds: float = 0.0) -> Taken:
         """Train so many optimizer steps, and more of them until so many seconds are over."""
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
-            self._step()  # threads that slept must wake
-        taken = self._taken = Taken()
-        count, began = 0, time.perf_counter()
+            self._step(Taken())  # threads that slept must wake
+        taken, count, began = Taken(), 0, time.perf_counter()
         while count < least or time.perf_counter() < began + seconds:
-            self._step()
+            self._step(taken)
             count += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -168,8 +166,8 @@ class Steps:
             embedding.clear()
             embedding.keeps_gradient = False
 
-    def _step(self) -> None:
-        self.losses, ends_step, taken = [], False, self._taken
+    def _step(self, taken: Taken) -> None:
+        self.losses, ends_step = [], False
         while not ends_step:
             asked = time.perf_counter()
             batch = next(self.batches)

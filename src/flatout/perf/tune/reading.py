@@ -1,6 +1,6 @@
-"""What is read off measurements: how many rows at once, what memory they will take, and a learning rate.
+"""What is read off measurements: which rows at once to try, what memory they will take, and a learning rate.
 
-Rows: sizes to try, and where more of them stop to pay.
+Rows: sizes to try, and the memory that more of them will take.
 
 The rate: after Smith (2017, "Cyclical learning rates for training neural networks"), of steps whose rate rises until
 the loss does too. What is suggested is a rate at which the smoothed loss falls fastest, not one at which it is lowest:

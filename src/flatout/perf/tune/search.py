@@ -238,8 +238,9 @@ class Search:
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
-        before, rate = self._rate_of_rows(rows), self._rate_of_rows(more)
-        return rate >= before * (1 + self.settings.gain)
+        """Whether so many more rows at once are faster by what counts."""
+        slow, fast = self._rate_of_rows(rows), self._rate_of_rows(more)
+        return fast >= slow * (1 + self.settings.gain)
 
     def _rate_of_rows(self, rows: int) -> float:
         setting = self._with_rows(self.now, rows)

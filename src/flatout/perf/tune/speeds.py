@@ -61,8 +61,9 @@ class Speeds:
         if self.affords(1):
             self.measure(setting, what)
             return
-        self.answers.is_complete, verdict = False, "not run: the time was spent"
-        self.answers.tried.append(Attempt(what=what, value=_value(setting, what), verdict=verdict))
+        self.answers.is_complete = False
+        row = Attempt(what=what, value=_value(setting, what), verdict="not run: the time was spent")
+        self.answers.tried.append(row)
 
     def measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
         """Measure, whatever the time; what would take too much memory is refused before, or afterwards."""

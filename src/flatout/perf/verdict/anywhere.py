@@ -137,6 +137,7 @@ class Verdict(RunCurves):
         return f"{type(self).__qualname__} {id(self)}"  # asked for with every hook
 
     def state_dict(self) -> dict[str, Any]:
+        """Nothing of it is in a checkpoint."""
         return {}
 
     def _evidence(self, trainer: L.Trainer) -> Evidence | None:

@@ -37,7 +37,7 @@ _SHORT_S, _SHORT_SHARE = 3.0, 0.3  # of a short run trying may take more: so man
 WAITS, _FEEDS_S = 0.05, 6.0  # share of waiting from which on other feeds are tried, and seconds for it in a short run
 ROUNDS, ROUND_S = 5, 0.05  # fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
 ROWS_AROUND = 256
-_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0  # fewest steps that nothing interrupts; their share of all, seconds
+_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0  # of steps that nothing interrupts: fewest; most of all, and s
 _MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
 _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
@@ -85,7 +85,9 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
                 try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
 
 
-def try_feeds(task: Task, was: Way, others: Callable[..., Iterable[Way]], evidence: Evidence, until: float) -> bool:
+def try_feeds(
+    task: Task, was: Way, others: Callable[[Way, Evidence], Iterable[Way]], evidence: Evidence, until: float
+) -> bool:
     """Measure the feed by itself and fill in what others are worth; whether training mostly waited for it."""
     if alone := measure_feed(was.feed, (until - time.perf_counter()) / 10):
         evidence.feed_alone, evidence.feed_cores = alone
@@ -136,7 +138,6 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
     is_fed = any(way.model is not ways[0].model for way in ways)
     batches = [endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways]
     made = [_steps(task, way, given, optimizers[id(way.model)]) for way, given in zip(ways, batches, strict=True)]
-    sides = dict.fromkeys(made, 1)
     try:
         sides = _affordable(made, calm.computing_rate, until)
         if len(sides) < 2:
@@ -150,7 +151,7 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
             evidence.tried.append(_with_witnesses(tried, of_run))
     finally:
-        for steps in sides:
+        for steps in made:
             steps.close()
 
 

@@ -21,7 +21,7 @@ from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
 _LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
-_MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for each unit of gain
+_MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
 _QUICKER = 0.25
 """By how much steps that nothing interrupts may be quicker than steps between callbacks: threads stay awake."""
 

@@ -143,6 +143,7 @@ def _changes(feed: OwnFeed, was: Way, evidence: Evidence) -> Iterator[tuple[dict
 
 
 def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
+    """The batches of a step in one, where there are several; else larger ones, where these are small."""
     feed: Any = was.feed
     rows, parts = feed.plan.rows_per_batch, evidence.accumulate
     # Batches can be put together where they are read row by row.

@@ -3,6 +3,7 @@
 Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and
 how many times as fast the run would be. The cause with the greatest gain is the verdict; others that count follow.
 A new rule is a function here and its name in `RULES`; what it tries, if it tries something, is a way in `ways.py`.
+A cause that is known only by trying is a line of `_by_other_ways`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flatout.perf.verdict.findings import (
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
-_MUCH_SWAPPED = 10.0
+_MUCH_SWAPPED = 10.0  # MB/s
 _USUAL_FLUSH = 50
 _HOLDING = {
     "heat": "cool the card",
@@ -171,7 +172,7 @@ def padding(evidence: Evidence) -> Finding | None:
 
 
 def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
-    """Steps of another kind that were tried and need no rule: small or needlessly many batches, threads, loops."""
+    """Causes that only trying shows: needlessly many or small batches, threads, a step not compiled, the loop."""
     rows = f"{evidence.rows_per_batch:.0f} rows"
     also = f"{evidence.accumulate} batches of {rows} a step; the step stays the same"
     yield by_trying(evidence, "accumulation", "needless accumulation", also)
