@@ -69,10 +69,9 @@ def claims(options: Options) -> Iterator[Claim]:
     except ImportError:
         hint = "Install it with pip install 'flatout[bench]'."
         raise UserError("bench bert", "transformers' Trainer needs the package accelerate", hint=hint) from None
-    asked = options.only
-    parts = [part for name, part in _PARTS.items() if (name not in _ONLY_ASKED if asked is None else asked in name)]
-    hint = did_you_mean(options.only or "", _PARTS)
-    require(bool(parts), "--only", f"no part {options.only!r}", allowed=", ".join(_PARTS), hint=hint)
+    asked = options.only or ""
+    parts = [part for name, part in _PARTS.items() if (asked in name if asked else name != _ONLY_ASKED)]
+    require(bool(parts), "--only", f"no part {asked!r}", allowed=", ".join(_PARTS), hint=did_you_mean(asked, _PARTS))
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             yield from part(Path(folder), options)
@@ -117,8 +116,8 @@ _PARTS: dict[str, Callable[[Path, Options], Iterator[Claim]]] = {
     "gpu": _gpu_claims,
     "sizes": lambda folder, options: size_claims(options),
 }
-_ONLY_ASKED = ("sizes",)
-"""Parts that take longer than all others, without a goal."""
+_ONLY_ASKED = "sizes"
+"""The part that takes longer than all others, without a goal."""
 
 
 def base_claims(

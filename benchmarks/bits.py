@@ -31,13 +31,14 @@ from benchmarks.claim import (
 from benchmarks.spine import bare_step, our_step
 from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
 from flatout.bits.columns import Form, encoded
-from flatout.bits.data import BitData, BitsDataConfig
+from flatout.bits.data import BitData
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABEL_INDEX, LABELS, plain_texts, raw_texts
 from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Reconstructor, rates
+from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed

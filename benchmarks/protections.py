@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.claim import Claim, Options, in_turn, quiet
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.settings import CheckpointConfig

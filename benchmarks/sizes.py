@@ -20,7 +20,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from benchmarks.claim import Claim, Options, measured_apart, peak_memory_gb, quiet, reaching
+from benchmarks.claim import Claim, Options, measured_apart, quiet, reaching
+from benchmarks.step_times import wait_for_device
 from flatout import OptimConfig, TransformerConfig, fit
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
@@ -29,7 +30,8 @@ from flatout.data.datamodules import TextData
 from flatout.data.samples.tweets import TweetsConfig, TweetsTable
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
-from flatout.models.encoder.transformer import Outputs
+from flatout.ladder.climb import peak_memory_gb
+from flatout.models.encoder.transformer import Outputs, Transformer
 
 _WARM = 2
 """Steps before the rate counts."""
@@ -47,10 +49,12 @@ class Size:
     intermediate: int
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def config(self) -> TransformerConfig:
-        """The settings of its network, without weights."""
+    def build(self, padding_id: int) -> Transformer:
+        """Its network with random weights, to tell three classes apart."""
         sizes = {name: getattr(self, name) for name in ("hidden", "layers", "heads", "intermediate")}
-        return TransformerConfig(family=self.family, settings=dict(self.settings), **sizes)
+        config = TransformerConfig(family=self.family, settings=self.settings, **sizes)
+        outputs, ids = Outputs(["a", "b", "c"], "single"), {"padding_id": padding_id, "separator_id": None}
+        return config.build(outputs, vocabulary_size=self.vocabulary, **ids)
 
 
 _BASE = (768, 12, 12, 3072)
@@ -98,6 +102,7 @@ class _Steps(L.Callback):
         self.tokens: list[int] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int) -> None:
+        wait_for_device(batch_idx, (batch_idx,))
         self.ends.append(time.perf_counter())
         self.tokens.append(batch.num_tokens)
 
@@ -116,9 +121,7 @@ def measure() -> None:
         data = TextDataConfig(train=tweets, validation=few, vocabulary=pieces, batch_size=32, cache=f"{folder}/cache")
         info = TextData.of(data).open_store()
         torch.manual_seed(0)
-        size = SIZES[given["name"]]
-        sizes = {"vocabulary_size": size.vocabulary, "padding_id": info.vocabulary.frame.padding, "separator_id": None}
-        model, steps = size.config().build(Outputs(info.classes, "single"), **sizes), _Steps()
+        model, steps = SIZES[given["name"]].build(info.vocabulary.frame.padding), _Steps()
         result = fit(
             data,
             model,
@@ -129,7 +132,7 @@ def measure() -> None:
             trainer={"max_steps": _WARM + given["steps"]},
             output=f"{folder}/runs",
         )
-    count = sum(weight.numel() for weight in model.parameters())
+    count = result.summary["model"]["parameters"]
     found = {"parameters": count, "tokens_per_s": steps.rate(), "peak_gb": peak_memory_gb()}
     print(json.dumps({**found, "precision": result.summary["hardware"]["precision"]}))
 

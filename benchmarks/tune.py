@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.claim import Claim, Options, at_least, bounded, in_turn
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.config import RunConfig
 from flatout.data.text import TextDataConfig
 from flatout.distributed.ranks import Ranks

@@ -44,7 +44,9 @@ COMPANIONS = {
 """The other options that an option needs."""
 OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
 OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
-OF_FILES = [name for name in options_of("experiment") if name == "huffpost41" or name.endswith("_scratch")]
+OF_FILES = {name: ("data.train", "train.csv") for name in options_of("experiment") if name.endswith("_scratch")}
+OF_FILES |= {"huffpost41": ("data.train", "train.csv"), "etth1_forecast": ("data.source", "ETTh1.csv")}
+"""Experiments that read a file of yours: the key that names it, and its usual name."""
 ALIKE = ("_scratch", "_sweep")
 """Ends of the names of experiments that train as another one does, from other weights or for other trials."""
 SOAK = pytest.mark.soak(seconds=5)
@@ -132,13 +134,12 @@ def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     assert (folder / "overrides.txt").read_text().splitlines() == words
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in options_of("experiment") if name.startswith("huff") or "scratch" in name]
-)
+@pytest.mark.parametrize("name", OF_FILES)
 def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_train([f"+experiment={name}"], monkeypatch) == 2
-    assert capsys.readouterr().err.startswith("data.train: no such file: train.csv.")
+    key, file = OF_FILES[name]
+    assert capsys.readouterr().err.startswith(f"{key}: no such file: {file}.")
     assert not list(tmp_path.iterdir())
 
 

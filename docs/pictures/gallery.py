@@ -80,7 +80,7 @@ def data(run: dict[str, Any]) -> str:
     """What is read, and how much of it; a sequence is counted by its recordings."""
     of_sequences = run["data"]["sequences"] or {}
     rows, thing = of_sequences.get("recordings") or run["data"]["rows"], "recordings" if of_sequences else "rows"
-    path = Path(run["data"]["source"].removeprefix("sample:").removesuffix("/train"))
+    path = Path(run["data"]["source"].removeprefix("sample:"))
     name = path.parent.name if path.stem == "train" and path.parent.name else path.name
     return f"{name}: {rows['train']:,} / {rows['test'] or 0:,} {thing}"
 
@@ -105,10 +105,10 @@ def cores(run: dict[str, Any]) -> str:
 
 
 def without(runs: Sequence[dict[str, Any]]) -> list[str]:
-    """What no row shows: experiments that read files, or that take long."""
+    """What no row shows: searches, and experiments without their files or time."""
     missing = sorted({path.stem for path in EXPERIMENTS.glob("*.yaml")} - {str(run["experiment"]) for run in runs})
     names = ", ".join(f"`{name}`" for name in missing)
-    left = textwrap.wrap(f"They are searches, or take longer: {names}.", 120)
+    left = textwrap.wrap(f"They are searches, need files, or take longer: {names}.", 120)
     return ["## What is not here", "", *left, "`python -m train +experiment=NAME` runs each."] if missing else []
 
 

@@ -16,7 +16,7 @@ _PLACES = {
     "RunConfig": "flatout.config",
     "MonitorConfig": "flatout.config",
     "TextDataConfig": "flatout.data.text",
-    "BitsDataConfig": "flatout.bits.data",
+    "BitsDataConfig": "flatout.bits.settings",
     "EncodingConfig": "flatout.bits.encodings",
     "PeopleConfig": "flatout.bits.people",
     "HeadlinesConfig": "flatout.data.samples.headlines",

@@ -59,7 +59,12 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(bucket):
 def test_opening_a_source_asks_once_for_what_it_is(bucket, monkeypatch):
     asked = []
     fetch = sources.fetch
-    monkeypatch.setattr(sources, "fetch", lambda address, where: (asked.append(address), fetch(address, where))[1])
+
+    def noted(address, where):
+        asked.append(address)
+        return fetch(address, where)
+
+    monkeypatch.setattr(sources, "fetch", noted)
     for address in ("s3://bucket/one.csv", "s3://bucket/rows"):
         open_splits(address, {}, ReadingConfig())
     assert asked == ["s3://bucket/one.csv", "s3://bucket/rows"]

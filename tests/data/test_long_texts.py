@@ -53,6 +53,12 @@ def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(encoder,
         assert len(sizes) == len(starts) == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
 
 
+def test_no_rows_of_words_have_no_windows(encoder):
+    empty = pa.array([], pa.list_(pa.string()))
+    for long in (LongTexts(), LongTexts(Long.windows, 12, 4)):
+        assert len(encoder.encode_words(empty, max_length=40, long=long).firsts) == 0
+
+
 @given(
     counts=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     window=st.integers(6, 30),
@@ -72,9 +78,7 @@ def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(enco
         nearest = [
             max(
                 range(len(windows)),
-                key=lambda at: (
-                    min(word - windows[at][0], windows[at][-1] - word, key=int) if word in windows[at] else -1
-                ),
+                key=lambda at: min(word - windows[at][0], windows[at][-1] - word) if word in windows[at] else -1,
             )
             for word in range(kept)
         ]

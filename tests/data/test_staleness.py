@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.stores import open_store
 
-from flatout.bits.data import BitsDataConfig, BitsPreparation
+from flatout.bits.data import BitsPreparation
+from flatout.bits.settings import BitsDataConfig
 from flatout.data.info import TextInfo
 from flatout.data.tables.prints import NOTES
 from flatout.data.tables.sources import open_source

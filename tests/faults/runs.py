@@ -29,7 +29,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.checkpoints.folder import TENSORS
 from flatout.checkpoints.kept import CHECKPOINTS, newest_first

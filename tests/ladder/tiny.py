@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout.bits.data import BitsDataConfig
 from flatout.bits.people import PeopleConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.sequences.settings import SequenceDataConfig

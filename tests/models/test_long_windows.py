@@ -218,9 +218,15 @@ def test_a_run_with_an_attention_over_windows_continues_to_the_same_weights(tmp_
     assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("problem", "long"), [("single", "cut"), ("tags", "windows")])
-def test_an_attention_is_refused_where_no_text_has_windows(problem: str, long: str, tmp_path: Path) -> None:
-    message = r"^model\.windows: attention joins the windows of a text, and there are none\. Leave it out, or set data"
+@pytest.mark.parametrize(
+    ("problem", "long", "why"),
+    [
+        ("single", "cut", r", and there are none\. Leave it out, or set data"),
+        ("tags", "windows", r" into one answer, and tags have one a word\. Leave it out\.$"),
+    ],
+)
+def test_an_attention_is_refused_where_no_text_has_windows(problem: str, long: str, why: str, tmp_path: Path) -> None:
+    message = rf"^model\.windows: attention joins the windows of a text{why}"
     data = TextDataConfig(train="rows.jsonl", problem=problem, long=long, max_length=256)
     with pytest.raises(UserError, match=message):
         fit(data, replace(SMALL, windows=Windows.attention), epochs=1, folder=tmp_path / "run")

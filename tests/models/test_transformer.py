@@ -313,7 +313,9 @@ def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_compute
 
     def attended(share: float, given: Tensor) -> Tensor:
         scores = Scores(0.5, share, None)
-        return attend_by_rectangles(*((others, given) if is_first else (given, None)), rows, scores)
+        if is_first:
+            return attend_by_rectangles(others, given, rows, scores)
+        return attend_by_rectangles(given, None, rows, scores)
 
     with torch.no_grad():
         mean = torch.stack([attended(0.4, changed) for _ in range(400)]).mean(0)

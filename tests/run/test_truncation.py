@@ -10,7 +10,7 @@ import lightning as L
 import numpy as np
 import pytest
 
-from flatout import BiLSTMConfig, OptimConfig, fit
+from flatout import BiLSTMConfig, CheckpointConfig, OptimConfig, fit
 from flatout.data.datamodules import TextData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
@@ -60,6 +60,22 @@ def test_cut_and_whole_rows_are_scored_apart(problem: str, metric: str, tmp_path
         assert (found["cut"], found["whole"]) == pytest.approx((right[:40].mean(), right[40:].mean()))
         assert found["whole"] > found["cut"] + 0.2
         assert result.metrics["test/accuracy"] == pytest.approx((40 * found["cut"] + 50 * found["whole"]) / 90)
+
+
+def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(tmp_path: Path) -> None:
+    test = rows_of(90, 40, 2)
+    given: dict[str, Any] = {"checkpoint": CheckpointConfig(metric="macro_f1"), "epochs": 1}
+    result = fit(settings(test), MODEL, folder=tmp_path / "run", **given)
+    assert result.summary["truncation"]["metric"] == "test/macro_f1"
+    short = fit(
+        settings(test, eval_batch_size=16),
+        MODEL,
+        folder=tmp_path / "short",
+        trainer={"limit_test_batches": 1},
+        epochs=1,
+    )
+    assert short.summary["truncation"] is None
+    assert "by length" not in (tmp_path / "short" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("rows", "cut"), [(90, 29), (60, 31), (90, 0)])

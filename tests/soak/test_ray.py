@@ -230,7 +230,8 @@ def test_a_mistake_that_a_worker_of_ray_finds_is_one_sentence_and_leaves_no_fold
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
     for words, said in {
         "workers=1 data.source=rows.csv data.text=txet": "data.text: no column 'txet' in rows.csv",
-        "workers=4000": "workers: 4000 (at most ",
+        "workers=4000": "workers: 4000 (1 to ",
+        "workers=0": "workers: 0 (1 to ",
     }.items():
         command = [sys.executable, "-m", "train", "on=ray", *words.split()]
         with running(command, tmp_path, **own) as process:

@@ -21,8 +21,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 import train
-from flatout.bits.data import BitsDataConfig
 from flatout.bits.scores import NAMES
+from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.words import in_full, quoted
 from flatout.config import RunConfig

@@ -31,7 +31,8 @@ from tests.verbs import verb
 _WORDS, _MASK, _PADDING = 90, 4, 1
 _SPECIAL = torch.zeros(_WORDS, dtype=torch.bool)
 _SPECIAL[:5] = True
-HOW = Masking(MaskedLanguageConfig(), mask_id=_MASK, vocabulary_size=_WORDS, frame=2)
+SHARES = MaskedLanguageConfig(mask_share=0.15, mask_token_share=0.8, random_token_share=0.1)
+HOW = Masking(SHARES, mask_id=_MASK, vocabulary_size=_WORDS, frame=2)
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
 

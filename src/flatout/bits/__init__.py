@@ -6,7 +6,7 @@ from flatout import importer
 
 _PLACES = {
     "BitData": "flatout.bits.data",
-    "BitsDataConfig": "flatout.bits.data",
+    "BitsDataConfig": "flatout.bits.settings",
     "BitInfo": "flatout.bits.info",
     "GramDecoder": "flatout.bits.task",
     "GramsConfig": "flatout.bits.task",

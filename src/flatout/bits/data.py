@@ -1,4 +1,4 @@
-"""`BitData`: a table of people as a Lightning DataModule; its settings, and how a store is made of the table.
+"""`BitData`: a table of people as a Lightning DataModule, and how a store is made of the table.
 
 Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store. The plain text is every
 column before the encoding and the one that names each record, unless settings name others; the encoding is found by its
@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +22,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.bits.columns import BitColumn, Form, known_numbers, uid_of
-from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
+from flatout.bits.encodings import EncodingKind, Packed, Sets
 from flatout.bits.grams import FIELD_END, LABEL_INDEX, LABELS, GramIndex, padded, plain_texts, raw_texts, targets_of
 from flatout.bits.info import BitInfo
-from flatout.bits.people import PeopleConfig, PeopleTable
-from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_files
+from flatout.bits.people import PeopleTable
+from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
@@ -36,66 +35,11 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, bytes_of, hash_texts, split_by_hash
-from flatout.data.tables.table import Table, decoded, is_missing, is_text, mask_of, require_columns
-from flatout.errors import UserError, require, setting
+from flatout.data.tables.table import Table, decoded, is_missing, is_plain, is_text, mask_of, require_columns
+from flatout.errors import UserError, require
 
-KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
-"""Names that a column of encodings goes by; found where no setting names it."""
 _ROWS_NAMED, _MOST_HASHED = 5, 6_144
 _NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname]."
-
-
-@dataclass(kw_only=True, slots=True)
-class BitsDataConfig(FeedingConfig):
-    """A table of people with their encodings, or one that is encoded here."""
-
-    source: Any = setting(
-        None,
-        "File with the records (csv, tsv, json, jsonl, parquet, npy, hdf5); null: the built-in people. From "
-        "Python also a mapping of columns, or a pandas, pyarrow or datasets table.",
-        allowed=SOURCES,
-        example="people.csv",
-    )
-    validation: Any = setting(
-        None,
-        "File with the validation records; null: taken from the source.",
-        allowed=FILES,
-        example="data.source=people.csv data.validation=more.csv",
-    )
-    test: Any = setting(
-        None,
-        "File with the test records; null: taken from the source when no validation file is given either.",
-        allowed=FILES,
-        example="data.source=people.csv data.test=more.csv",
-    )
-    columns: list[str] | None = setting(
-        None,
-        "Columns of plain text, in the order in which they were encoded; null: all before the bits but the uid.",
-        example="[name,born]",
-    )
-    bits: str | None = setting(
-        None,
-        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where there is "
-        "one, else the records are encoded here.",
-        example="filter",
-    )
-    form: Form = setting(
-        Form.auto,
-        "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists) or numbers (sets); auto: as seen.",
-    )
-    uid: str = setting(
-        "uid",
-        "Column that names each record, else one called uid or id; it may be missing, its values may not.",
-        example="id",
-    )
-    encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
-    sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
-    vocabulary: int = setting(4096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1)
-    batch_size: int = setting(256, "Records one device computes at once.", least=1)
-
-    def __post_init__(self) -> None:
-        FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        require_other_files({"source": self.source, "validation": self.validation, "test": self.test}, ("source",))
 
 
 class BitData(StoreData[BitsDataConfig, BitInfo]):
@@ -329,7 +273,7 @@ class BitsPreparation:
         if self.config.columns is not None:
             hint = "Name columns, or leave the setting out."
             require(bool(self.config.columns), "data.columns", "an empty list", hint=hint)
-            return self.config.columns
+            return list(self.config.columns)
         end = table.columns.index(self.bits) if self.bits else len(table.columns)
         found = [name for name in table.columns[:end] if name != self.uid]
         what = f"no column of {table.name} stands before the encoding"
@@ -340,7 +284,7 @@ class BitsPreparation:
         column = decoded(column)
         if not (is_text(column.type) or pa.types.is_null(column.type)):
             what = f"column {name!r} of {source} holds {column.type}"
-            require(pa.types.is_primitive(column.type), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
+            require(is_plain(column.type), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
         # The character that parts fields in the store is no part of anybody's name.
         return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
 

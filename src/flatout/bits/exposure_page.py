@@ -38,7 +38,8 @@ def read_exposure(folder: Path) -> dict[str, Any]:
 def page(exposure: Mapping[str, Any]) -> str:
     """The page as HTML, without network or script."""
     common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
-    rows, learning = "training records that hold it", []
+    rows = "training records that hold it"
+    learning = []
     for name in ("model", "ridge"):
         if points := [(point["records"], point[name]) for point in exposure["learning"] if name in point]:
             learning.append(Curve(name, points))

@@ -154,8 +154,9 @@ class Reconstructor:
     def _by_shape(self, scores: dict[str, float]) -> dict[str, float]:
         """The same, with texts of an unknown shape moved back."""
         shapes = self.order.shapes
-        worth = {text: 0.0 if not shapes or shape_of(text) in shapes else _ODD_SHAPE for text in scores}
-        return dict(sorted(((text, score + worth[text]) for text, score in scores.items()), key=lambda each: -each[1]))
+        odd = {text for text in scores if shapes and shape_of(text) not in shapes}
+        moved = {text: score + (_ODD_SHAPE if text in odd else 0.0) for text, score in scores.items()}
+        return dict(sorted(moved.items(), key=lambda each: -each[1]))
 
     def _with_names(self, found: dict[str, float], pairs: list[tuple[str, str]], gains: Floats) -> dict[str, float]:
         """The walks and, with what follows the name in the best of them, the best pairs of known names."""

@@ -310,7 +310,7 @@ class DeviceTimes:
         return seconds, steps_s
 
     def _end_step(self, events: list[Any], outside_s: float) -> float:
-        """Seconds of a step that ends with these events; it keeps the last one. Of the first step only that batch counts."""
+        """Seconds of a step that ends with these events, of which it keeps the last; of the first, of this batch."""
         seconds = events[0].elapsed_time(events[-1]) / 1000
         if self._last is not None:
             seconds = max(seconds, self._last.elapsed_time(events[-1]) / 1000 - outside_s)

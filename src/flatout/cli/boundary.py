@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import chain_of, mistake_in, unknown_key
 from flatout.config import RunConfig
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
 
 _ONLY_TYPED = "Type it on the command line: files may not set it."
@@ -81,7 +81,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "settings")
-        raise UserError(key, str(error).splitlines()[0], hint="Write the value itself.") from None
+        raise UserError(key, first_line(error), hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     for where, each in nodes(plain, ""):
         refers = isinstance(each, str) and "${" in each

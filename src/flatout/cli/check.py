@@ -71,7 +71,8 @@ def _parted(words: list[str]) -> tuple[str, str, list[str]]:
         key, _, source = named[0].removeprefix("data.").partition("=")
         return key, source.strip("'\""), [setting for setting in settings if setting not in named]
     require(bool(sources), "check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
-    require(len(sources) == 1, "check", f"what is {sources[-1]!r} beside {sources[0]!r}?", hint=hint)
+    if len(sources) > 1:
+        raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
     if named:
         raise UserError(named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out.")
     names_splits = any(setting.startswith(("data.validation=", "data.test=")) for setting in settings)

@@ -22,7 +22,7 @@ from flatout.cli.words import conf_folder, conf_words, for_hydra, refuse_pickles
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start
-from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, write_for_launcher
+from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require, write_for_launcher
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
 
         overrides = as_typed(HydraConfig.get().overrides.task)
         try:
+            is_here = workers_of_ray(HydraConfig.get().launcher) is None
+            require(is_here, "on", "ray, and this command works here", hint="Leave it out.")
             measure(read_config(cfg, overrides), overrides)
         except UserError as mistake:
             leave(mistake)
@@ -138,8 +140,8 @@ def job(cfg: DictConfig) -> float | None:
 
         claim = claim_named_folder if is_shared else claim_folder
         words = [*conf_words(described.runtime.config_sources), *overrides]
-        is_on_ray = described.launcher.get("place") == Place.ray
-        begin = partial(start_on_ray, workers=described.launcher.workers) if is_on_ray else start
+        workers = workers_of_ray(described.launcher)
+        begin = partial(start_on_ray, workers=workers) if workers is not None else start
         result = begin(config, folder=folder, overrides=words, claim=claim)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
@@ -151,6 +153,14 @@ def job(cfg: DictConfig) -> float | None:
     except BaseException:
         _remove_empty(folder)
         raise
+
+
+def workers_of_ray(launcher: DictConfig) -> int | None:
+    """How many workers of Ray train the run; None: it is trained here."""
+    is_on_ray, workers = launcher.get("place") == Place.ray, launcher.get("workers", 1)
+    hint = "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes are data.workers=N."
+    require(is_on_ray or workers == 1, "workers", f"{workers}, which are of on=ray", hint=hint)
+    return int(workers) if is_on_ray else None
 
 
 def _remove_empty(*folders: Path) -> None:

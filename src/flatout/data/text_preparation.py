@@ -191,9 +191,9 @@ class TextPreparation:
         return {**counts, "target_mean": mean, "target_spread": spread}
 
     def _require_rows(self, surveyed: TextSurvey) -> None:
-        tables = self.source.tables
+        tables, rows = self.source.tables, surveyed.rows
         for split in self.config.split_names(tables):
-            if split not in surveyed.rows:
+            if split not in rows:
                 key = "source" if self.config.source is not None else split if split in tables else "train"
                 what = f"no rows are left for the {split} split of {self.source.name}"
                 hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."

@@ -8,10 +8,12 @@ schedules, watches or retries.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import logging
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +27,7 @@ from flatout.distributed.processes import OUTPUT, redirect_output
 from flatout.errors import RunBroke, UserError, first_line, require
 
 _AGAIN = 3  # how often lost workers are begun again
-_MISTAKE, _OUTPUT = "mistake.json", "output.txt"  # what workers leave among the notes
+_MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among the notes
 _LOOK_S = 0.2
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 
@@ -120,26 +122,27 @@ def device_of(workers: int) -> str:
     """The kind of device that so many ranks take, one each: GPU where the cluster has any, else CPU."""
     there = connect().cluster_resources()
     kind = "GPU" if there.get("GPU") else "CPU"
-    allowed = f"at most {int(there[kind])}: the {kind}s of the cluster"
-    require(workers <= there[kind], "workers", f"{workers}", allowed=allowed)
+    most = int(there.get(kind, 0))
+    require(1 <= workers <= most, "workers", f"{workers}", allowed=f"1 to {most}: the {kind}s of the cluster")
     return kind
 
 
-def train_on_ray(train: Callable[[], Any], workers: int, notes: Path) -> None:
+def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
     """Train on the workers of Ray Train, a rank each. Ray begins all of them again when one is lost, up to three times.
 
-    A mistake of the user's would come again: it is written to the `notes`, which all machines see, and raised here.
+    A mistake of the user's would come again. It is written to a folder in `place`, which all machines see, and raised
+    here.
     """
-    uses_gpu, mistake = device_of(workers) == "GPU", notes / _MISTAKE
-    notes.mkdir()
+    ray = connect()
+    notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
     given = {"train": train, "version": version("flatout"), "here": Path.cwd(), "notes": notes}
     try:
         with _shown(notes / _OUTPUT):
-            _fit(given, workers, uses_gpu=uses_gpu)
-        if mistake.exists():
-            raise UserError(**json.loads(mistake.read_text(encoding="utf-8")))
+            _fit(given, workers, uses_gpu=device == "GPU")
+        if mistakes := sorted(notes.glob(_MISTAKES)):
+            raise UserError(**json.loads(mistakes[0].read_text(encoding="utf-8")))
     finally:
-        connect().shutdown()
+        ray.shutdown()
         shutil.rmtree(notes, ignore_errors=True)
 
 
@@ -147,13 +150,14 @@ def train_on_ray(train: Callable[[], Any], workers: int, notes: Path) -> None:
 def _shown(output: Path) -> Iterator[None]:
     """Print what the first rank writes to its output, as it comes."""
     is_over = threading.Event()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a look may end within a letter
 
     def follow() -> None:
         output.touch()
-        with suppress(BrokenPipeError), output.open(encoding="utf-8", errors="replace") as file:
+        with suppress(BrokenPipeError), output.open("rb") as file:
             while not is_over.wait(_LOOK_S):
-                print(file.read(), end="", flush=True)
-            print(file.read(), end="", flush=True)
+                print(decoder.decode(file.read()), end="", flush=True)
+            print(decoder.decode(file.read()), end="", flush=True)
 
     thread = threading.Thread(target=follow, name="output", daemon=True)
     thread.start()
@@ -177,26 +181,27 @@ def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
     try:
         TorchTrainer(_rank, train_loop_config=given, scaling_config=ranks, run_config=around).fit()
     except train.TrainingFailedError as error:
-        if not (given["notes"] / _MISTAKE).exists():
+        if not any(given["notes"].glob(_MISTAKES)):
             hint = "The same command with resume=auto resumes from the last checkpoint."
             raise RunBroke(f"workers of Ray failed {_AGAIN + 1} times: {first_line(error)}. {hint}") from None
 
 
 def _rank(given: dict[str, Any]) -> None:
     """What a worker does: the settings' paths are those of the folder where the command was given."""
-    mistake: Path = given["notes"] / _MISTAKE
+    notes, rank = given["notes"], int(os.environ["RANK"])
     hint = "Start the run in a folder that they share."
-    require(mistake.parent.is_dir(), "on", f"not all machines of the cluster see {mistake.parent}", hint=hint)
-    if mistake.exists():
+    require(notes.is_dir(), "on", f"not all machines of the cluster see {notes}", hint=hint)
+    if any(notes.glob(_MISTAKES)):
         return
     try:
         os.chdir(given["here"])
-        if os.environ["RANK"] == "0":
-            os.environ[OUTPUT] = str(given["notes"] / _OUTPUT)
+        if rank == 0:
+            os.environ[OUTPUT] = str(notes / _OUTPUT)
             redirect_output()
         _done(given["train"], given["version"])
     except UserError as error:
-        mistake.write_text(json.dumps(error.parts), encoding="utf-8")
+        (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(json.dumps(error.parts), encoding="utf-8")
+        raise  # or the other ranks would wait for this one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
-from flatout.errors import RunBroke, UserError, require
+from flatout.errors import RunBroke, UserError, first_line, require
 
 _PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a store of data that the first rank builds
 _FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
@@ -209,7 +209,7 @@ def _key_value_store() -> dist.Store:
                 hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
             raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
         except (ValueError, dist.DistError) as error:
-            raise UserError("ranks", str(error).splitlines()[0], hint="Start the run with torchrun or srun.") from None
+            raise UserError("ranks", first_line(error), hint="Start the run with torchrun or srun.") from None
         finally:
             reminder.cancel()
         # torchrun keeps its store when it starts ranks again: what the ranks before have written there is not ours.

@@ -205,7 +205,8 @@ def texts_in_memory(given: Any, roles: Roles) -> list[str]:
     """Texts in their order; each row is a text, or a pair of texts."""
     rows = RunPredictor.rows_in_memory(given, roles.texts)
     for number, row in enumerate(rows):
-        is_text = all(isinstance(part, str) for part in (row if isinstance(row, list | tuple) and row else [row]))
+        parts = row if isinstance(row, list | tuple) and row else [row]
+        is_text = all(isinstance(part, str) for part in parts)
         require(is_text, "predict", f"row {number} is {row!r}", allowed="a text, or a pair of texts")
     return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
 

@@ -18,9 +18,10 @@ import pyarrow.csv as pa_csv
 import torch
 from numpy.typing import NDArray
 
-from flatout.bits.data import BitData, BitsDataConfig
+from flatout.bits.data import BitData
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import stored_texts
+from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.datamodules import SequenceData
 from flatout.data.problem import Problem

@@ -126,7 +126,9 @@ def peak_memory_gb() -> float | None:
 
 @contextmanager
 def _logged(path: Path, name: str) -> Iterator[None]:
+    """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
+    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -135,6 +137,8 @@ def _logged(path: Path, name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
+        log.setLevel(level)
+        log.propagate = propagates
 
 
 def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:

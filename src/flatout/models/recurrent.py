@@ -42,7 +42,8 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
             return run_layer(layer, inputs_LBF.float(), before)
     is_cast = kind not in ("cpu", "meta") and torch.is_autocast_enabled(kind)
     if not is_cast or torch.get_autocast_dtype(kind) is not torch.bfloat16:
-        states, end = layer(inputs_LBF, *(() if before is None else (before if is_lstm else before[0],)))
+        given = () if before is None else (before if is_lstm else before[0],)
+        states, end = layer(inputs_LBF, *given)
         return states, end if is_lstm else (end,)
     if before is None:
         before = (inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size),) * (1 + is_lstm)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MANY = 100
-_BLUE, _ORANGE, *_ = figures.COLOURS
+_BLUE, _ORANGE = figures.COLOURS[:2]
 _KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
 """Kinds of trials, the last one drawn on top."""
 

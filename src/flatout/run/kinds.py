@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from flatout.bits.data import BitData, BitsDataConfig
+from flatout.bits.data import BitData
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.scores import NAMES
+from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feeds
 from flatout.data.datamodules import SequenceData, TagData, TextData
@@ -234,10 +235,12 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
         reads_pairs = type(model) not in MODELS.values() or not data.pair
         require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
         return data
-    joins = data.long is Long.windows and data.problem is not Problem.tags
-    hint = "Leave it out, or set data.long=windows for texts with labels."
-    what = "attention joins the windows of a text, and there are none"
-    require(joins or model.windows is not Windows.attention, "model.windows", what, hint=hint)
+    if model.windows is Windows.attention:
+        what = "attention joins the windows of a text into one answer, and tags have one a word"
+        require(data.problem is not Problem.tags, "model.windows", what, hint="Leave it out.")
+        what = "attention joins the windows of a text, and there are none"
+        hint = "Leave it out, or set data.long=windows for texts with labels."
+        require(data.long is Long.windows, "model.windows", what, hint=hint)
     if data.tokenizer is not None:
         return data
     if model.pretrained is not None:

@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
@@ -107,19 +107,23 @@ def start_on_ray(
     """One run whose ranks are workers of Ray Train, on any machines that see the run's folder."""
     if config.has_own_parts:
         require_picklable(config)
-    device_of(workers)  # what the cluster lacks is said before there is a folder
+    device = device_of(workers)  # what the cluster lacks is said before there is a folder
     chosen = _choose_folder(config, folder, overrides, claim)
     path = Path(chosen["folder"])
     if not chosen["is_finished"]:
-        notes = path.with_name(f".{path.name}-ray")
-        train_on_ray(partial(_begin_or_resume, config, path, list(overrides)), workers, notes)
+        started, ranks = time.time(), partial(_begin_or_resume, config, path, list(overrides))
+        try:
+            train_on_ray(ranks, workers, device, path.parent)
+        except (RunBroke, KeyboardInterrupt) as ended:
+            mark_broken(path, started, "failed" if isinstance(ended, RunBroke) else "interrupted")
+            raise
     return finished_result(path, answers_of(config, path))
 
 
 def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
     """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray restarts lost ranks."""
-    has_checkpoint = find_checkpoint(folder / CHECKPOINTS)[0] is not None
-    config = replace(config, resume=str(folder) if has_checkpoint else None)
+    has_any = Ranks.here().agreed("begun", lambda: any(find_checkpoint(folder / CHECKPOINTS)))
+    config = replace(config, resume=str(folder) if has_any else None)
     start(config, folder=folder, overrides=overrides, claim=Path.absolute)
 
 

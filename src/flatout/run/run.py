@@ -84,7 +84,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             compile_network(settings, module, feeds, ranks, folder)
             fit_to_end(training, module, data, feeds, folder, start)
             load_best(training, module)
-            metrics = evaluate(training, module, data, feeds, device, folder)
+            metrics = evaluate(training, module, data, feeds, device, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)
             predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
@@ -203,9 +203,18 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
 
 
 def evaluate(
-    training: Training, module: Any, data: Any, feeds: Feeds | None, device: torch.device, folder: RunFolder
+    training: Training,
+    module: Any,
+    data: Any,
+    feeds: Feeds | None,
+    device: torch.device,
+    folder: RunFolder,
+    metric: str | None,
 ) -> dict[str, float]:
-    """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before."""
+    """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before.
+
+    `metric` decides which checkpoint is best, and is also scored by whether a row was cut.
+    """
     metrics: dict[str, float] = {}
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
@@ -229,7 +238,7 @@ def evaluate(
         folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()})
         if not intervals:
             folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
-        if truncation := module.truncation():
+        if truncation := module.truncation(metric):
             folder.summary.set("truncation", truncation)
             folder.say(truncation_text(folder.summary.values))
     folder.summary.set("metrics", metrics)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from flatout.distributed.engine import Place
-from flatout.errors import as_seconds, check_settings, setting
+from flatout.errors import as_seconds, check_settings, require, setting
 
 _MODULE = "hydra_plugins.flatout_trials"
 
@@ -54,6 +54,10 @@ class LauncherSettings:
         allowed="a time such as 90s or 20m, or null",
         example="20m",
     )
+
+    def __post_init__(self) -> None:
+        what = f"{self.workers}, but a trial has one rank"
+        require(self.workers == 1, "launcher.workers", what, hint="Leave it out.")
 
 
 @dataclass

@@ -92,13 +92,17 @@ class Classifier(Task):
         feed = getattr(self._trainer, "test_dataloaders", None)
         splits = self.info.store.splits if isinstance(self.info, TextInfo) else {}
         if split == "test" and split in splits and getattr(feed, "split", None) is splits[split]:
-            metrics = TaskMetrics.build(self.labels.problem, self.labels.classes).to(self.device)
-            if isinstance(metrics, MultiMetrics):
-                metrics.thresholds.copy_(self.metrics.thresholds)
-            self.cut_scores = CutScores.of(splits[split], self.info.facts["splits"][split]["truncated_rows"], metrics)
+            cut_rows = self.info.facts["splits"][split]["truncated_rows"]
+            self.cut_scores = CutScores.of(splits[split], cut_rows, self._fresh_metrics)
 
-    def truncation(self) -> dict[str, Any]:
-        return {} if self.cut_scores is None else self.cut_scores.report(self.usual_metric, self.over_ranks)
+    def _fresh_metrics(self) -> TaskMetrics:
+        metrics = TaskMetrics.build(self.labels.problem, self.labels.classes).to(self.device)
+        if isinstance(metrics, MultiMetrics):
+            metrics.thresholds.copy_(self.metrics.thresholds)
+        return metrics
+
+    def truncation(self, metric: str | None = None) -> dict[str, Any]:
+        return {} if self.cut_scores is None else self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Probabilities of the classes, or the values of a regression."""

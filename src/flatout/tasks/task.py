@@ -170,8 +170,9 @@ class Task(L.LightningModule):
         """The 95 % interval of each metric of the last test, where there is one; every rank takes part."""
         return self.metrics.intervals(self.over_ranks)
 
-    def truncation(self) -> dict[str, Any]:
-        """What the last test scored on rows that were cut, and on whole ones; empty where that is not known."""
+    def truncation(self, metric: str | None = None) -> dict[str, Any]:
+        """What the last test scored on rows that were cut, and on whole ones, by this metric or the usual one; empty
+        where that is not known."""
         return {}
 
     def per_class(self) -> list[dict[str, Any]]:

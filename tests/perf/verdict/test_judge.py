@@ -17,7 +17,7 @@ from benchmarks.plants import Recompiles, SleepyCollate
 from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
-from flatout.bits.data import BitsDataConfig
+from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramsConfig
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.data.batches.feed import Feed

@@ -185,7 +185,7 @@ def _copying(device: torch.device) -> torch.cuda.Stream:
 
 
 def cut_run(run: Run) -> Iterator[FlatBatch]:
-    """The batches of a gathered run, as views of it, which are made for all batches at once."""
+    """The batches of a gathered run, each of a row at least, as views of it that are made for all batches at once."""
     batches = run.batches
     bounds, sizes = batches.bounds, np.diff(batches.bounds)
     ends_R = np.append(0, np.cumsum(run.lengths_R.numpy()))

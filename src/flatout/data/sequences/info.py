@@ -17,7 +17,7 @@ from flatout.data.store.store import Ragged
 if TYPE_CHECKING:
     from flatout.data.sequences.views import Segments
 
-_ROWS_A_BLOCK = 1 << 16
+ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT, _MANY_SAMPLES = 10.0, 1000
 """From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a column is small."""
 
@@ -72,8 +72,8 @@ class Scaler:
         """Columns in their units as the store keeps them; block by block, so that little is copied."""
         shift, factor = np.array(self.shift), np.array(self.factor)
         scaled = np.empty(values.shape, np.float32)
-        for at in range(0, len(values), _ROWS_A_BLOCK):
-            block = slice(at, at + _ROWS_A_BLOCK)
+        for at in range(0, len(values), ROWS_A_BLOCK):
+            block = slice(at, at + ROWS_A_BLOCK)
             scaled[block] = (values[block] - shift) / factor
         return scaled
 

@@ -198,11 +198,11 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
     return found
 
 
-def runs_of(values: Floats) -> NDArray[np.uint64]:
+def run_hashes(values: Floats) -> NDArray[np.uint64]:
     """Hashes of runs of eight samples in a block `[samples, columns]`; one run in sixteen is kept, chosen by its hash.
 
     So a run that stands in two recordings is kept in both or in neither. A sample costs half a byte. A flat signal has
-    one run, which counts once.
+    one run, which counts once. Runs across two blocks are left out.
     """
     if len(values) < _SAMPLES_A_RUN:
         return np.empty(0, np.uint64)

@@ -2,7 +2,8 @@
 
 Two passes over the tables, a file at a time: the first finds what the splits and scales depend on (lengths, moments of
 each column, labels, recordings that leak), the second writes. The store holds each sample once. What a network reads of
-it (windows, chunks, whole recordings) is an index, made when it is opened; so another lookback needs no other store.
+it (windows, chunks, whole recordings) is an index, made when the store is opened; so
+another lookback needs no other store.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from numpy.typing import NDArray
 
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
-from flatout.data.sequences.info import Scaler, describe_units
+from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
 from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, runs_of
+from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, run_hashes
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -36,7 +37,7 @@ from flatout.data.tables.table import Table
 from flatout.errors import require
 
 SplitRecordings = Iterator[tuple[str, Recording]]
-_VERSION, _ROWS_A_BLOCK = 2, 1 << 16
+_VERSION = 2
 
 
 class SequencePreparation:
@@ -103,7 +104,7 @@ class SequencePreparation:
         recordings = writer.split(RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")})
         found = self._read(ReadingNotes(), progress, scratch)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
-            for block in blocks_of(recording.values, _ROWS_A_BLOCK):
+            for block in blocks_of(recording.values, ROWS_A_BLOCK):
                 recordings.extend("values", survey.scaler.scale(block).reshape(-1))
             length = np.array([np.prod(recording.values.shape)], np.int32)
             recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
@@ -140,10 +141,10 @@ class Survey:
         if recording.label is not None:
             self.labels.append(recording.label)
         digest, runs = xxhash.xxh3_128(), []
-        for block in blocks_of(values, _ROWS_A_BLOCK):
+        for block in blocks_of(values, ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
-            runs.append(runs_of(block))
+            runs.append(run_hashes(block))
         self._hashes.append(digest.hexdigest())
         self._runs.append(np.unique(np.concatenate(runs)))
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
@@ -257,7 +258,7 @@ class Survey:
 
 def _moments_of(values: Any, first: int, stop: int) -> Floats:
     """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
-    blocks = [_moments_of_block(block) for block in blocks_of(values, _ROWS_A_BLOCK, first, stop)]
+    blocks = [_moments_of_block(block) for block in blocks_of(values, ROWS_A_BLOCK, first, stop)]
     return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
 
 

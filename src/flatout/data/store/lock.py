@@ -49,7 +49,7 @@ def lock(folder: Path, key: str, *, waits: bool = True) -> Iterator[bool]:
     """
     held = file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
     try:
-        is_held = acquire(held, _PRINT_AFTER_S, _LOOK_S) if waits else acquire(held, 0)
+        is_held = acquire(held, _PRINT_AFTER_S if waits else 0, _LOOK_S)
     except Timeout:
         if waits:
             who = _builder(folder, key)

@@ -64,8 +64,9 @@ class LongTexts:
 
         Of the tokens that two neighbours share the earlier window answers the first half.
         """
-        half, is_new = (self.overlap + 1) // 2, text[1:] != text[:-1]
-        begins = np.where(np.append(True, is_new), 0, half)
+        half = (self.overlap + 1) // 2
+        is_new = text[1:] != text[:-1]
+        begins = np.where(np.append(True, is_new)[: len(text)], 0, half)
         ends = np.where(np.append(is_new, True), sizes, sizes - self.overlap + half)
         within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return (within >= np.repeat(begins, sizes)) & (within < np.repeat(ends, sizes))

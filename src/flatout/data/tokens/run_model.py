@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
-from flatout.errors import UserError
+from flatout.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +60,7 @@ class RunModel:
         except UserError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-            raise self._damaged(str(error).strip().partition("\n")[0] or type(error).__name__) from None
+            raise self._damaged(first_line(error)) from None
 
     def text(self, name: str) -> str:
         text = (self.folder / name).read_text(encoding="utf-8")

@@ -82,6 +82,7 @@ class Transformer(LayeredEncoder):
         """Tokens of the windows that a row holds; 0: it is read at once."""
         self.joins = Windows.mean
         """What of their answers is the row's."""
+        self.window_query: nn.Parameter | None
         self.register_parameter("window_query", None)
         self._waiting: list[list[str]] = []
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
@@ -149,8 +150,9 @@ class Transformer(LayeredEncoder):
         is_linear = bool(layers) and layers[-1].out_features == self.described.num_labels
         what = f"attention, but the head of {self.family} does not end in a linear layer"
         require(is_linear, "model.windows", what, hint="Set model.windows=mean.")
-        self.window_query = nn.Parameter(torch.zeros(layers[-1].in_features))  # at first the plain mean
-        layers[-1].register_forward_hook(self._add_scores)
+        if self.window_query is None:
+            self.window_query = nn.Parameter(torch.zeros(layers[-1].in_features))  # at first the plain mean
+            layers[-1].register_forward_hook(self._add_scores)
 
     def _add_scores(self, _: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
         """Beside the logits the query's product with the vector that they are made of, while there are windows.

@@ -153,7 +153,7 @@ class Hdf5Table(FileTable):
             with h5py.File(self.whole, "r") as file:
                 yield {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
         except OSError as error:
-            raise self._fail(f"not a whole HDF5 file ({str(error).splitlines()[0]})", CUT_SHORT) from None
+            raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
 
 def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
