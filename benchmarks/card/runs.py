@@ -114,16 +114,14 @@ def curves_of(*names: str) -> Callable[[Place], Iterator[Claim]]:
 
 
 def curve_claims(place: Place, names: tuple[str, ...]) -> Iterator[Claim]:
-    """Losses in three precisions, and those of the CPU: all runs at once, then their curves side by side."""
+    """Losses in three precisions, and those of the CPU: an experiment's runs at once, then its curves side by side."""
     wanted = [each for each in _PRECISIONS if place.is_gpu or each != "fp16"]
-    runs: dict[str, tuple[list[str], str]] = {}
-    for name in names:
-        runs[f"{name}_cpu"] = (experiment(place, name, "precision=fp32"), "cpu")
-        for precision in ("fp32", *wanted):
-            runs[f"{name}_{precision}"] = (experiment(place, name, f"precision={precision}"), place.accelerator)
-    found = place.train_all(runs)
     rows = iter(curve_rows(*names))
     for name in names:
+        runs = {f"{name}_cpu": (experiment(place, name, "precision=fp32"), "cpu")}
+        for precision in ("fp32", *wanted):
+            runs[f"{name}_{precision}"] = (experiment(place, name, f"precision={precision}"), place.accelerator)
+        found = place.train_all(runs)
         whole, host = found[f"{name}_fp32"], found[f"{name}_cpu"]
         yield first_steps(next(rows), whole, host)
         for precision in _PRECISIONS:

@@ -80,10 +80,10 @@ class There(Tensor):
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         leaves = tree_leaves((args, kwargs))
-        here = [each for each in leaves if isinstance(each, Tensor) and not isinstance(each, There) and each.dim()]
+        of_host = [each for each in leaves if isinstance(each, Tensor) and not isinstance(each, There)]
         if name in ("copy_", "_to_copy", "_copy_from"):
-            _check_copy(name, args, kwargs, here)
-        elif here:
+            _check_copy(name, args, kwargs, of_host)
+        elif here := [each for each in of_host if each.dim()]:
             raise RuntimeError(f"{func}: a tensor of {here[0].device} {list(here[0].shape)} among those of {NAME}")
         if cls.is_stepping:
             cls.called.append(name)

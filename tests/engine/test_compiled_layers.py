@@ -131,6 +131,17 @@ def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, 
     assert all(weight.grad is None for weight in model.parameters())
 
 
+def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypatch):
+    def fail(trial, finish):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 216.00 MiB.")
+
+    model = encoder()
+    monkeypatch.setattr(compiling._Trial, "run", fail)
+    choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**9)
+    assert (choice.value, choice.why) == (False, "a trial did not fit into the memory")
+    assert all(layer.compiled is None for layer in model.flat_layers())
+
+
 def test_a_compiler_that_fails_in_the_trial_leaves_the_run_eager(monkeypatch):
     def fail(graph, inputs):
         raise RuntimeError("the compiler is gone")

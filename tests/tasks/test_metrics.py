@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
+from torchmetrics.classification import MulticlassAUROC
 
 from flatout.data.problem import Problem
 from flatout.errors import UserError
@@ -80,6 +81,31 @@ def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
     found = measured(Problem.single, 4, outputs, targets).counted().confusion
     assert found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
     assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).counted() is None
+
+
+@pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
+def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(problem):
+    outputs, classes = torch.randn(2_000, 40), 40
+    targets = torch.randint(0, 40, (2_000,)) if problem is Problem.single else torch.randint(0, 2, (2_000, 40))
+    expected = measured(problem, classes, outputs, targets).compute()
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = measured(problem, classes, outputs, targets, batch=2_000).compute()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == expected
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds(classes):
+    outputs, targets = 4 * torch.randn(300, classes), torch.randint(0, classes, (300,))
+    metrics = measured(Problem.single, classes, outputs, targets)
+    scores, edges = outputs.softmax(-1), metrics.auroc.edges
+    plain = MulticlassAUROC(classes, average="none", thresholds=edges)
+    plain.update(scores, targets)
+    counted = slice(int(classes == 2), None)  # of two classes one is
+    torch.testing.assert_close(metrics.auroc.compute(), plain.compute()[counted])
+    assert torch.equal(torch.from_numpy(metrics.counted().binned)[:, counted], plain.confmat[:, counted])
 
 
 def test_very_many_classes_have_no_auroc():

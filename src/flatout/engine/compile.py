@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.passes import is_out_of_memory
 from flatout.engine.precision import Choice, Precision, arithmetic, product_type
 from flatout.errors import UserError
 from flatout.models.encoder.layers import FlatLayer
@@ -85,6 +86,21 @@ def choose_compile(
         return Choice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
+    try:
+        choice = _measured(model, device, precision, tokens=tokens, passes=passes)
+    except Exception as error:  # a device's allocator raises classes of its own
+        if not is_out_of_memory(error):
+            raise
+        choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
+    if not choice.value:
+        for layer in model.flat_layers():
+            layer.compiled = None
+    return choice
+
+
+def _measured(
+    model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
+) -> Choice[bool]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []), arithmetic(precision, device):
         trial = _Trial(model, device, precision, tokens)
         eager_s = trial.time(trial.layer.finish)
@@ -109,8 +125,6 @@ def choose_compile(
     evidence += f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
     if saved_s > compile_s:
         return Choice(True, "it pays for its time", evidence)
-    for layer in model.flat_layers():
-        layer.compiled = None
     return Choice(False, "it would not pay for its time", evidence)
 
 

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import on_device
+
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
 
@@ -170,9 +172,7 @@ class CarriedState:
         if not continues.any():
             return zeros
         device = zeros[0].device
-        index, is_kept = torch.from_numpy(found), torch.from_numpy(continues).view(1, -1, 1)
-        if device.type != "cpu":  # from page-locked memory: nothing waits for what the device has yet to do
-            index, is_kept = (each.pin_memory().to(device, non_blocking=True) for each in (index, is_kept))
+        index, is_kept = on_device(found, device), on_device(continues, device).view(1, -1, 1)
         kept = (part.to(device).index_select(1, index) for part in state)
         return tuple(torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True))
 

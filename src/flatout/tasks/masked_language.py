@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.flat_batch import FlatBatch, cut_batch
-from flatout.data.batches.gather import TOKENS, on_device
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch, on_device
+from flatout.data.batches.gather import TOKENS
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.encoder.transformer import Outputs

@@ -32,7 +32,7 @@ BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTE
 """Whether more or less of a metric is better."""
 
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
-_CURVE: Any = {"thresholds": [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0], "validate_args": False}
+_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0]
 _MOST_CLASSES_FOR_AUROC = 50
 
 
@@ -63,7 +63,7 @@ class TaskMetrics(nn.Module, ABC):
 
     sums: RowSums
     """What each row adds to the sums behind the metrics, of the rows whose numbers were given."""
-    auroc: Metric | None
+    auroc: _Areas | None
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
@@ -137,24 +137,67 @@ class TaskMetrics(nn.Module, ABC):
         for metric in self._metrics():
             metric.reset()
 
-    def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor) -> None:
-        """Keep `[B, C]` scores by bucket, for the interval of the area under the curve."""
-        thresholds: Any = None if self.auroc is None else self.auroc.thresholds
-        if thresholds is not None:
-            buckets = torch.bucketize(scores.contiguous(), thresholds, right=True).sub_(1).clamp_(min=0)
-            self._ranked.append((rows, buckets.to(torch.uint8), is_theirs))
+    def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
+        """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the curve."""
+        if self.auroc is None:
+            return
+        reached = torch.bucketize(scores.contiguous(), self.auroc.edges, right=True)
+        self.auroc.update(reached, is_theirs)
+        if rows is not None:
+            self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.uint8), is_theirs))
 
     def _binned(self) -> NDArray[np.int64] | None:
         """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
         if self.auroc is None:
             return None
         with self.auroc.sync_context():
-            counts = self.auroc.confmat
-            assert isinstance(counts, Tensor)
-            return counts.cpu().numpy().copy()
+            return self.auroc.confmat.cpu().numpy().copy()
 
     def _metrics(self) -> list[Metric]:
         return [metric for metric in self.children() if isinstance(metric, Metric)]
+
+
+class _Areas(of_classes.MultilabelAUROC):
+    """The area under each class's curve, from scores that come as how many thresholds each one reaches.
+
+    So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to
+    the same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
+    """
+
+    confmat: Tensor
+    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes, average="none", thresholds=_THRESHOLDS, validate_args=False)
+
+    @property
+    def edges(self) -> Tensor:
+        edges = self.thresholds
+        assert isinstance(edges, Tensor)
+        return edges
+
+    def update(self, reached_BC: Tensor, is_theirs_BC: Tensor) -> None:
+        classes, bins = reached_BC.shape[1], len(self.edges) + 1
+        kinds_BC = 2 * torch.arange(classes, device=reached_BC.device) + is_theirs_BC.long()
+        counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(classes, 2, bins)
+        answered_C2T = counts_C2T.flip(-1).cumsum(-1).flip(-1)
+        whole_C2T = torch.stack([answered_C2T[..., :1] - answered_C2T, answered_C2T], -1)[:, :, 1:]
+        self.confmat += whole_C2T.permute(2, 0, 1, 3)
+
+
+class _Confusion(of_classes.MulticlassConfusionMatrix):
+    """Counts rows by true and answered class, where torch is deterministic, too."""
+
+    confmat: Tensor
+
+    def update(self, answers: Tensor, targets: Tensor) -> None:
+        self.confmat += _counted(targets * self.num_classes + answers, self.num_classes**2).view_as(self.confmat)
+
+
+def _counted(values: Tensor, length: int) -> Tensor:
+    """How often each number occurs; unlike torch's `bincount` it does not wait for a GPU."""
+    counts = torch.zeros(length, dtype=torch.long, device=values.device)
+    return counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
 
 
 class SingleMetrics(TaskMetrics):
@@ -163,12 +206,12 @@ class SingleMetrics(TaskMetrics):
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         count = len(classes)
-        self.counts = of_classes.MulticlassConfusionMatrix(count, validate_args=False)
+        self.counts = _Confusion(count, validate_args=False)
         self.sums = RowSums(3 * count + 1)
-        if count == 2:
-            self.auroc = of_classes.BinaryAUROC(**_CURVE)
-        elif count <= _MOST_CLASSES_FOR_AUROC:
-            self.auroc = of_classes.MulticlassAUROC(count, average="none", **_CURVE)
+        self.first = int(count == 2)
+        """Of two classes one is ranked."""
+        if count <= _MOST_CLASSES_FOR_AUROC:
+            self.auroc = _Areas(count - self.first)
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         answers, count = outputs.argmax(-1), len(self.classes)
@@ -179,13 +222,8 @@ class SingleMetrics(TaskMetrics):
             ones = torch.ones_like(places)
             ones[:, 0] = answers == targets
             self.sums.add(rows, ones, places)
-        if self.auroc is not None:
-            first = int(count == 2)  # of two classes one is counted
-            probabilities = outputs.softmax(-1)[:, first:]
-            self.auroc.update(probabilities.squeeze(1) if first else probabilities, targets)
-            if rows is not None:
-                is_theirs = targets.unsqueeze(1) == torch.arange(first, count, device=targets.device)
-                self._rank(probabilities, is_theirs, rows)
+        is_theirs = targets.unsqueeze(1) == torch.arange(self.first, count, device=targets.device)
+        self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
@@ -204,9 +242,9 @@ class SingleMetrics(TaskMetrics):
 
     def counted(self) -> Counted:
         binned = self._binned()
-        if binned is not None and len(self.classes) == 2:
-            # Of two classes one is counted: the other is answered where that one is not.
-            binned = np.stack([np.flip(binned, (0, 1, 2)), binned], 1)
+        if binned is not None and self.first:
+            # The other of two is answered where this one is not.
+            binned = np.concatenate([np.flip(binned, (0, 2, 3)), binned], 1)
         return Counted(self.classes, self.counts.compute().cpu().numpy(), binned)
 
 
@@ -221,7 +259,7 @@ class MultiMetrics(TaskMetrics):
         self.counts = of_classes.MultilabelStatScores(count, average="none", validate_args=False)
         self.sums = RowSums(3 * count + 2)
         if count <= _MOST_CLASSES_FOR_AUROC:
-            self.auroc = of_classes.MultilabelAUROC(count, average="none", **_CURVE)
+            self.auroc = _Areas(count)
         self.exact = of_classes.MultilabelExactMatch(count, validate_args=False)
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
@@ -230,12 +268,10 @@ class MultiMetrics(TaskMetrics):
         answered = (probabilities >= self.thresholds).long()
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
-        if self.auroc is not None:
-            self.auroc.update(probabilities, whole)
+        self._rank(probabilities, whole > 0, rows)
         if rows is not None:
             exact = (answered == whole).all(1, keepdim=True)
             self.sums.add(rows, torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1))
-            self._rank(probabilities, whole > 0, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support

@@ -106,6 +106,12 @@ class FlatBatch:
         return replace(self, **moved)
 
 
+def on_device(values: NDArray[np.int64] | Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
+    found = torch.as_tensor(values)
+    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+
+
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
     """Ragged ids as `[B, C]` zeros and ones on their device; `offsets` `[B+1]` say where each row's begin.
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.data.store.store import Array, Ragged, StoreSplit
 
 if TYPE_CHECKING:
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
 TOKENS, TARGETS = "tokens", "targets"
 _COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
-
-
-def on_device(values: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Numbers of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
-    found = torch.from_numpy(values)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def runs_of(values: Array, length: int) -> Array:

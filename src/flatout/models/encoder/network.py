@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from flatout.data.batches.flat_batch import on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
@@ -353,10 +354,10 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]
     index = np.repeat(begins[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
     device = batch.tokens.device
     windows = replace(batch, lengths=torch.from_numpy(lengths), rows=torch.from_numpy(text), num_real=len(text))
-    places_T = _moved(index, device)
+    places_T = on_device(index, device)
     tokens = batch.tokens.index_select(0, places_T)
-    windows = replace(windows, tokens=tokens, offsets=_moved(offsets, device), targets=None, target_offsets=None)
-    return windows, _moved(text, device), places_T
+    windows = replace(windows, tokens=tokens, offsets=on_device(offsets, device), targets=None, target_offsets=None)
+    return windows, on_device(text, device), places_T
 
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
@@ -374,9 +375,3 @@ def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Window
         answers_WC = answers_WC[:, :-1]
     found = answers_WC.new_zeros(num_texts, answers_WC.shape[1]).index_add(0, text_W, answers_WC * weights_W1)
     return found / answers_WC.new_zeros(num_texts, 1).index_add(0, text_W, weights_W1)
-
-
-def _moved(values: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Numbers of the host on a device, without a wait."""
-    found = torch.from_numpy(values)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)

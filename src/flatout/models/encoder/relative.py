@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import on_device
 from flatout.models.encoder.attention import Scores
 from flatout.models.lean import drop
 
@@ -112,9 +113,12 @@ def reads_distances(backbone: Any) -> bool:
 def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     """The rows of an encoder's own table for distances up to this one."""
     net: Any = encoder
-    apart = torch.arange(-longest, longest + 1, device=next(encoder.parameters()).device)
+    # On the host: DeBERTa's own function below copies a number to where its distances are, and waits for that.
+    apart = torch.arange(-longest, longest + 1)
+    device = next(encoder.parameters()).device
     if hasattr(net, "relative_attention_bias"):  # MPNet's
-        return Distances(net.relative_position_bucket(-apart), longest, net.relative_attention_bias.weight)
+        rows_W = on_device(net.relative_position_bucket(-apart), device)
+        return Distances(rows_W, longest, net.relative_attention_bias.weight)
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     span = len(net.rel_embeddings.weight) // 2
@@ -125,4 +129,4 @@ def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     table = net.rel_embeddings.weight[first:stop]
     if "layer_norm" in net.norm_rel_ebd:
         table = net.LayerNorm(table)
-    return Distances((apart + span).clamp(0, 2 * span - 1) - first, longest, table)
+    return Distances(on_device((apart + span).clamp(0, 2 * span - 1) - first, device), longest, table)
