@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from benchmarks.card.kernels import KERNEL_ROWS, kernel_claims
-from benchmarks.card.place import ROOT, Place
+from benchmarks.card.place import ROOT, RUNS_AT_ONCE, Place
 from benchmarks.card.ranks import RANK_ROWS, rank_claims
 from benchmarks.card.runs import (
     COMMAND_ROWS,
@@ -115,6 +115,8 @@ def measured_apart(
     given = {each: value for each, value in asdict(options).items() if not isinstance(value, Path)}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "FLATOUT_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    # Runs go side by side, and threads of several that all take every core wait for each other.
+    environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // RUNS_AT_ONCE))
     with (folder / "said.txt").open("w", encoding="utf-8") as said:
         process = subprocess.Popen(
             run or _START,

@@ -19,7 +19,7 @@ from benchmarks.claim import Options
 
 ROOT = Path(__file__).parents[2]
 _COMMAND_S = 600
-_AT_ONCE = 4
+RUNS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class Trained:
     losses: list[float]
     """Of each step that was written down."""
     summary: dict[str, Any]
+
+    @property
+    def device(self) -> str:
+        return str(self.summary["hardware"]["device"])
 
     def require_success(self) -> None:
         if self.code or self.summary.get("status") != "finished":
@@ -101,7 +105,7 @@ class Place:
 
     def train_all(self, runs: dict[str, tuple[list[str], str]]) -> dict[str, Trained]:
         """Some runs at the same time: the words of each, and its accelerator."""
-        with ThreadPoolExecutor(1 if self.options.tiny else _AT_ONCE) as pool:
+        with ThreadPoolExecutor(1 if self.options.tiny else RUNS_AT_ONCE) as pool:
             began = {
                 name: pool.submit(self.train, name, *words, accelerator=accelerator)
                 for name, (words, accelerator) in runs.items()

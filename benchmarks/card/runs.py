@@ -71,7 +71,7 @@ def start_claims(place: Place) -> Iterator[Claim]:
     started = time.perf_counter()
     run = place.train("default", *words)
     run.require_success()
-    note = f"{time.perf_counter() - started:.1f} s with its start, on {run.summary['hardware']['device']}"
+    note = f"{time.perf_counter() - started:.1f} s with its start, on {run.device}"
     accuracy = 100 * run.summary["metrics"]["test/accuracy"]
     yield reaching(START_ROWS[1], accuracy, "%", least=None if place.options.tiny else 75, note=note)
 
@@ -139,7 +139,7 @@ def first_steps(row: str, ours: Trained, theirs: Trained) -> Claim:
     theirs.require_success()
     pairs = list(zip(ours.losses, theirs.losses, strict=True))[:_FIRST_STEPS]
     most = max(abs(a - b) / max(abs(b), 1e-6) for a, b in pairs)
-    note = side_by_side(card=ours.losses, CPU=theirs.losses)
+    note = side_by_side(**{f"{run.folder.name}, {run.device}": run.losses for run in (ours, theirs)})
     return bounded(row, most, "", most=0.02, note=note)
 
 

@@ -176,7 +176,7 @@ def test_words_of_every_run_are_known(tmp_path):
 def test_curves_stand_side_by_side(place):
     found = list(runs.curve_claims(place, ("headlines_cnn",)))
     require_rows(found, runs.curve_rows("headlines_cnn"))
-    assert found[0].ours == 0 and found[0].note.startswith("steps 1 5 9 12 16: card ")
+    assert found[0].ours == 0 and found[0].note.startswith("steps 1 5 9 12 16: headlines_cnn_fp32, ")
     assert found[1].theirs and found[2].note == "does not apply here: no fp16 on a CPU"
 
 

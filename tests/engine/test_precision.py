@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,25 @@ def test_a_way_that_a_person_chose_stands():
             assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("tf32", "high"), ("ieee", "highest")])
+@pytest.mark.parametrize("chosen", [Precision.fp32, Precision.bf16, Precision.tf32])
+def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_after_it(name, expected, chosen):
+    backends: Any = torch.backends
+    matmuls = [backends.cuda.matmul, backends.mkldnn.matmul]
+    before = [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in matmuls)]
+    for each in matmuls:
+        each.fp32_precision = "tf32"  # so that the older name cannot be read
+        each.fp32_precision = name
+    try:
+        with fast_fp32_products(chosen, torch.device("cuda")):
+            assert torch.get_float32_matmul_precision() == ("high" if chosen is Precision.tf32 else expected)
+        assert [each.fp32_precision for each in matmuls] == [name, name]
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        for each, kind in zip(matmuls, before[1:], strict=True):
+            each.fp32_precision = kind
 
 
 def test_tf32_is_set_while_a_run_lasts():

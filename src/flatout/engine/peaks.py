@@ -19,7 +19,7 @@ import torch
 
 from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
-from flatout.engine.precision import Precision, product_type
+from flatout.engine.precision import Precision, fp32_products, product_type
 
 _SMALLEST, _LARGEST = 512, 4096
 _LONG_ENOUGH_S = 1e-3  # so long a product is not all overheads; a longer one is disturbed by what else runs
@@ -88,7 +88,7 @@ def arithmetic_of(precision: str) -> Precision | None:
         return Precision.fp16
     if not precision.startswith("32"):
         return None
-    return Precision.fp32 if torch.get_float32_matmul_precision() == "highest" else Precision.tf32
+    return Precision.fp32 if fp32_products("cuda") == "highest" else Precision.tf32
 
 
 def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:

@@ -179,8 +179,12 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
         with _products_as("high"):
             yield Choice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
         return
-    is_free = torch.get_float32_matmul_precision() == "highest"
-    if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or not is_free:
+    asked = _older_name()
+    if asked is None:  # Lightning and torch's compiler read it, and would fail
+        with _products_as(fp32_products(device.type)):
+            yield None
+        return
+    if precision is not Precision.fp32 or device.type not in ("cpu", "cuda") or asked != "highest":
         yield None
         return
     if device.type == "cuda":
@@ -197,6 +201,21 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
         yield Choice(value, why, evidence)
 
 
+def fp32_products(device_type: str) -> str:
+    """How torch makes fp32 products there, by a name of torch.set_float32_matmul_precision."""
+    backends: Any = torch.backends
+    kind = (backends.mkldnn if device_type == "cpu" else backends.cuda).matmul.fp32_precision
+    return _older_name() or {"tf32": "high", "bf16": "medium"}.get(kind, "highest")
+
+
+def _older_name() -> str | None:
+    """None where torch's newer names were set, as transformers' Trainer does to compile: then it raises."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
 @contextmanager
 def _products_as(name: str) -> Iterator[None]:
     """torch.set_float32_matmul_precision for a while.
@@ -204,14 +223,14 @@ def _products_as(name: str) -> Iterator[None]:
     Set back, it leaves "ieee" with the backends where nothing was set, so theirs is put back, too. A model that was
     compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16).
     """
-    before = torch.get_float32_matmul_precision()
+    before = _older_name()
     backends: list[Any] = [cast(Any, torch.backends.mkldnn).matmul, torch.backends.cuda.matmul]
     kinds = [backend.fp32_precision for backend in backends]
     torch.set_float32_matmul_precision(name)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before or "highest")
         for backend, kind in zip(backends, kinds, strict=True):
             backend.fp32_precision = kind
 
