@@ -181,8 +181,9 @@ def test_settings_are_what_they_are_for_training():
     assert (config.text, config.max_length, config.label) == (["title", "body"], 64, "007")
 
 
-def test_a_check_starts_without_torch():
-    code = "import sys, flatout.cli.check; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("line", ["import flatout.cli.check", "from flatout import BitsDataConfig, TextDataConfig"])
+def test_a_check_starts_without_torch(line):
+    code = f"import sys; {line}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
