@@ -228,7 +228,9 @@ def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
         # And of a list that torch's own recurrent layers keep, and of what its own generated code calls.
-        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be removed")
+        warnings.filterwarnings(
+            "ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be removed"
+        )
         return torch.onnx.export(model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names)
 
 
