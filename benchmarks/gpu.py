@@ -116,7 +116,7 @@ def measured_apart(
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "FLATOUT_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     # Runs go side by side, and threads of several that all take every core wait for each other.
-    environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // RUNS_AT_ONCE))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // RUNS_AT_ONCE)))
     with (folder / "said.txt").open("w", encoding="utf-8") as said:
         process = subprocess.Popen(
             run or _START,

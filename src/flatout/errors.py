@@ -47,6 +47,10 @@ class UserError(ValueError):
         return {name: getattr(self, name) for name in ("where", "what", "allowed", "hint")}
 
 
+class OtherRankEnded(UserError):
+    """Another rank has ended, by a mistake that it names itself or because it was lost."""
+
+
 class RunBroke(RuntimeError):
     """Something outside, or one of its ranks, ended a run: a short message, exit code 1."""
 

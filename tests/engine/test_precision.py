@@ -101,23 +101,41 @@ def test_a_way_that_a_person_chose_stands():
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("tf32", "high"), ("ieee", "highest")])
+@pytest.mark.parametrize(("name", "expected"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
 @pytest.mark.parametrize("chosen", [Precision.fp32, Precision.bf16, Precision.tf32])
 def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_after_it(name, expected, chosen):
     backends: Any = torch.backends
     matmuls = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in matmuls)]
-    for each in matmuls:
-        each.fp32_precision = "tf32"  # so that the older name cannot be read
-        each.fp32_precision = name
+    matmuls[1].fp32_precision = "bf16"  # so that the older name cannot be read
+    matmuls[name == "bf16"].fp32_precision = name  # which a GPU does not have
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    set_to = [each.fp32_precision for each in matmuls]
     try:
-        with fast_fp32_products(chosen, torch.device("cuda")):
+        with fast_fp32_products(chosen, torch.device("cpu" if name == "bf16" else "cuda")):
             assert torch.get_float32_matmul_precision() == ("high" if chosen is Precision.tf32 else expected)
-        assert [each.fp32_precision for each in matmuls] == [name, name]
+        assert [each.fp32_precision for each in matmuls] == set_to
     finally:
         torch.set_float32_matmul_precision(before[0])
         for each, kind in zip(matmuls, before[1:], strict=True):
             each.fp32_precision = kind
+
+
+def test_what_was_set_for_all_backends_is_followed_after_a_run_too():
+    backends: Any = torch.backends
+    before = torch.get_float32_matmul_precision(), backends.fp32_precision
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"  # as torch begins
+    backends.fp32_precision = "tf32"
+    try:
+        with fast_fp32_products(Precision.bf16, torch.device("cuda")):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert backends.cuda.matmul.fp32_precision == "tf32"
+        backends.fp32_precision = "ieee"
+        assert backends.cuda.matmul.fp32_precision == backends.mkldnn.matmul.fp32_precision == "ieee"
+    finally:
+        backends.fp32_precision = before[1]
+        torch.set_float32_matmul_precision(before[0])
 
 
 def test_tf32_is_set_while_a_run_lasts():

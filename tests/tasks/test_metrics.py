@@ -108,6 +108,23 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
     assert torch.equal(torch.from_numpy(metrics.counted().binned)[:, counted], plain.confmat[:, counted])
 
 
+def test_scores_that_are_no_numbers_reach_no_threshold():
+    outputs, targets = torch.randn(200, 4), torch.arange(200) % 4
+    outputs[::9] = float("nan")
+    metrics = measured(Problem.single, 4, outputs, targets)
+    plain = MulticlassAUROC(4, average="none", thresholds=metrics.auroc.edges, validate_args=False)
+    plain.update(outputs[outputs.isfinite().all(1)].softmax(-1), targets[outputs.isfinite().all(1)])
+    answered, expected = (torch.from_numpy(each)[..., 1] for each in (metrics.counted().binned, plain.confmat.numpy()))
+    assert torch.equal(answered, expected)
+
+
+def test_of_two_classes_one_is_answered_where_the_other_is_not():
+    outputs, targets = 4 * torch.randn(300, 2), torch.randint(0, 2, (300,))
+    binned = measured(Problem.single, 2, outputs, targets).counted().binned
+    assert binned.shape[1] == 2 and binned.sum() == 2 * 200 * 300
+    assert np.array_equal(binned[:, 0], np.flip(binned[:, 1], (0, 1, 2)))
+
+
 def test_very_many_classes_have_no_auroc():
     assert "auroc" not in TaskMetrics.build(Problem.single, [str(i) for i in range(51)]).names()
 

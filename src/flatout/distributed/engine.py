@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.distributed.processes import OUTPUT, redirect_output
-from flatout.errors import RunBroke, UserError, first_line, require
+from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
 _AGAIN = 3  # how often lost workers are begun again
 _MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among the notes
@@ -200,7 +200,9 @@ def _rank(given: dict[str, Any]) -> None:
             redirect_output()
         _done(given["train"], given["version"])
     except UserError as error:
-        (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(json.dumps(error.parts), encoding="utf-8")
+        if not isinstance(error, OtherRankEnded):  # that one was lost, and Ray begins again, or has written its own
+            (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(json.dumps(error.parts), encoding="utf-8")
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it would print a traceback
         raise  # or the other ranks would wait for this one
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 
-from flatout.errors import RunBroke, UserError, first_line, require
+from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
 _PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a store of data that the first rank builds
 _FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
@@ -133,7 +133,8 @@ class Ranks:
             value = _FAILED
         if value == _FAILED:
             what = f"{'the first rank' if rank == 0 else f'rank {rank}'} has ended"
-            raise UserError(f"rank {self.rank}", what, hint=f"Read the message of rank {rank} and fix what it names.")
+            hint = f"Read the message of rank {rank} and fix what it names."
+            raise OtherRankEnded(f"rank {self.rank}", what, hint=hint)
         return value
 
     def join(self, device: torch.device) -> None:

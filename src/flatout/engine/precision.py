@@ -121,7 +121,7 @@ def kept_bf16_share() -> tuple[float, str]:
     So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
     """
     about = {"machine": platform.node(), "processor": processor_name(), "torch": torch.__version__}
-    about |= {"instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "threads": "1"}
+    about |= {"instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "threads": "1"}  # earlier versions took several
     path = default_cache_folder() / "precision" / f"{recipe_key(about)}.json"
     with suppress(OSError, Timeout):  # where the cache cannot be written, each run measures
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,8 @@ def _products_as(name: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before or "highest")
         for backend, kind in zip(backends, kinds, strict=True):
-            backend.fp32_precision = kind
+            # What all backends have, this one reads from there, and follows if it changes.
+            backend.fp32_precision = "none" if kind == cast(Any, torch.backends).fp32_precision else kind
 
 
 def _product_error() -> float:

@@ -114,8 +114,9 @@ def start_on_ray(
         started, ranks = time.time(), partial(_begin_or_resume, config, path, list(overrides))
         try:
             train_on_ray(ranks, workers, device, path.parent)
-        except (RunBroke, KeyboardInterrupt) as ended:
-            mark_broken(path, started, "failed" if isinstance(ended, RunBroke) else "interrupted")
+        except BaseException as ended:  # Ray ends the ranks, before they can write how it ended
+            is_interrupted = isinstance(ended, KeyboardInterrupt | SystemExit)
+            mark_broken(path, started, "interrupted" if is_interrupted else "failed")
             raise
     return finished_result(path, answers_of(config, path))
 

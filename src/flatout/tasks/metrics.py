@@ -139,9 +139,9 @@ class TaskMetrics(nn.Module, ABC):
 
     def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
         """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the curve."""
-        if self.auroc is None:
-            return
-        reached = torch.bucketize(scores.contiguous(), self.auroc.edges, right=True)
+        assert self.auroc is not None
+        # What is no number reaches no threshold.
+        reached = torch.bucketize(scores.nan_to_num(-1).contiguous(), self.auroc.edges, right=True)
         self.auroc.update(reached, is_theirs)
         if rows is not None:
             self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.uint8), is_theirs))
@@ -222,8 +222,9 @@ class SingleMetrics(TaskMetrics):
             ones = torch.ones_like(places)
             ones[:, 0] = answers == targets
             self.sums.add(rows, ones, places)
-        is_theirs = targets.unsqueeze(1) == torch.arange(self.first, count, device=targets.device)
-        self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
+        if self.auroc is not None:
+            is_theirs = targets.unsqueeze(1) == torch.arange(self.first, count, device=targets.device)
+            self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
@@ -268,7 +269,8 @@ class MultiMetrics(TaskMetrics):
         answered = (probabilities >= self.thresholds).long()
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
-        self._rank(probabilities, whole > 0, rows)
+        if self.auroc is not None:
+            self._rank(probabilities, whole > 0, rows)
         if rows is not None:
             exact = (answered == whole).all(1, keepdim=True)
             self.sums.add(rows, torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1))

@@ -106,8 +106,8 @@ class FlatBatch:
         return replace(self, **moved)
 
 
-def on_device(values: NDArray[np.int64] | Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
+def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """Values of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
     found = torch.as_tensor(values)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 

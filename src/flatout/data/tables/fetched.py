@@ -81,7 +81,9 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
 def _refusals_told(address: str, where: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowCancelled, pa.ArrowMemoryError):
+        raise
+    except (OSError, pa.ArrowException) as error:
         what = f"{address} cannot be read ({first_line(error)})"
         hint = "See that the address is right and that pyarrow finds credentials for it."
         raise UserError(where, what, hint=hint) from None

@@ -114,7 +114,7 @@ def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     """The rows of an encoder's own table for distances up to this one."""
     net: Any = encoder
     # On the host: DeBERTa's own function below copies a number to where its distances are, and waits for that.
-    apart = torch.arange(-longest, longest + 1)
+    apart = torch.arange(-longest, longest + 1, device="cpu")
     device = next(encoder.parameters()).device
     if hasattr(net, "relative_attention_bias"):  # MPNet's
         rows_W = on_device(net.relative_position_bucket(-apart), device)
@@ -123,7 +123,8 @@ def measure_distances(encoder: nn.Module, longest: int) -> Distances:
 
     span = len(net.rel_embeddings.weight) // 2
     if net.position_buckets > 0:
-        apart = make_log_bucket_position(apart, net.position_buckets, net.max_relative_positions).long()
+        with torch.device("cpu"):
+            apart = make_log_bucket_position(apart, net.position_buckets, net.max_relative_positions).long()
     # A bucket is never further than its distances, so a batch of short rows meets few of them.
     first, stop = max(span - longest, 0), min(span + longest + 1, 2 * span)
     table = net.rel_embeddings.weight[first:stop]
