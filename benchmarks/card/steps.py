@@ -39,7 +39,7 @@ def what_waits(place: Place, case: Case) -> str:
         trainer = L.Trainer(callbacks=[FastLoop(), forbids], default_root_dir=place.folder, **settings)
         with quiet():
             trainer.fit(task, datamodule=data)
-    except Exception as error:  # a step that waits raises classes of torch, CUDA or Lightning; the row names it
+    except Exception as error:  # of any class: a card's minutes are rare, so the models after it have their rows, too
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     finally:
         forbids.allow()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.passes import is_out_of_memory
+from flatout.engine.passes import ShortOfMemory, give_back_memory
 from flatout.engine.precision import Choice, Precision, arithmetic, product_type
 from flatout.errors import UserError
 from flatout.models.encoder.layers import FlatLayer
@@ -86,12 +86,11 @@ def choose_compile(
         return Choice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
-    try:
+    choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
+    with ShortOfMemory() as short:
         choice = _measured(model, device, precision, tokens=tokens, passes=passes)
-    except Exception as error:  # a device's allocator raises classes of its own
-        if not is_out_of_memory(error):
-            raise
-        choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
+    if short.why:
+        give_back_memory()
     if not choice.value:
         for layer in model.flat_layers():
             layer.compiled = None

@@ -211,13 +211,13 @@ def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, o
     here = (hardware(device, 1, "")["device"], versions()["flatout"])
     known = [(run, each) for run in same for each in read_confirmations(run) if (each.device, each.version) == here]
     confirmed = Confirmed(slower=frozenset(each.override for _, each in known if each.slows))
+    data = settings["data"]
+    chosen = {"data.feed": data["feed"], "precision": settings["precision"]}
     for run, each in known:
         words = (word.partition("=") for word in each.override.split())
         values = {name: yaml.safe_load(value) for name, _, value in words}
         if not values or not values.keys() <= set(_TUNED):
             continue
-        data = settings["data"]
-        chosen = {"data.feed": data["feed"], "precision": settings["precision"]}
         is_new = not values.keys() & confirmed.values.keys()
         is_open = all(chosen.get(name, "auto") == "auto" and not is_typed(name, overrides) for name in values)
         rows, accumulate = (values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate"))

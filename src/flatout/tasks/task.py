@@ -171,8 +171,7 @@ class Task(L.LightningModule):
         return self.metrics.intervals(self.over_ranks)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
-        """What the last test scored on rows that were cut, and on whole ones, by this metric or the usual one; empty
-        where that is not known."""
+        """What the last test scored on cut rows and on whole ones, by this metric or the usual; empty if unknown."""
         return {}
 
     def per_class(self) -> list[dict[str, Any]]:

@@ -108,7 +108,7 @@ class FlatBatch:
 
 def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """Values of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
-    found = torch.as_tensor(values)
+    found = values if isinstance(values, Tensor) else torch.from_numpy(values)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
