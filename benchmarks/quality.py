@@ -16,6 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from benchmarks.claim import Claim, Options
 from flatout.errors import UserError
 
@@ -45,6 +48,13 @@ ENCODER_TASKS = (
     Task("tweeteval_sentiment", "tweets_sentiment", "macro_recall", 68, ".parquet"),
 )
 _MOST_MINUTES = 15
+_ARTICLES = "newsgroups20, windows against cut, test accuracy"
+_LONG_TEXTS = (
+    "model=transformer model.hidden=128 model.layers=2 model.heads=4 optim.lr=1e-3 data=text data.vocabulary.size=8000"
+    " data.batch_size=32 monitor.progress=false monitor.rival=false checkpoint.patience=null"
+).split()
+_CUT = ("data.max_length=128",)
+_WINDOWS = ("data.long=windows", "data.window=128", "data.overlap=0", "data.max_length=1024")
 
 
 def claims(options: Options) -> Iterator[Claim]:
@@ -56,10 +66,14 @@ def claims(options: Options) -> Iterator[Claim]:
         if options.pretrained is not None:
             yield from encoder_claims(options, Path(runs))
             return
-        for task in TASKS[:-1] if options.quick else TASKS:  # the last has most rows
+        only = options.only or ""
+        tasks = TASKS[:-1] if options.quick else TASKS  # the last has most rows
+        for task in (task for task in tasks if only in task.folder):
             scores = scored(task, options, Path(runs))
             note = f"{told(scores)}; +experiment={task.experiment}"
             yield claim_of(task, scores, note)
+        if only in _ARTICLES and (options.data / "newsgroups20").is_dir():
+            yield windows_claim(options, Path(runs))
 
 
 def encoder_claims(options: Options, runs: Path) -> Iterator[Claim]:
@@ -71,6 +85,35 @@ def encoder_claims(options: Options, runs: Path) -> Iterator[Claim]:
         minutes = (time.perf_counter() - started) / 60 / len(scores)
         note = f"{told(scores)}; {minutes:.1f} minutes a run of at most {_MOST_MINUTES}; +experiment={task.experiment}"
         yield claim_of(task, scores, note, in_time=minutes <= _MOST_MINUTES)
+
+
+def windows_claim(options: Options, runs: Path) -> Claim:
+    """Long articles in windows against the same cut at the length of one window: a small encoder, from scratch."""
+    assert options.data is not None, "checked before the first run"
+    splits = _write_parts(options.data / "newsgroups20", runs, rows=options.choose(4_000, 1_000, 200))
+    epochs = options.choose(8, 2, 1)
+    shared = [*_LONG_TEXTS, *splits, f"trainer.max_epochs={epochs}"]
+    seeds = range(1 if options.quick else 3)
+    cut, windows = (
+        [100 * _run(f"newsgroups20-{seed}", [*shared, *how, f"seed={seed}"], "accuracy", runs) for seed in seeds]
+        for how in (_CUT, _WINDOWS)
+    )
+    note = f"windows: {told(windows)}; cut: {told(cut)}; {' '.join(_WINDOWS)} against {' '.join(_CUT)}"
+    ours, theirs = statistics.mean(windows), statistics.mean(cut)
+    return Claim(_ARTICLES, ours, theirs, "", ours / theirs, "≥ 1×", ours >= theirs, note)
+
+
+def _write_parts(place: Path, runs: Path, rows: int) -> list[str]:
+    """Settings that name the parts of the articles, drawn with one seed."""
+    draw = np.random.default_rng(1)
+    train, test = (pq.read_table(place / f"{split}.parquet") for split in ("train", "test"))
+    order = draw.permutation(len(train))
+    rows = min(rows, len(train) * 3 // 4)
+    parts = {"train": train.take(order[:rows]), "validation": train.take(order[rows : rows + rows // 8])}
+    parts["test"] = test.take(draw.permutation(len(test))[: rows // 2])
+    for split, part in parts.items():
+        pq.write_table(part, runs / f"newsgroups20-{split}.parquet")
+    return [f"data.{split}={runs / f'newsgroups20-{split}.parquet'}" for split in parts]
 
 
 def scored(task: Task, options: Options, runs: Path, *more: str) -> list[float]:
@@ -95,11 +138,15 @@ def score(task: Task, data: Path, runs: Path, seed: int, *more: str) -> float:
     place = data.resolve() / task.folder
     files = {"train": "train", "validation": "validation", "test": "test"}
     splits = [f"data.{split}={place / (name + task.suffix)}" for split, name in files.items()]
-    folder = runs / f"{task.folder}-{seed}"
-    settings = [f"+experiment={task.experiment}", *splits, f"seed={seed}", f"hydra.run.dir={folder}", *more]
-    command = [sys.executable, "-m", "train", *settings]
+    settings = [f"+experiment={task.experiment}", *splits, f"seed={seed}", *more]
+    return _run(f"{task.folder}-{seed}", settings, task.metric, runs)
+
+
+def _run(name: str, settings: Sequence[str], metric: str, runs: Path) -> float:
+    folder = Path(tempfile.mkdtemp(prefix=name, dir=runs))
+    command = [sys.executable, "-m", "train", *settings, f"hydra.run.dir={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"bench quality: {task.folder}", done.stderr.strip().splitlines()[-1])
+        raise UserError(f"bench quality: {name}", done.stderr.strip().splitlines()[-1])
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["metrics"][f"test/{task.metric}"])
+    return float(summary["metrics"][f"test/{metric}"])

@@ -136,6 +136,17 @@ def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys)
     assert len(whole) == len(TASKS)
 
 
+@pytest.mark.soak(seconds=60)
+def test_the_bench_of_published_data_reads_long_articles_in_windows_and_cut(tmp_path, capsys):
+    write_data_set(tmp_path / "data" / "newsgroups20", ".parquet")
+    for task in TASKS:
+        (tmp_path / "data" / task.folder).mkdir()
+    (row,) = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"), "--only", "newsgroups20")
+    assert row["claim"] == "newsgroups20, windows against cut, test accuracy"
+    assert row["holds"] == (row["ours"] >= row["theirs"])
+    assert "newsgroups20" in capsys.readouterr().out
+
+
 def write_data_set(folder: Path, suffix: str) -> None:
     """Two words a class, in each split other ones beside them."""
     import pandas as pd

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
     parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
     parser.add_argument("--rounds", dest="asked_rounds", metavar="N", type=int, help="rounds of each measurement")
-    parser.add_argument("--only", metavar="TEXT", help="bert, doctor, reuse: the parts whose names hold this")
+    parser.add_argument("--only", metavar="TEXT", help="bert, doctor, quality, reuse: the parts whose names hold this")
     parser.add_argument("--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
 
@@ -44,8 +44,10 @@ def run(arguments: argparse.Namespace) -> None:
     require(arguments.name in BENCHES, "bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
-    is_parted = arguments.only is None or arguments.name in ("bert", "doctor", "reuse")
-    require(is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed="bert, doctor, reuse")
+    is_parted = arguments.only is None or arguments.name in ("bert", "doctor", "quality", "reuse")
+    require(
+        is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed="bert, doctor, quality, reuse"
+    )
     is_plain = not arguments.plain or arguments.name == "doctor"
     require(is_plain, "--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
