@@ -18,17 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
-
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
 
 _SURE, _UNSEEN = 8.0, -8.0
 """Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
@@ -61,8 +59,6 @@ class Start(StrEnum):
 @dataclass(kw_only=True, slots=True)
 class BitMLPConfig:
     """A network from bit strings, or sets of numbers, to 2-grams."""
-
-    recommended_clip: ClassVar[float] = 0.0
 
     widths: list[int] = setting(
         lambda: [256], "Width of each hidden layer.", least=1, allowed="widths of 1 or more", example="[3,4,5]"

@@ -140,16 +140,11 @@ def contract(network: object) -> Network:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Recommended:
-    """What the Config of a model recommends where the settings of the optimizer say nothing."""
+def recommended_lr(config: object) -> float | None:
+    """The rate that the Config of a model recommends where no setting names one; None: the optimizer's own."""
+    return getattr(config, "recommended_lr", None)
 
-    lr: float | None
-    """From its `recommended_lr`; None: the optimizer's own."""
-    clip: float
-    """From its `recommended_clip`; 0: gradients are not clipped."""
 
-    @classmethod
-    def by(cls, config: object) -> Recommended:
-        """The recommendations of a Config, or of a network that has none."""
-        return cls(getattr(config, "recommended_lr", None), float(getattr(config, "recommended_clip", 0.0)))
+def recommended_clip(config: object) -> float:
+    """The longest gradient that it recommends; 0: gradients are not clipped."""
+    return float(getattr(config, "recommended_clip", 0.0))

@@ -14,7 +14,7 @@ Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import on_device
-
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch, on_device
 
 State = tuple[Tensor, ...]
 """Tensors `[layers, B, width]`; all zeros at the beginning of a row."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.data.batches.flat_batch import on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
@@ -36,9 +36,6 @@ from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import measure_distances, reads_distances
 from flatout.models.lean import make_lean
-
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
 
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
