@@ -30,8 +30,7 @@ _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows s
 _ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
 
 Packed = NDArray[np.uint8]
-Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Numbers row after row, and how many each row has."""
+Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and how many each row has
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
 
 
@@ -130,8 +129,7 @@ class EncodingConfig:
 class Encoder(ABC):
     """Encodes texts as rows of packed bits."""
 
-    _table: NDArray[np.unsignedinteger]
-    """A row for each gram."""
+    _table: NDArray[np.unsignedinteger]  # a row for each gram
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config

@@ -27,16 +27,13 @@ from flatout.bits.grams import code_points, padded
 
 _EDGES, _WALKS, _KEPT, _RECORDS_AT_ONCE = 48, 24, 10, 256
 _MOST_GAIN, _LEAST_GAIN = 10.0, -6.0
-_REPEAT = -1.5
-"""What going over a gram again costs."""
-_USUAL = 0.35
-"""Weight of the letters' order against the grams' probabilities."""
+_REPEAT = -1.5  # what going over a gram again costs
+_USUAL = 0.35  # weight of the letters' order against the grams' probabilities
 _LONGER, _ODD_SHAPE = 4, -5.0
 _LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")
 _NEVER = np.float32(-1e9)
 Floats = NDArray[np.float32]
-Candidates = dict[str, float]
-"""Texts for one record with their scores, the likeliest first."""
+Candidates = dict[str, float]  # texts for one record with their scores, the likeliest first
 
 
 class LetterOrder:
@@ -185,10 +182,8 @@ class Rates:
     at_1: float
     at_5: float
     at_10: float
-    wrong: float
-    """Records whose first candidate is another text."""
-    without: float
-    """Records without any candidate."""
+    wrong: float  # records whose first candidate is another text
+    without: float  # records without any candidate
     num_records: int
 
 

@@ -234,8 +234,7 @@ class Recombined:
     def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
         self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
         self.bounds = offsets.tolist()
-        self.next = 0
-        """The text that is taken next."""
+        self.next = 0  # the text that is taken next
 
     def ready(self, count: int) -> int:
         """How many of so many texts there are; starts again where fewer are left."""

@@ -30,8 +30,7 @@ from flatout.models.words import Pool, Pooling, WordsConfig
 class BiLSTMConfig(WordsConfig):
     """A bidirectional LSTM classifier trained from scratch."""
 
-    recommended_clip: ClassVar[float] = 0.5
-    """Recurrent gradients explode now and then."""
+    recommended_clip: ClassVar[float] = 0.5  # recurrent gradients explode now and then
 
     hidden: int = setting(128, "State of each direction.", least=1)
     layers: int = setting(1, "LSTMs on top of each other.", least=1)

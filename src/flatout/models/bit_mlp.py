@@ -30,8 +30,7 @@ from flatout.models.lean import LeanDropout
 
 _SURE, _UNSEEN = 8.0, -8.0
 """Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
-_RARE = -4.0
-"""Logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams."""
+_RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
 
 
 class Norm(StrEnum):

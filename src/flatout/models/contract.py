@@ -27,22 +27,17 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.models.recurrent import CarriedState, State
 
-Lengths = NDArray[np.integer]
-"""[B] real tokens of each row."""
+Lengths = NDArray[np.integer]  # [B] real tokens of each row
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """A product of matrices, or several that read the same numbers."""
 
-    flops: float
-    """Operations forwards: two for each number and weight that meet."""
-    trained: float = 0.0
-    """Those of them whose weight is trained."""
-    is_trained: bool = False
-    """Whether anything here is trained, so that gradients flow through all that comes after."""
-    is_between: bool = False
-    """Whether both sides were computed before, as in attention: then both want a gradient."""
+    flops: float  # operations forwards: two for each number and weight that meet
+    trained: float = 0.0  # those of them whose weight is trained
+    is_trained: bool = False  # whether anything here is trained, so that gradients flow through all that comes after
+    is_between: bool = False  # whether both sides were computed before, as in attention: then both want a gradient
 
     def __add__(self, other: Product) -> Product:
         """Both at once, on the same input."""

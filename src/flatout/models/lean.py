@@ -18,10 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _SIXTEEN_BITS = 1 << 16
-_LEAST_WORTH = 1 << 18
-"""Numbers of a table from which on keeping its gradient is worth while."""
-_READ_WHOLE = "rel_embeddings"
-"""DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient."""
+_LEAST_WORTH = 1 << 18  # numbers of a table from which on keeping its gradient is worth while
+_READ_WHOLE = "rel_embeddings"  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
 
 
 def make_lean(model: nn.Module) -> None:
@@ -168,8 +166,7 @@ class _Dropped(torch.autograd.Function):
         return _keep(gradients[0], ctx.saved_tensors[0], ctx.scale), None, None
 
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers as wide as the numbers whose bits they cut out."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
 
 
 def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:

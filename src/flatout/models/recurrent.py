@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch, on_device
 
-State = tuple[Tensor, ...]
-"""Tensors `[layers, B, width]`; all zeros at the beginning of a row."""
+State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beginning of a row
 
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:

@@ -45,8 +45,7 @@ class Smoothing(StrEnum):
 class RNNConfig:
     """A recurrent network over numeric sequences."""
 
-    recommended_clip: ClassVar[float] = 0.5
-    """Recurrent gradients explode now and then."""
+    recommended_clip: ClassVar[float] = 0.5  # recurrent gradients explode now and then
 
     cell: Cell = setting(Cell.lstm, "lstm or gru.")
     hidden: int = setting(64, "State of a layer.", least=1)

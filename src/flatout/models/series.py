@@ -76,8 +76,7 @@ def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
     return batch.tokens[batch.offsets[1:] - 1, -shape.targets :]
 
 
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
-"""Of which the best one on the validation recordings is used."""
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # of which the best one on the validation recordings is used
 
 
 class Residual(StrEnum):

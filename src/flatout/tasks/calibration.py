@@ -18,8 +18,7 @@ from flatout.run_log import RunLog
 
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
-_LEAST_ROWS = 20
-"""Rows with a label, below which its threshold stays at one half."""
+_LEAST_ROWS = 20  # rows with a label, below which its threshold stays at one half
 _MOST_CHOICES = 1_000_000
 
 
@@ -27,14 +26,11 @@ _MOST_CHOICES = 1_000_000
 class Calibration:
     """A temperature, and the calibration error of rows it was not fitted on."""
 
-    temperature: float
-    """Of use: what was fitted, or 1 where that does not lower the error."""
+    temperature: float  # of use: what was fitted, or 1 where that does not lower the error
     error_before: float
-    error_after: float
-    """With the temperature of use."""
+    error_after: float  # with the temperature of use
     fitted: float
-    error_fitted: float
-    """With the one that was fitted."""
+    error_fitted: float  # with the one that was fitted
 
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""

@@ -61,15 +61,13 @@ class Counted:
 class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
-    sums: RowSums
-    """What each row adds to the sums behind the metrics, of the rows whose numbers were given."""
+    sums: RowSums  # what each row adds to the sums behind the metrics, of the rows whose numbers were given
     auroc: _Areas | None
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
         self.classes, self.auroc = classes, None
-        self._ranked: list[tuple[Tensor, ...]] = []
-        """Numbers of rows, the buckets of their scores, and their classes."""
+        self._ranked: list[tuple[Tensor, ...]] = []  # numbers of rows, the buckets of their scores, and their classes
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
@@ -164,8 +162,7 @@ class _Areas(of_classes.MultilabelAUROC):
     the same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
     """
 
-    confmat: Tensor
-    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered."""
+    confmat: Tensor  # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
 
     def __init__(self, classes: int) -> None:
         super().__init__(classes, average="none", thresholds=_THRESHOLDS, validate_args=False)
@@ -208,8 +205,7 @@ class SingleMetrics(TaskMetrics):
         count = len(classes)
         self.counts = _Confusion(count, validate_args=False)
         self.sums = RowSums(3 * count + 1)
-        self.first = int(count == 2)
-        """Of two classes one is ranked."""
+        self.first = int(count == 2)  # of two classes one is ranked
         if count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = _Areas(count - self.first)
 

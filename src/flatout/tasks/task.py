@@ -33,8 +33,7 @@ from flatout.tasks.score_intervals import Interval
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
 
-AVERAGE = "average"
-"""Where a checkpoint keeps the running mean of the weights."""
+AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
 
 
 class Task(L.LightningModule):

@@ -17,10 +17,8 @@ from flatout.data.store.store import StoreSplit
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.score_intervals import OverRanks
 
-_LEAST_ROWS = 30
-"""Rows of either kind, below which a score says little."""
-_LEAST_SHARE = 0.9
-"""Of the rows of that length so many must have been cut."""
+_LEAST_ROWS = 30  # rows of either kind, below which a score says little
+_LEAST_SHARE = 0.9  # of the rows of that length so many must have been cut
 
 
 class CutScores:

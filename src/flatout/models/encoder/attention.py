@@ -52,8 +52,7 @@ class Scores:
 
     scale: float
     dropout: float
-    window: int | None
-    """Tokens this far apart, or further, do not see each other; None: all of a row do."""
+    window: int | None  # tokens this far apart, or further, do not see each other; None: all of a row do
     by_distance: Callable[..., Tensor] | None = None
     """Attention in which distances add to scores: of queries, keys and values, and a Layout; None: they do not."""
 
@@ -62,10 +61,8 @@ class Scores:
 class Bounds:
     """Where rows begin, and how long they are at most."""
 
-    offsets: Tensor
-    """[B+1] int32 on the tokens' device."""
-    longest: int
-    """Upper bound of the lengths, known to the host."""
+    offsets: Tensor  # [B+1] int32 on the tokens' device
+    longest: int  # upper bound of the lengths, known to the host
 
 
 def choose_kernel(

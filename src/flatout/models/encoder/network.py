@@ -70,16 +70,13 @@ class Transformer(LayeredEncoder):
         self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
         self.predicts_words = predicts_words
         """Whether the head answers with a word of the vocabulary, at the batch's `places` or at all tokens."""
-        self.read_share = 1.0
-        """Fraction of tokens that such a head reads, for counts of operations."""
+        self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
         self.described: Any = net.config
         self.family: str = net.config.model_type
         self.recomputes = False
         """Whether flat layers compute their activations again in the backward pass, to save memory."""
-        self.window = 0
-        """Tokens of the windows that a row holds; 0: it is read at once."""
-        self.joins = Windows.mean
-        """What of their answers is the row's."""
+        self.window = 0  # tokens of the windows that a row holds; 0: it is read at once
+        self.joins = Windows.mean  # what of their answers is the row's
         self.window_query: nn.Parameter | None
         self.register_parameter("window_query", None)
         self._waiting: list[list[str]] = []

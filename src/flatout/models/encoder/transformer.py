@@ -21,8 +21,7 @@ from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.layered import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer, Windows
 
-ALL = "all"
-"""Of the layers to freeze: each of them, for a head alone."""
+ALL = "all"  # of the layers to freeze: each of them, for a head alone
 _SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 _SIZES |= {"intermediate": "intermediate_size"}
 _SIZES_OF_DISTILBERT = {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"}
@@ -263,8 +262,7 @@ class Outputs:
     """What the outputs of a head mean."""
 
     names: Sequence[str]
-    kind: str
-    """single, multi, regression, tags or words."""
+    kind: str  # single, multi, regression, tags or words
 
     @property
     def are_words(self) -> bool:
