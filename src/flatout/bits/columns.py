@@ -29,8 +29,6 @@ COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", En
 
 
 class Form(StrEnum):
-    """How bits are written."""
-
     auto = "auto"
     binary = "binary"
     hex = "hex"

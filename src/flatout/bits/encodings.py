@@ -35,16 +35,12 @@ _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
 
 
 class EncodingKind(StrEnum):
-    """How a record is encoded."""
-
     bloom = "bloom"
     minhash = "minhash"
     twostep = "twostep"
 
 
 class Hashing(StrEnum):
-    """How a Bloom filter finds a gram's bits."""
-
     keyed = "keyed"
     double = "double"
 
@@ -195,10 +191,8 @@ class BloomEncoder(Encoder):
 
 class MinHashEncoder(Encoder):
     """Each function keeps the lowest bit of the least hash among a record's grams.
-
-    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the
-    bit that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
-    """
+    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
+    that is kept in the last place: four times less to read than 64-bit hashes, and the same answer."""
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
@@ -301,9 +295,7 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
     """64-bit numbers spread over all 64-bit numbers, one to one, in a way that follows from the secret.
-
-    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws.
-    """
+    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws."""
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
     for key, factor in zip(keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True):
         values = (values ^ key) * np.uint64(factor)

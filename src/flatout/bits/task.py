@@ -33,8 +33,6 @@ _RECOMBINED, _TEXTS_READ = 65_536, 131_072
 
 
 class GramLoss(StrEnum):
-    """What a wrong answer costs."""
-
     bce = "bce"
     weighted = "weighted"
     soft_margin = "soft_margin"

@@ -243,10 +243,8 @@ class StepSchedule(LRScheduler):
 
 class WeightAverage:
     """A running mean of what training changes in a model, which often answers better than its last state.
-
     That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy. Young,
-    it remembers less, so that it forgets where the weights began.
-    """
+    it remembers less, so that it forgets where the weights began."""
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory

@@ -59,9 +59,7 @@ def in_short(error: BaseException) -> str:
 
 class ShortOfMemory:
     """Around a pass, stops an error that says that memory did not suffice: `why` then has its first words.
-
-    Behind it the error is gone, and with it its frames, which hold the activations.
-    """
+    Behind it the error is gone, and with it its frames, which hold the activations."""
 
     why = ""
 

@@ -79,9 +79,7 @@ class StepLosses:
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
         """Losses and gradient norms since the last call. The one place that waits for the device.
-
-        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt.
-        """
+        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt."""
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)

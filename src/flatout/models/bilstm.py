@@ -96,9 +96,7 @@ class BiLSTM(Network, nn.Module):
 
 class _Layer(nn.Module):
     """One LSTM forwards and one over the rows turned round; its answer is every token's states of both.
-
-    Time comes first: torch's LSTM then copies less.
-    """
+    Time comes first: torch's LSTM then copies less."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

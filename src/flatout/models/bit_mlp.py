@@ -34,23 +34,17 @@ _RARE = -4.0  # logit at which every answer of a plain network starts: a record 
 
 
 class Norm(StrEnum):
-    """What follows each hidden layer."""
-
     none = "none"
     layer = "layer"
     batch = "batch"
 
 
 class Init(StrEnum):
-    """How weights start that no closed form gives."""
-
     xavier = "xavier"
     he = "he"
 
 
 class Start(StrEnum):
-    """Where detectors start."""
-
     ridge = "ridge"
     random = "random"
 
@@ -189,9 +183,7 @@ class BitMLP(Network, nn.Module):
 
     def products(self, lengths: Lengths) -> list[Product]:
         """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product.
-
-        The composer's turns on recombined grams are not counted.
-        """
+        The composer's turns on recombined grams are not counted."""
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
         layers = [_product(rows, each) for each in self.composer.modules() if isinstance(each, nn.Linear | _SetLinear)]

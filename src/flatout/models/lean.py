@@ -37,9 +37,7 @@ def make_lean(model: nn.Module) -> None:
 
 class LeanEmbedding(nn.Embedding):
     """An embedding that adds to one kept gradient while `keeps_gradient`.
-
-    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back.
-    """
+    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back."""
 
     keeps_gradient = False
 
@@ -124,9 +122,7 @@ def even_sigmoid(logits: Tensor) -> Tensor:
 
 def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
     """Which places of a CPU stay when a share is dropped at random, and the factor that keeps their mean.
-
-    int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans.
-    """
+    int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans."""
     edge, scale = _edge_and_scale(share)
     return draw_words(shape).lt_(edge).sub_(1), scale
 

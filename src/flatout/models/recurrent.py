@@ -29,10 +29,8 @@ State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beg
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
     """States of a layer in one direction and the last ones.
-
     Autocast would have cuDNN compute in fp16 without a scaler where bf16 is asked for. There the kernel is called past
-    the module, and all is cast.
-    """
+    the module, and all is cast."""
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     if kind == "cpu" and torch.is_autocast_enabled(kind) and not _cpu_runs_bf16():
         before = None if before is None else tuple(each.float() for each in before)

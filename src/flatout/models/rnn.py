@@ -28,15 +28,11 @@ if TYPE_CHECKING:
 
 
 class Cell(StrEnum):
-    """Kind of recurrent layer."""
-
     lstm = "lstm"
     gru = "gru"
 
 
 class Smoothing(StrEnum):
-    """A learned filter behind the answers."""
-
     none = "none"
     ema = "ema"
 
@@ -123,9 +119,7 @@ class RNN(Network, nn.Module):
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
         """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording.
-
-        A row that ends before the rectangle does is the last of its recording: nothing continues its state.
-        """
+        A row that ends before the rectangle does is the last of its recording: nothing continues its state."""
         states_LBH, after = self._recur(inputs_BLF, before[:-1] if self.memory is not None else before)
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
@@ -190,9 +184,7 @@ class RNN(Network, nn.Module):
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps.
-
-    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
-    """
+    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer."""
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]

@@ -28,9 +28,7 @@ def is_even(batch: FlatBatch) -> bool:
 
 def rectangle(batch: FlatBatch) -> Tensor:
     """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample.
-
-    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
-    """
+    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out."""
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
     places_L = torch.arange(batch.longest(), device=batch.tokens.device)
@@ -80,8 +78,6 @@ PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # of which the best on
 
 
 class Residual(StrEnum):
-    """What the network's answer is added to."""
-
     none = "none"
     ridge = "ridge"
 

@@ -59,9 +59,7 @@ class WordsConfig(ABC):
 
 def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
     """Write the vectors of known words into the rows of `embedding`; the share of the vocabulary that was found.
-
-    Other rows keep what they hold; of a word that stands there twice, the first counts.
-    """
+    Other rows keep what they hold; of a word that stands there twice, the first counts."""
     file, width = Path(path), embedding.shape[1]
     hint = "Check the name, or leave model.vectors out."
     require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
@@ -140,8 +138,6 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 class Pooling(StrEnum):
-    """What a row's vector is made of."""
-
     last = "last"
     max = "max"
     mean = "mean"
@@ -185,7 +181,5 @@ class Pool(nn.Module):
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Zero on what is real and the least number elsewhere: added before a maximum it hides padding.
-
-    Unlike filling, adding needs no pass of its own over the gradient.
-    """
+    Unlike filling, adding needs no pass of its own over the gradient."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

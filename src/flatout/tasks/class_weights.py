@@ -15,8 +15,6 @@ _MOST_NAMED = 20
 
 
 class ClassWeights(StrEnum):
-    """Whether rare classes weigh more in the loss."""
-
     none = "none"
     auto = "auto"
 

@@ -35,8 +35,6 @@ _SPLIT = {"val": "validation", "test": "test"}
 
 
 class SequenceLoss(StrEnum):
-    """What a wrong answer costs."""
-
     mse = "mse"
     mae = "mae"
     huber = "huber"

@@ -43,9 +43,7 @@ class CutScores:
 
     def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
         """A metric of both kinds of rows, and how many there are of each; empty where not all rows were judged.
-
-        The usual metric stands in for a named one that is no sum over rows. Every rank takes part.
-        """
+        The usual metric stands in for a named one that is no sum over rows. Every rank takes part."""
         sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
         whole_rows, full_rows = sums_2S[:, -1].tolist()
         if whole_rows + full_rows != len(self.is_cut):

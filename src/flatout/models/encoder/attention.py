@@ -25,7 +25,6 @@ from torch.nn import functional
 _LARGEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8
 """Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
-_NO_MASK = 0
 
 
 class Kernel(StrEnum):
@@ -125,7 +124,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
     parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))
     bounds = queries, rows.offsets, min(most, len(query)), min(rows.longest, len(key))
     found = torch.ops.aten._efficient_attention_forward(
-        *parts, None, *bounds, how.dropout, _NO_MASK, torch.is_grad_enabled(), scale=how.scale
+        *parts, None, *bounds, how.dropout, 0, torch.is_grad_enabled(), scale=how.scale
     )
     return found[0][0, ..., : query.shape[-1]]
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import FlatRows
     from flatout.models.encoder.relative import Distances
 
-Finish = Callable[..., Tensor]
 Weights = tuple[Tensor, Tensor]  # of a product, and its bias
 
 
@@ -55,7 +54,7 @@ class FlatLayer(nn.Module, ABC):
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
         self.activate = activation_of(getattr(config, family.activation))
-        self.compiled: Finish | None = None  # `finish` as torch compiled it, for training
+        self.compiled: Callable[..., Tensor] | None = None  # `finish` as torch compiled it, for training
 
     def part(self, name: str) -> Any:
         """A module by its dotted name; looked up each time, as LoRA puts others in place."""
@@ -109,9 +108,7 @@ class PostNormLayer(FlatLayer):
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
         """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
-
-        None where LoRA has put small matrices beside a layer.
-        """
+        None where LoRA has put small matrices beside a layer."""
         device, layers = states_TH.device.type, [[self.part(name) for name in group] for group in groups]
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_TH.dtype
         plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]

@@ -151,9 +151,7 @@ class Transformer(LayeredEncoder):
 
     def _add_scores(self, _: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
         """Beside the logits the query's product with the vector that they are made of, while there are windows.
-
-        The last layer is linear, so weighted logits are the logits of weighted vectors.
-        """
+        The last layer is linear, so weighted logits are the logits of weighted vectors."""
         if not self.window:
             return logits
         assert self.window_query is not None

@@ -47,8 +47,6 @@ _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantizat
 
 
 class ReuseFormat(StrEnum):
-    """Number format of stored outputs; auto: the layer's own."""
-
     auto = "auto"
     bf16 = "bf16"
 
