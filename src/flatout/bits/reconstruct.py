@@ -83,8 +83,6 @@ class LetterOrder:
 
 
 class Reconstructor:
-    """Finds texts for rows of gram probabilities."""
-
     def __init__(self, grams: Sequence[str], order: LetterOrder) -> None:
         self.grams, self.order = list(grams), order
         letter_of = {letter: number for number, letter in enumerate(order.letters)}

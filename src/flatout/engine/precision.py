@@ -135,6 +135,17 @@ def kept_bf16_share() -> tuple[float, str]:
     return bf16_share(), "measured"
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A single thread is left in peace where several are never all running at once; it has no barrier to wait at."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def bf16_share() -> float:
     """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
@@ -143,21 +154,16 @@ def bf16_share() -> float:
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
-            given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
-            for number in range(1 + _TRIES):
-                for kind, inputs in given.items():
-                    time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
-                    started = time.perf_counter()
-                    torch.nn.functional.linear(*inputs)
-                    seconds = time.perf_counter() - started
-                    if number:  # the first one prepares the product
-                        best[kind] = min(seconds, best.get(kind, seconds))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
+        given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
+        for number in range(1 + _TRIES):
+            for kind, inputs in given.items():
+                time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
+                started = time.perf_counter()
+                torch.nn.functional.linear(*inputs)
+                seconds = time.perf_counter() - started
+                if number:  # the first one prepares the product
+                    best[kind] = min(seconds, best.get(kind, seconds))
     return best[torch.bfloat16] / best[torch.float32]
 
 

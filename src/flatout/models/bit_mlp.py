@@ -92,8 +92,6 @@ class BitMLPConfig:
 
 
 class BitMLP(Network, nn.Module):
-    """Detectors, a composer, and a straight path."""
-
     def __init__(
         self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
     ) -> None:
@@ -218,8 +216,6 @@ def _product(rows: int, layer: nn.Module) -> Product:
 
 
 class _Residual(nn.Module):
-    """Adds a layer's answer to what it got."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner

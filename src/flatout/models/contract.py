@@ -21,8 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.errors import UserError
-
 if TYPE_CHECKING:
     import torch
 
@@ -116,6 +114,8 @@ class Network:
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
         """`[B, L, K]` answers to samples that follow a state, and the state after them."""
+        from flatout.errors import UserError
+
         hint = "Define run(inputs, state), or leave make_state out."
         raise UserError("model", "has make_state(), and no run() that takes its state", hint=hint)
 

@@ -101,8 +101,6 @@ class _Lookup(torch.autograd.Function):
 
 
 class LeanDropout(nn.Dropout):
-    """Dropout that draws sixteen bits a place on a CPU."""
-
     def forward(self, input: Tensor) -> Tensor:
         return drop(input, self.p) if self.training else super().forward(input)
 
@@ -149,8 +147,6 @@ def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
 
 
 class _Dropped(torch.autograd.Function):
-    """Values where they stay, scaled."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, stays: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(stays)

@@ -73,8 +73,6 @@ class RNNConfig:
 
 
 class RNN(Network, nn.Module):
-    """Recurrent layers and a linear output."""
-
     layout = "padded"
 
     def __init__(self, config: RNNConfig, shape: SequenceShape) -> None:

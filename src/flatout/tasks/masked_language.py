@@ -172,8 +172,6 @@ class MaskedLanguageModel(Task):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """How tokens are masked."""
-
     config: MaskedLanguageConfig
     mask_id: int
     vocabulary_size: int

@@ -287,8 +287,6 @@ class MultiMetrics(TaskMetrics):
 
 
 class NumberMetrics(TaskMetrics):
-    """A number a row."""
-
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()

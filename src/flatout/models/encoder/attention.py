@@ -28,8 +28,6 @@ _HEAD_MULTIPLE = 8
 
 
 class Kernel(StrEnum):
-    """What computes attention."""
-
     varlen = "varlen"
     efficient = "efficient"
     padded = "padded"

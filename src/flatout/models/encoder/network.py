@@ -45,8 +45,6 @@ _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class Compute(StrEnum):
-    """Whether an encoder runs over flat batches; auto: where its family can."""
-
     auto = "auto"
     flat = "flat"
     padded = "padded"
