@@ -28,13 +28,7 @@ COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", En
 """Name of the column that each encoding is written to."""
 
 
-class Form(StrEnum):
-    auto = "auto"
-    binary = "binary"
-    hex = "hex"
-    base64 = "base64"
-    packed = "packed"
-    numbers = "numbers"
+Form = StrEnum("Form", "auto binary hex base64 packed numbers")
 
 
 _BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}

@@ -34,15 +34,8 @@ Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
 
 
-class EncodingKind(StrEnum):
-    bloom = "bloom"
-    minhash = "minhash"
-    twostep = "twostep"
-
-
-class Hashing(StrEnum):
-    keyed = "keyed"
-    double = "double"
+EncodingKind = StrEnum("EncodingKind", "bloom minhash twostep")
+Hashing = StrEnum("Hashing", "keyed double")
 
 
 @dataclass(kw_only=True, slots=True)

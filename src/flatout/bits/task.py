@@ -32,11 +32,7 @@ _MOST_WEIGHT, _FOCUS = 20.0, 2.0
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072
 
 
-class GramLoss(StrEnum):
-    bce = "bce"
-    weighted = "weighted"
-    soft_margin = "soft_margin"
-    focal = "focal"
+GramLoss = StrEnum("GramLoss", "bce weighted soft_margin focal")
 
 
 @dataclass(kw_only=True, slots=True)

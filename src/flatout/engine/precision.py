@@ -32,14 +32,7 @@ _ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX51
 """Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
 
 
-class Precision(StrEnum):
-    """Arithmetic of matrix products; weights stay fp32."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-    fp16 = "fp16"
+Precision = StrEnum("Precision", "auto fp32 tf32 bf16 fp16")  # arithmetic of matrix products; weights stay fp32
 
 
 LIGHTNING_NAMES = {

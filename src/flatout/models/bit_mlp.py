@@ -33,20 +33,9 @@ _SURE, _UNSEEN = 8.0, -8.0
 _RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
 
 
-class Norm(StrEnum):
-    none = "none"
-    layer = "layer"
-    batch = "batch"
-
-
-class Init(StrEnum):
-    xavier = "xavier"
-    he = "he"
-
-
-class Start(StrEnum):
-    ridge = "ridge"
-    random = "random"
+Norm = StrEnum("Norm", "none layer batch")
+Init = StrEnum("Init", "xavier he")
+Start = StrEnum("Start", "ridge random")
 
 
 @dataclass(kw_only=True, slots=True)

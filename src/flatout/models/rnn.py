@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from flatout.data.sequences.info import SequenceShape
 
 
-class Cell(StrEnum):
-    lstm = "lstm"
-    gru = "gru"
-
-
-class Smoothing(StrEnum):
-    none = "none"
-    ema = "ema"
+Cell = StrEnum("Cell", "lstm gru")
+Smoothing = StrEnum("Smoothing", "none ema")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -77,9 +77,7 @@ def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # of which the best one on the validation recordings is used
 
 
-class Residual(StrEnum):
-    none = "none"
-    ridge = "ridge"
+Residual = StrEnum("Residual", "none ridge")
 
 
 class WindowRidge(nn.Module):

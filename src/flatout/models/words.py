@@ -137,11 +137,7 @@ def _lines(file: Path) -> Iterator[bytes]:
         raise UserError(f"model.vectors: {file}", what, hint="Copy or fetch it again.") from None
 
 
-class Pooling(StrEnum):
-    last = "last"
-    max = "max"
-    mean = "mean"
-    attention = "attention"
+Pooling = StrEnum("Pooling", "last max mean attention")
 
 
 class Pool(nn.Module):

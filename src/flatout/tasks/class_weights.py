@@ -14,9 +14,7 @@ from flatout.errors import UserError, check_settings, did_you_mean, require, set
 _MOST_NAMED = 20
 
 
-class ClassWeights(StrEnum):
-    none = "none"
-    auto = "auto"
+ClassWeights = StrEnum("ClassWeights", "none auto")
 
 
 @dataclass(kw_only=True, slots=True)

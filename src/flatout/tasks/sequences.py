@@ -34,10 +34,7 @@ _SHOWN = ("rmse", "mae", "max_error", "r2")
 _SPLIT = {"val": "validation", "test": "test"}
 
 
-class SequenceLoss(StrEnum):
-    mse = "mse"
-    mae = "mae"
-    huber = "huber"
+SequenceLoss = StrEnum("SequenceLoss", "mse mae huber")
 
 
 @dataclass(kw_only=True, slots=True)

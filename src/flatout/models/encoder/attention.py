@@ -27,11 +27,7 @@ _HEAD_MULTIPLE = 8
 """Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
 
 
-class Kernel(StrEnum):
-    varlen = "varlen"
-    efficient = "efficient"
-    padded = "padded"
-    rectangles = "rectangles"
+Kernel = StrEnum("Kernel", "varlen efficient padded rectangles")
 
 
 @dataclass(frozen=True, slots=True)

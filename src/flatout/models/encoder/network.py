@@ -44,18 +44,8 @@ _FP32_ALONE = {"deberta"}
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
-class Compute(StrEnum):
-    auto = "auto"
-    flat = "flat"
-    padded = "padded"
-
-
-class Windows(StrEnum):
-    """What the answer of a text is, of those of its windows; attention: the mean, weighted by what a query finds."""
-
-    mean = "mean"
-    max = "max"
-    attention = "attention"
+Compute = StrEnum("Compute", "auto flat padded")
+Windows = StrEnum("Windows", "mean max attention")
 
 
 class Transformer(LayeredEncoder):

@@ -46,9 +46,7 @@ _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantizat
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
 
 
-class ReuseFormat(StrEnum):
-    auto = "auto"
-    bf16 = "bf16"
+ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
 
 
 @dataclass(kw_only=True, slots=True)
