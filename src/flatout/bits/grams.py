@@ -28,8 +28,7 @@ FIELD_END = "\x1f"  # stands between the fields of a stored text
 _ASCII = 128
 _NOT_IN_LABELS = r'["./]'
 _PAIRS = (*product(ascii_lowercase, repeat=2), *product(ascii_lowercase, digits), *product(digits, repeat=2))
-LABELS = tuple(map("".join, _PAIRS))
-"""Every gram a model answers, in the order of its outputs: aa … zz, a0 … z9, 00 … 99."""
+LABELS = tuple(map("".join, _PAIRS))  # every gram a model answers, in the order of outputs: aa … zz, a0 … z9, 00 … 99
 
 
 def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:

@@ -138,8 +138,7 @@ class _Beam:
         self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
-        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
-        """One bit for each edge: a walk's used edges are one number."""
+        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)  # so a walk's used edges are one number
         self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
         self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
         self.used_RW = self.bit_E[self.last_RW]

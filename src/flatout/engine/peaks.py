@@ -40,8 +40,7 @@ class Peak:
 class _Card:
     """TFLOP/s of dense products; None where the card has no such arithmetic."""
 
-    names: str
-    """What `torch.cuda.get_device_name` says, without the maker and the series: a pattern for the whole of it."""
+    names: str  # a pattern for all that `torch.cuda.get_device_name` says, without the maker and the series
     source: str
     fp32: float
     tf32: float | None

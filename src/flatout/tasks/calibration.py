@@ -68,8 +68,7 @@ class Sureness:
     """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
 
     def __init__(self) -> None:
-        self.surer = torch.zeros(_BINS, dtype=torch.float64)
-        """By how much the answers of each bin are surer than right, summed."""
+        self.surer = torch.zeros(_BINS, dtype=torch.float64)  # how much surer than right each bin is, summed
         self.rows = 0
 
     def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:

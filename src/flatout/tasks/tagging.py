@@ -30,8 +30,7 @@ from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstra
 from flatout.tasks.task import Task, real_rows, real_tokens
 
 Integers = NDArray[np.integer]
-METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
-"""What a tagger is judged by, known before there is one."""
+METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")  # what a tagger is judged by
 _SPLITS = {"val": "validation", "test": "test"}
 
 

@@ -40,8 +40,7 @@ class Family:
     layers: str  # the list of layers, by its name inside the backbone
     names: PostNormNames | None  # None: layers normalise before each product, and have rotary positions
     pool: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of first tokens to what a classifier reads, with dropout
-    predict: Callable[[Any, Tensor], Tensor]
-    """`[N, H]` states of masked tokens to `[N, V]` logits of the words that stood there."""
+    predict: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of masked tokens to `[N, V]` logits of their words
     activation: str = "hidden_act"  # the setting that names the activation between the products
     last_norm: str = ""  # the norm after the last layer; empty: there is none
     kind: str = "post_norm"  # which of our layers takes the place of the library's

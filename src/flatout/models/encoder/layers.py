@@ -38,8 +38,7 @@ class Pass:
     """What all layers of one forward pass share."""
 
     rows: FlatRows
-    rotary: dict[str, tuple[Tensor, Tensor]]
-    """Cosines and sines `[T, 1, 1, D]` of rotary positions, for each kind of layer."""
+    rotary: dict[str, tuple[Tensor, Tensor]]  # cosines and sines `[T, 1, 1, D]` of rotary positions, by kind of layer
     kept: Tensor | None = None  # [K] the tokens that are read after the last layer; None: all
     are_first: bool = False  # whether these are the first tokens of the rows
     distances: Distances | None = None  # of tokens of a row, in families whose scores depend on them

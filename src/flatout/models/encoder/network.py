@@ -39,8 +39,7 @@ from flatout.models.lean import make_lean
 
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
-_FP32_ALONE = {"deberta"}
-"""Families that fail under autocast: their code hides padding by a number that sixteen bits cannot hold."""
+_FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
@@ -56,13 +55,11 @@ class Transformer(LayeredEncoder):
     ) -> None:
         super().__init__()
         self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
-        self.predicts_words = predicts_words
-        """Whether the head answers with a word of the vocabulary, at the batch's `places` or at all tokens."""
+        self.predicts_words = predicts_words  # whether it answers with words, at the batch's `places` or at all tokens
         self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
         self.described: Any = net.config
         self.family: str = net.config.model_type
-        self.recomputes = False
-        """Whether flat layers compute their activations again in the backward pass, to save memory."""
+        self.recomputes = False  # whether flat layers compute activations again in the backward pass, to save memory
         self.window = 0  # tokens of the windows that a row holds; 0: it is read at once
         self.joins = Windows.mean  # what of their answers is the row's
         self.window_query: nn.Parameter | None

@@ -26,8 +26,7 @@ from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, Scores, pa
 from flatout.models.lean import kept_places
 
 _LONG = 160  # rows from this length on are work enough for a call of their own
-_CALL_SCORES = 1300
-"""Scores that may be computed in vain to save the calls of one more rectangle (both cost about 60 µs a layer)."""
+_CALL_SCORES = 1300  # scores computed in vain to save the calls of one more rectangle (both cost about 60 µs a layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,7 @@ class Rectangle:
     first_row: int
     first: int  # places of the rectangles before it
     is_long: bool  # whether it goes to the fused kernel
-    bias: Tensor | None = None
-    """`[N, 1, 1, L]` zero on tokens and -inf on padding; None where all rows are equally long."""
+    bias: Tensor | None = None  # `[N, 1, 1, L]` zero on tokens and -inf on padding; None where rows are equally long
     padding: Tensor | None = None  # `[N, 1, L, 1]` whether a place is no token
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from flatout.data.tables.hub import fetched
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES
@@ -204,8 +205,6 @@ class TransformerConfig:
         if self.pretrained is not None:
             from transformers import AutoConfig
 
-            from flatout.data.tables.hub import fetched
-
             name = self.pretrained
             found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
             _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
@@ -245,8 +244,6 @@ class TransformerConfig:
             return auto.from_config(described)
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
-        from flatout.data.tables.hub import fetched
-
         name = self.pretrained
         how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
         with quiet_library():  # that the head is new is no news
