@@ -5,8 +5,7 @@ its grams. Bits leave packed, eight to a byte, the first bit of a record in the 
 hashed once, however many records hold it, so the hash functions may be the real, slow ones; each follows from a secret.
 
 Sources: Bloom filters of 2-grams (Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion
-(Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
-"""
+(Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020)."""
 
 from __future__ import annotations
 

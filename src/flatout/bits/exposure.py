@@ -1,8 +1,7 @@
 """How much an encoding gives away, as numbers: what the exposure report and `flatout compare` show.
 
 Everything is measured on records that took no part in training. Three questions: how much of a record's 2-grams can be
-read, how many known pairs of text and encoding that takes, and how many records are thereby known by name.
-"""
+read, how many known pairs of text and encoding that takes, and how many records are thereby known by name."""
 
 from __future__ import annotations
 

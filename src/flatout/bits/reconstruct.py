@@ -5,8 +5,7 @@ last ends on one. A beam of the best walks is kept for each record, over its mos
 the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts. Some
 hundred records are searched at once, every step a few operations on whole arrays.
 
-Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
-"""
+Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams."""
 
 from __future__ import annotations
 

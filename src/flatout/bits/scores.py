@@ -4,8 +4,7 @@ Everything is counted at 256 thresholds at once, in one pass: a record's answers
 and sums over buckets from above give what a threshold would have answered. So the best threshold is found on the
 validation records without keeping a single answer.
 
-Shapes: B records, G grams, T thresholds.
-"""
+Shapes: B records, G grams, T thresholds."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ top of it come a guard against losses that are not finite, and a second try in s
 
 It takes the steps that it knows and no others. A module with an `optimizer_step` of its own, an optimizer that may ask
 for the loss again, a strategy or precision of another package: they get Lightning's own loop, and a line says so. So do
-steps that another callback takes in between, as finders of rates and batch sizes do.
-"""
+steps that another callback takes in between, as finders of rates and batch sizes do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The optimizer, its learning rate and the running mean of the weights, all by the settings and the planned steps.
 
-And the norm of the whole gradient and clipping by it; slices of several ranks count as one gradient.
-"""
+And the norm of the whole gradient and clipping by it; slices of several ranks count as one gradient."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class MuonAndAdamW(Optimizer):
     It keeps one number a weight where AdamW keeps two. Each step costs some 15 products of a matrix with itself,
     whatever the size of the batch: choose it for large batches and long training.
 
-    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
-    """
+    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both."""
 
     def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
         matrices = [group for group in groups if group[MATRICES]]

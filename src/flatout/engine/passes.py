@@ -11,8 +11,7 @@ A step that has enough memory pays one list append and a note of the random stat
 
 Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not initialized" often mean
 the same. As often they mean something that smaller batches do not cure. On a CPU the system mostly ends a process
-before any error.
-"""
+before any error."""
 
 from __future__ import annotations
 

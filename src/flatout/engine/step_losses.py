@@ -1,7 +1,6 @@
 """Losses and gradient norms of the latest steps, kept on the device, and the guard against those that are not finite.
 
-One transfer brings many of them to the host, on request; no step waits for the device.
-"""
+One transfer brings many of them to the host, on request; no step waits for the device."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ linear function is hard to beat, and a model should not lose to it.
 
 Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
 
-Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers.
-"""
+Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers."""
 
 from __future__ import annotations
 

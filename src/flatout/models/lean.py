@@ -5,8 +5,7 @@ fifty megabytes costs more in page faults than a small encoder's layers. Here on
 are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
 
 Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
-share is held to 1/65,536.
-"""
+share is held to 1/65,536."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ Hidden states go from one batch to the next where rows continue rows of the batc
 follow one another, so row n continues row n - 1 unless it begins a recording. Which rows do is known on the host; the
 device gathers states by index and never waits. A batch may come in pieces.
 
-Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
-"""
+Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place."""
 
 from __future__ import annotations
 

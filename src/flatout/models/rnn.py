@@ -4,8 +4,7 @@ Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in gro
 stands behind a row's end is never read. A forecast is made from the state after the window; the last value is taken off
 the window and added to the answer, so a network that answers zero repeats it.
 
-Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
-"""
+Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ inputs of the window. A forecast has one map for all series, from a series' own 
 value taken off.
 
 Shapes: T samples of the whole batch, B rows, L samples of the longest row or of the window, C columns, F inputs,
-K targets.
-"""
+K targets."""
 
 from __future__ import annotations
 

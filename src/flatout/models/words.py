@@ -4,8 +4,7 @@ Vectors come from a text file: one word a line, then its numbers (GloVe, word2ve
 and line by line. Numbers are parsed only for words of the vocabulary. So time grows with the file, memory with the
 vocabulary. Pooling reads padded batches, whose padding must never be seen.
 
-Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards.
-"""
+Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards."""
 
 from __future__ import annotations
 

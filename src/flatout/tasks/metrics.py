@@ -1,8 +1,7 @@
 """What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of a split.
 
 For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes that occur neither
-among the targets nor among the answers take no part in an average, as in scikit-learn.
-"""
+among the targets nor among the answers take no part in an average, as in scikit-learn."""
 
 from __future__ import annotations
 

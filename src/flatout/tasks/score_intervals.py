@@ -8,8 +8,7 @@ add up what they have. Of recordings a part is a whole recording, as windows of 
 The area under the ROC curve is no function of few sums. Its resamples add up each row's influence on it (infinitesimal
 jackknife); a byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn.
 
-Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
-"""
+Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds."""
 
 from __future__ import annotations
 

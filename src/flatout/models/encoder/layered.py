@@ -2,8 +2,7 @@
 
 A weight with two names, such as word embeddings that a head of masked words reads too, is one parameter. A state holds
 it once, under the name of the embedding. So a file of weights cannot hold two values of it, and encoders with other
-heads find it. The exported model of transformers has both names.
-"""
+heads find it. The exported model of transformers has both names."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ read after the last layer, only these are computed there.
 
 `finish`, all that follows attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole.
 
-Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each).
-"""
+Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each)."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ positions of its own. The text's answer is the mean of their logits, or the larg
 layer of the head answers to the mean of their vectors, weighted by a learned attention. So its loss counts once however
 long it is. Tags are answered token by token, in the order of the row.
 
-Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
-"""
+Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ calls cost little beside their products. On a CPU it computes in fp32. Where the
 the longest.
 
 Shapes: T tokens, B rows, H heads, D numbers a head, R rows of a table; in a rectangle of N rows L tokens a row, Q of
-them ask; W distances.
-"""
+them ask; W distances."""
 
 from __future__ import annotations
 
