@@ -26,11 +26,7 @@ _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")  # names of a column that names each record, where the settings name none
 COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
 """Name of the column that each encoding is written to."""
-
-
 Form = StrEnum("Form", "auto binary hex base64 packed numbers")
-
-
 _BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
 _DIGITS = {
     Form.binary: b"01",

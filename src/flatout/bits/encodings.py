@@ -31,8 +31,6 @@ _ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
 Packed = NDArray[np.uint8]
 Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and how many each row has
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
-
-
 EncodingKind = StrEnum("EncodingKind", "bloom minhash twostep")
 Hashing = StrEnum("Hashing", "keyed double")
 

@@ -29,8 +29,6 @@ from flatout.tasks.task import Task, real_rows
 
 _MOST_WEIGHT, _FOCUS = 20.0, 2.0
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072
-
-
 GramLoss = StrEnum("GramLoss", "bce weighted soft_margin focal")
 
 

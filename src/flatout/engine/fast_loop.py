@@ -133,7 +133,9 @@ class FastLoop(Callback):
         self.is_sharded = bool(getattr(pl_module, "is_sharded", False))
         self._clips_itself = not internals.overrides(pl_module, "configure_gradient_clipping", L.LightningModule)
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
-        self._hooked = {name for name in _STEP_HOOKS if self._has_hook(name)}
+        others = [(each, Callback) for each in internals.callbacks_of(trainer) if each is not self]
+        parts: list[tuple[Any, type]] = [*others, (pl_module, L.LightningModule)]
+        self._hooked = {name for name in _STEP_HOOKS for part, base in parts if internals.overrides(part, name, base)}
         # Lightning drops gradients between the forward and the backward pass. Tasks of flatout never read old ones, so
         # theirs go before the forward pass: at its end, where memory is scarce, that is four bytes a weight less.
         is_of_flatout = type(pl_module).__module__.startswith("flatout.")
@@ -169,11 +171,6 @@ class FastLoop(Callback):
     def _serves(self, optimizer: Optimizer) -> bool:
         """Whether a batch is of the training that began here; a finder's has other callbacks, or another optimizer."""
         return optimizer is self.optimizer and any(each is self for each in internals.callbacks_of(self.trainer))
-
-    def _has_hook(self, name: str) -> bool:
-        others = [each for each in internals.callbacks_of(self.trainer) if each is not self]
-        has_callback = any(internals.overrides(each, name, Callback) for each in others)
-        return has_callback or internals.overrides(self.module, name, L.LightningModule)
 
     def forward(self, batch: Any) -> Tensor | None:
         """The loss of a batch or of a piece of one, over the batches of its optimizer step."""

@@ -30,11 +30,7 @@ _PATIENCE_S = 30.0  # how long a run waits for another one that measures the sam
 _LARGEST_ERROR = 5e-6  # of an exact product, as a share of its largest number
 _ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 """Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
-
-
 Precision = StrEnum("Precision", "auto fp32 tf32 bf16 fp16")  # arithmetic of matrix products; weights stay fp32
-
-
 LIGHTNING_NAMES = {
     Precision.fp32: "32-true",
     Precision.tf32: "32-true",

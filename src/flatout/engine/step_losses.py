@@ -18,8 +18,6 @@ from flatout.distributed.collectives import are_several
 from flatout.errors import UserError
 
 _MOST_IN_A_ROW = 20  # steps that may be skipped one after the other
-
-
 NotFinite = StrEnum("NotFinite", "stop skip")
 
 

@@ -30,9 +30,8 @@ from flatout.models.lean import LeanDropout
 _SURE, _UNSEEN = 8.0, -8.0
 """Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
 _RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
-
-
 Norm = StrEnum("Norm", "none layer batch")
+_NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
 Init = StrEnum("Init", "xavier he")
 Start = StrEnum("Start", "ridge random")
 
@@ -214,9 +213,6 @@ class _Residual(nn.Module):
 
 def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
     return _SetLinear(num_inputs, width) if is_set else nn.Linear(num_inputs, width)
-
-
-_NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
 
 
 def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:

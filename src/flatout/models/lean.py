@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _SIXTEEN_BITS = 1 << 16
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
 _LEAST_WORTH = 1 << 18  # numbers of a table from which on keeping its gradient is worth while
 _READ_WHOLE = "rel_embeddings"  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
 
@@ -155,9 +156,6 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _keep(gradients[0], ctx.saved_tensors[0], ctx.scale), None, None
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
 
 
 def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:

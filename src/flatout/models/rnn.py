@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
 
-
 Cell = StrEnum("Cell", "lstm gru")
 Smoothing = StrEnum("Smoothing", "none ema")
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 
 _MOST_NAMED = 20
-
-
 ClassWeights = StrEnum("ClassWeights", "none auto")
 
 

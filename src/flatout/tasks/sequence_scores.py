@@ -24,6 +24,9 @@ from flatout.tasks.score_intervals import Interval, bootstrap
 
 NAMES = ("rmse", "mae", "max_error", "r2", "mse_scaled", "mae_scaled")
 _COUNT, _SQUARES, _ABSOLUTE, _TRUTH, _TRUTH_SQUARES = range(5)
+Floats = NDArray[np.float64]
+Points = list[tuple[float, float]]
+_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 
 class SequenceScores:
@@ -102,11 +105,6 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
         "max_error": largest * factor,
         "r2": 1 - sums[_SQUARES] / spread.masked_fill(spread <= 0, float("nan")),
     }
-
-
-Floats = NDArray[np.float64]
-Points = list[tuple[float, float]]
-_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 
 @dataclass(frozen=True, slots=True)

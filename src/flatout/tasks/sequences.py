@@ -31,9 +31,8 @@ from flatout.tasks.task import Task, real_rows, real_tokens
 
 _SHOWN = ("rmse", "mae", "max_error", "r2")
 _SPLIT = {"val": "validation", "test": "test"}
-
-
 SequenceLoss = StrEnum("SequenceLoss", "mse mae huber")
+_LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,9 +47,6 @@ class SequenceRegressionConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "task")
-
-
-_LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 class SequenceRegressor(Task):

@@ -24,8 +24,6 @@ from torch.nn import functional
 _LARGEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8
 """Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
-
-
 Kernel = StrEnum("Kernel", "varlen efficient padded rectangles")
 
 
@@ -45,8 +43,7 @@ class Scores:
     scale: float
     dropout: float
     window: int | None  # tokens this far apart, or further, do not see each other; None: all of a row do
-    by_distance: Callable[..., Tensor] | None = None
-    """Attention in which distances add to scores: of queries, keys and values, and a Layout; None: they do not."""
+    by_distance: Callable[..., Tensor] | None = None  # of queries, keys, values and a Layout; None: no distances
 
 
 @dataclass(frozen=True, slots=True)

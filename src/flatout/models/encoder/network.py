@@ -40,8 +40,6 @@ _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-
-
 Compute = StrEnum("Compute", "auto flat padded")
 Windows = StrEnum("Windows", "mean max attention")
 

@@ -27,6 +27,9 @@ from flatout.models.lean import kept_places
 
 _LONG = 160  # rows from this length on are work enough for a call of their own
 _CALL_SCORES = 1300  # scores computed in vain to save the calls of one more rectangle (both cost about 60 µs a layer)
+_LENGTH_MULTIPLE = 64  # bounds of row lengths are rounded up to it, so that the same few kernels serve all batches
+_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +135,6 @@ def lay_out_padded(rows: Bounds, tokens: int) -> Layout:
     return Layout([whole], index_BL.flatten(), back_T)
 
 
-_LENGTH_MULTIPLE = 64  # bounds of row lengths are rounded up to it, so that the same few kernels serve all batches
-
-
 class FlatRows:
     """How the rows of a flat batch lie, and the attention that keeps them apart."""
 
@@ -163,10 +163,6 @@ class FlatRows:
         if scores.by_distance is not None:
             return scores.by_distance(query, others_TKHD[:, -2:], self.layout, scores, is_first=is_first)
         return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=is_first)
-
-
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class _Attend(torch.autograd.Function):

@@ -44,8 +44,6 @@ _DROPOUTS = {
 """Settings of ours, and what families call them."""
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
-
-
 ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
 
 
