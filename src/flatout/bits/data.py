@@ -6,7 +6,8 @@ usual names. A mistake is reported with file and row before anything is encoded.
 
 Two passes over the source, by the block: the first numbers the grams (and the numbers of a two-step hash) that the
 training rows hold, the second writes. 1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps
-three things: its encoding, its grams, and its plain text, which shows after training how much of it was rebuilt."""
+three things: its encoding, its grams, and its plain text, which shows after training how much of it was rebuilt.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ its grams. Bits leave packed, eight to a byte, the first bit of a record in the 
 hashed once, however many records hold it, so the hash functions may be the real, slow ones; each follows from a secret.
 
 Sources: Bloom filters of 2-grams (Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion
-(Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020)."""
+(Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
+"""
 
 from __future__ import annotations
 
@@ -181,8 +182,10 @@ class BloomEncoder(Encoder):
 
 class MinHashEncoder(Encoder):
     """Each function keeps the lowest bit of the least hash among a record's grams.
+
     Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
-    that is kept in the last place: four times less to read than 64-bit hashes, and the same answer."""
+    that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
+    """
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
@@ -211,7 +214,8 @@ class MinHashEncoder(Encoder):
 
 class TwoStepEncoder:
     """Step one sets one bit a row of a bit matrix for each gram; step two turns each column that holds a bit into a
-    number that stands for the column and its bits."""
+    number that stands for the column and its bits.
+    """
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config
@@ -285,7 +289,9 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
     """64-bit numbers spread over all 64-bit numbers, one to one, in a way that follows from the secret.
-    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws."""
+
+    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws.
+    """
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
     for key, factor in zip(keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True):
         values = (values ^ key) * np.uint64(factor)

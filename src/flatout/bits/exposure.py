@@ -1,7 +1,8 @@
 """How much an encoding gives away, as numbers: what the exposure report and `flatout compare` show.
 
 Everything is measured on records that took no part in training. Three questions: how much of a record's 2-grams can be
-read, how many known pairs of text and encoding that takes, and how many records are thereby known by name."""
+read, how many known pairs of text and encoding that takes, and how many records are thereby known by name.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +145,10 @@ class ExposureStudy:
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
         """Dice after training on few known pairs of text and encoding, on more, and on all of them.
+
         Ridge regression is solved again for every size. The network keeps its composer, which needs texts but no
-        encodings, and has its detectors solved again."""
+        encodings, and has its detectors solved again.
+        """
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)

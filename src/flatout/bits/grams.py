@@ -5,7 +5,8 @@ pairs up, which is nearly all of them; other pairs go through one search over th
 twenty grams take a few seconds.
 
 Two kinds of grams are known here. *Labels* are what a model answers: letter-letter, letter-digit and digit-digit
-pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text."""
+pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text.
+"""
 
 from __future__ import annotations
 

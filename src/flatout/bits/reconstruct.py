@@ -5,7 +5,8 @@ last ends on one. A beam of the best walks is kept for each record, over its mos
 the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts. Some
 hundred records are searched at once, every step a few operations on whole arrays.
 
-Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams."""
+Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class LetterOrder:
 
     def __init__(self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int) -> None:
         """`log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
-        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely."""
+        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely.
+        """
         self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
         self.letters = sorted({letter for gram in grams for letter in gram})
 

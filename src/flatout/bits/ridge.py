@@ -5,7 +5,8 @@ are always on together, which a linear function sees. The strength of the penalt
 Sums are kept in blocks of memory of inputs x inputs, so any number of records will do; beyond some hundred thousand
 they change nothing, so no more are read.
 
-Shapes: N records, D inputs, G grams."""
+Shapes: N records, D inputs, G grams.
+"""
 
 from __future__ import annotations
 

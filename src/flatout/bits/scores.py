@@ -4,7 +4,8 @@ Everything is counted at 256 thresholds at once, in one pass: a record's answers
 and sums over buckets from above give what a threshold would have answered. So the best threshold is found on the
 validation records without keeping a single answer.
 
-Shapes: B records, G grams, T thresholds."""
+Shapes: B records, G grams, T thresholds.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class GramMetrics(Metric):
 
     def update(self, scores: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         """Scores `[B, G]` from 0 to 1 (what lies outside counts as the nearer end), targets of zeros and ones.
-        `rows`: numbers of the records, for intervals at the threshold that is given."""
+
+        `rows`: numbers of the records, for intervals at the threshold that is given.
+        """
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
@@ -72,7 +75,9 @@ class GramMetrics(Metric):
 
 def record_scores(found: Tensor, answered: Tensor, there: Tensor) -> tuple[Tensor, ...]:
     """Dice, precision, recall, F1 and exactness from counts of each record.
-    A record without grams for which nothing is answered is right: all scores are 1."""
+
+    A record without grams for which nothing is answered is right: all scores are 1.
+    """
     both_empty = (answered + there) == 0
     dice = torch.where(both_empty, 1.0, 2 * found / (answered + there).clamp(min=1))
     precision = torch.where(both_empty, 1.0, found / answered.clamp(min=1))

@@ -2,7 +2,8 @@
 
 The model answers the grams of the plain text and, beside them, every gram that was hashed; both have a loss. Training
 texts can also be *recombined*: the given name of one record with the surname of a second and the birthday of a third.
-The encoding of that text is not known, but none is needed to train the part that makes answers of detected grams."""
+The encoding of that text is not known, but none is needed to train the part that makes answers of detected grams.
+"""
 
 from __future__ import annotations
 

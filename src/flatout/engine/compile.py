@@ -2,7 +2,8 @@
 
 `compile=auto` compiles what follows attention in a layer, once for all layers and any number of tokens; attention stays
 eager. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
-Weights keep their names. Only training is compiled."""
+Weights keep their names. Only training is compiled.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ top of it come a guard against losses that are not finite, and a second try in s
 
 It takes the steps that it knows and no others. A module with an `optimizer_step` of its own, an optimizer that may ask
 for the loss again, a strategy or precision of another package: they get Lightning's own loop, and a line says so. So do
-steps that another callback takes in between, as finders of rates and batch sizes do."""
+steps that another callback takes in between, as finders of rates and batch sizes do.
+"""
 
 from __future__ import annotations
 
@@ -286,8 +287,10 @@ class FastLoop(Callback):
 
     def _update_scaled(self, optimizer: Optimizer) -> None:
         """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
+
         It reads all three from the device: nothing is waited for. Hooks see gradients without the factor, so where
-        there are hooks it is taken out before them."""
+        there are hooks it is taken out before them.
+        """
         scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
         scale = scaler.scale(torch.ones((), device=self.module.device))
         if "on_before_optimizer_step" in self._hooked:
@@ -303,7 +306,9 @@ class FastLoop(Callback):
 
     def _update_first(self, optimizer: Optimizer) -> None:
         """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
-        What activations have left is given back and the step tried once more, if no weight was changed yet."""
+
+        What activations have left is given back and the step tried once more, if no weight was changed yet.
+        """
         # Each write to a tensor raises its version: unchanged versions mean that no weight was stepped yet.
         before = [weight._version for weight in self._trained]
         with ShortOfMemory() as short:

@@ -4,7 +4,8 @@ A name that is gone, or has another signature, is reported once and the ordinary
 training step of a tiny network, on one core of a 2-core AMD EPYC with Lightning 2.6.6, as `python -m flatout bench
 shortcuts` prints it. Gone, since each gave less than its lines cost a reader: an epoch loop of our own (92 µs), a step
 of AdamW past torch's wrappers (82 µs), no hooks around the transfer of a batch (76 µs), the name of the hook set past
-`nn.Module` (35 µs) and a signature that lies ready (25 µs)."""
+`nn.Module` (35 µs) and a signature that lies ready (25 µs).
+"""
 
 from __future__ import annotations
 
@@ -224,7 +225,9 @@ def _warn_of(name: str) -> None:
 
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
     """Let DDP wait for no gradients of these weights; False where torch has no such way.
-    Large embeddings on a CPU then exchange the rows that a step has used, instead of the whole table."""
+
+    Large embeddings on a CPU then exchange the rows that a step has used, instead of the whole table.
+    """
     method = getattr(DistributedDataParallel, _LEFT_OUT, None)
     if method is None or list(inspect.signature(method).parameters) != ["module", "params_and_buffers_to_ignore"]:
         what = f"torch {torch.__version__} has no DistributedDataParallel.{_LEFT_OUT} as flatout knows it"

@@ -1,6 +1,7 @@
 """The optimizer, its learning rate and the running mean of the weights, all by the settings and the planned steps.
 
-And the norm of the whole gradient and clipping by it; slices of several ranks count as one gradient."""
+And the norm of the whole gradient and clipping by it; slices of several ranks count as one gradient.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class MuonAndAdamW(Optimizer):
     It keeps one number a weight where AdamW keeps two. Each step costs some 15 products of a matrix with itself,
     whatever the size of the batch: choose it for large batches and long training.
 
-    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both."""
+    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
+    """
 
     def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
         matrices = [group for group in groups if group[MATRICES]]
@@ -229,8 +231,10 @@ class StepSchedule(LRScheduler):
 
 class WeightAverage:
     """A running mean of what training changes in a model, which often answers better than its last state.
+
     That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy. Young,
-    it remembers less, so that it forgets where the weights began."""
+    it remembers less, so that it forgets where the weights began.
+    """
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory

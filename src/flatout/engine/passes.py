@@ -11,7 +11,8 @@ A step that has enough memory pays one list append and a note of the random stat
 
 Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not initialized" often mean
 the same. As often they mean something that smaller batches do not cure. On a CPU the system mostly ends a process
-before any error."""
+before any error.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def in_short(error: BaseException) -> str:
 
 class ShortOfMemory:
     """Around a pass, stops an error that says that memory did not suffice: `why` then has its first words.
-    Behind it the error is gone, and with it its frames, which hold the activations."""
+
+    Behind it the error is gone, and with it its frames, which hold the activations.
+    """
 
     why = ""
 

@@ -4,7 +4,8 @@ For GPUs in the table it is the vendor's figure for *dense* products with fp32 s
 matrices. For every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
 measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
 On a CPU that others use as well, threads wait for each other and reach a twentieth of what they could. Then one
-thread is timed, and counts as often as there are cores."""
+thread is timed, and counts as often as there are cores.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +110,10 @@ def known_peak(device: torch.device, precision: str) -> Peak | None:
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:
     """The best of some products of matrices, timed on this device with as many threads as the run has.
+
     Takes a tenth of a second or less, three on a busy machine, and no memory that a run would miss; draws from a
-    generator of its own. fp32 products are made as torch is set at the moment."""
+    generator of its own. fp32 products are made as torch is set at the moment.
+    """
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
         return None

@@ -60,7 +60,9 @@ class Choice(Generic[Value]):
 
 def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> Choice[Precision]:
     """What was asked for, or bf16 where it is native and no slower, else fp16 on a GPU, else fp32.
-    `before`: what the run that resumes here chose; a CPU's products are not timed again then."""
+
+    `before`: what the run that resumes here chose; a CPU's products are not timed again then.
+    """
     if device.type == "cuda":
         _require_kernels(device)
     if asked is Precision.tf32 or (asked is Precision.bf16 and device.type == "cuda"):
@@ -104,7 +106,9 @@ def _require_kernels(device: torch.device) -> None:
 
 def kept_bf16_share() -> tuple[float, str]:
     """`bf16_share` and where it comes from: the cache keeps it for this machine, processor and version of torch.
-    So a busy moment does not give the next run another answer, and trials that begin at once have the same one."""
+
+    So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
+    """
     about = {"machine": platform.node(), "processor": processor_name(), "torch": torch.__version__}
     about |= {"instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "threads": "1"}  # earlier versions took several
     path = default_cache_folder() / "precision" / f"{recipe_key(about)}.json"
@@ -138,8 +142,10 @@ def one_thread() -> Iterator[None]:
 @cache
 def bf16_share() -> float:
     """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
+
     The tries are spread out, so that another process that computes for a moment does not slow down all of one kind.
-    They take one thread: two wait for each other where another process has a core, and tell nothing of the product."""
+    They take one thread: two wait for each other where another process has a core, and tell nothing of the product.
+    """
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
@@ -159,9 +165,11 @@ def bf16_share() -> float:
 @contextmanager
 def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[Choice[str] | None]:
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
+
     With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
     a try decides. GPUs round to TF32, but not all products, so there nothing is tried. The value is a name of
-    torch.set_float32_matmul_precision, or TF32."""
+    torch.set_float32_matmul_precision, or TF32.
+    """
     if precision is Precision.tf32:
         with _products_as("high"):
             yield Choice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")
@@ -206,8 +214,10 @@ def _older_name() -> str | None:
 @contextmanager
 def _products_as(name: str) -> Iterator[None]:
     """torch.set_float32_matmul_precision for a while.
+
     Set back, it leaves "ieee" with the backends where nothing was set, so theirs is put back, too. A model that was
-    compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16)."""
+    compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16).
+    """
     before = _older_name()
     backends: list[Any] = [cast(Any, torch.backends.mkldnn).matmul, torch.backends.cuda.matmul]
     kinds = [backend.fp32_precision for backend in backends]
@@ -267,6 +277,8 @@ def _who_has_tf32() -> str:
 
 def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """The arithmetic of a finished run's answers: auto is fp32 on a CPU; on a GPU it is sixteen bits, as in training.
-    Without them no fused kernel for rows of unequal length is used there."""
+
+    Without them no fused kernel for rows of unequal length is used there.
+    """
     is_plain = asked is Precision.auto and device.type != "cuda"
     return arithmetic(Precision.fp32 if is_plain else choose_precision(asked, device).value, device)

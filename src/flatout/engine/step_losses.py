@@ -1,6 +1,7 @@
 """Losses and gradient norms of the latest steps, kept on the device, and the guard against those that are not finite.
 
-One transfer brings many of them to the host, on request; no step waits for the device."""
+One transfer brings many of them to the host, on request; no step waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class StepLosses:
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
         """Losses and gradient norms since the last call. The one place that waits for the device.
-        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt."""
+
+        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt.
+        """
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)

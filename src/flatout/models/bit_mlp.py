@@ -10,7 +10,8 @@ linear function is hard to beat, and a model should not lose to it.
 
 Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
 
-Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers."""
+Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +169,9 @@ class BitMLP(Network, nn.Module):
 
     def products(self, lengths: Lengths) -> list[Product]:
         """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product.
-        The composer's turns on recombined grams are not counted."""
+
+        The composer's turns on recombined grams are not counted.
+        """
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
         layers = [_product(rows, each) for each in self.composer.modules() if isinstance(each, nn.Linear | _SetLinear)]

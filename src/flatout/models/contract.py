@@ -7,7 +7,8 @@ For MFU, a network lists the products of matrices of one forward pass, in the or
 costs the gradient of its weight, where that is trained, and of its input, where anything before it is trained. In all
 that is three times the forward pass for a model that is trained whole, less for one with frozen layers. Only products
 count: no look-ups, norms or activations, and nothing beyond a row's end. Work repeated to save memory does not count,
-nor do rows that a loss makes up."""
+nor do rows that a loss makes up.
+"""
 
 from __future__ import annotations
 

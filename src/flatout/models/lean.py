@@ -5,7 +5,8 @@ fifty megabytes costs more in page faults than a small encoder's layers. Here on
 are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
 
 Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
-share is held to 1/65,536."""
+share is held to 1/65,536.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def make_lean(model: nn.Module) -> None:
 
 class LeanEmbedding(nn.Embedding):
     """An embedding that adds to one kept gradient while `keeps_gradient`.
-    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back."""
+
+    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back.
+    """
 
     keeps_gradient = False
 
@@ -120,7 +123,9 @@ def even_sigmoid(logits: Tensor) -> Tensor:
 
 def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
     """Which places of a CPU stay when a share is dropped at random, and the factor that keeps their mean.
-    int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans."""
+
+    int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans.
+    """
     edge, scale = _edge_and_scale(share)
     return draw_words(shape).lt_(edge).sub_(1), scale
 

@@ -8,7 +8,8 @@ Hidden states go from one batch to the next where rows continue rows of the batc
 follow one another, so row n continues row n - 1 unless it begins a recording. Which rows do is known on the host; the
 device gathers states by index and never waits. A batch may come in pieces.
 
-Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place."""
+Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,10 @@ State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beg
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
     """States of a layer in one direction and the last ones.
+
     Autocast would have cuDNN compute in fp16 without a scaler where bf16 is asked for. There the kernel is called past
-    the module, and all is cast."""
+    the module, and all is cast.
+    """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
     if kind == "cpu" and is_autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # as without AVX512

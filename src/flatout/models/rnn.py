@@ -4,7 +4,8 @@ Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in gro
 stands behind a row's end is never read. A forecast is made from the state after the window; the last value is taken off
 the window and added to the answer, so a network that answers zero repeats it.
 
-Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets."""
+Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,9 @@ class RNN(Network, nn.Module):
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
         """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording.
-        A row that ends before the rectangle does is the last of its recording: nothing continues its state."""
+
+        A row that ends before the rectangle does is the last of its recording: nothing continues its state.
+        """
         states_LBH, after = self._recur(inputs_BLF, before[:-1] if self.memory is not None else before)
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
@@ -174,7 +177,9 @@ class RNN(Network, nn.Module):
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps.
-    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer."""
+
+    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
+    """
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]

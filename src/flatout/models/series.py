@@ -5,7 +5,8 @@ inputs of the window. A forecast has one map for all series, from a series' own 
 value taken off.
 
 Shapes: T samples of the whole batch, B rows, L samples of the longest row or of the window, C columns, F inputs,
-K targets."""
+K targets.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def is_even(batch: FlatBatch) -> bool:
 
 def rectangle(batch: FlatBatch) -> Tensor:
     """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample.
-    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out."""
+
+    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
+    """
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
     places_L = torch.arange(batch.longest(), device=batch.tokens.device)

@@ -3,7 +3,8 @@
 A row is seen as if zeros stood before and after it. Windows may reach over its ends by up to half their width, so
 rows shorter than a filter work. A row's answer depends on the row alone.
 
-Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs."""
+Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
+"""
 
 from __future__ import annotations
 

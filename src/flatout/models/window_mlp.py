@@ -1,6 +1,7 @@
 """A feed-forward network on the window: quick, and on many tasks as good as a recurrent one.
 
-Shapes: B rows, L samples of the window, F inputs, K targets, H samples of the horizon."""
+Shapes: B rows, L samples of the window, F inputs, K targets, H samples of the horizon.
+"""
 
 from __future__ import annotations
 

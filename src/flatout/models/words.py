@@ -4,7 +4,8 @@ Vectors come from a text file: one word a line, then its numbers (GloVe, word2ve
 and line by line. Numbers are parsed only for words of the vocabulary. So time grows with the file, memory with the
 vocabulary. Pooling reads padded batches, whose padding must never be seen.
 
-Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards."""
+Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class WordsConfig(ABC):
 
 def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
     """Write the vectors of known words into the rows of `embedding`; the share of the vocabulary that was found.
-    Other rows keep what they hold; of a word that stands there twice, the first counts."""
+
+    Other rows keep what they hold; of a word that stands there twice, the first counts.
+    """
     file, width = Path(path), embedding.shape[1]
     hint = "Check the name, or leave model.vectors out."
     require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
@@ -176,5 +179,7 @@ class Pool(nn.Module):
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Zero on what is real and the least number elsewhere: added before a maximum it hides padding.
-    Unlike filling, adding needs no pass of its own over the gradient."""
+
+    Unlike filling, adding needs no pass of its own over the gradient.
+    """
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

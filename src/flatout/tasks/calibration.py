@@ -2,7 +2,8 @@
 
 One number, the temperature, divides all logits: answers stay the same, and a model that is too sure of itself is less
 so. It is fitted on one half of the rows and judged on the other, and left out where it does not help there. Where a
-row has several labels, each label gets the threshold at which its F1 is best."""
+row has several labels, each label gets the threshold at which its F1 is best.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Calibration:
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
     """The temperature at which the targets of one half are likeliest, if it lowers the error of the other half.
-    What has the same number in `rows_B` (the words of a row, say) stays together; without, each stands alone."""
+
+    What has the same number in `rows_B` (the words of a row, say) stays together; without, each stands alone.
+    """
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
         error = calibration_error(logits_BC.softmax(-1), targets_B)

@@ -180,8 +180,10 @@ class Classifier(Task):
 
 def class_weights(labels: Labels) -> Tensor:
     """Weight of each class, from its share of the training rows.
+
     One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several: the
-    weight of a present label against an absent one, absent / present, held within 1/20 and 20."""
+    weight of a present label against an absent one, absent / present, held within 1/20 and 20.
+    """
     if labels.problem is Problem.single:
         return balanced(labels.counts)
     counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
@@ -190,8 +192,10 @@ def class_weights(labels: Labels) -> Tensor:
 
 class CutScores:
     """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split.
+
     A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole rows
-    of just that length are scored with them, and counted."""
+    of just that length are scored with them, and counted.
+    """
 
     def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:
         self.metrics, self.is_cut, self.cut_rows = metrics, is_cut, cut_rows
@@ -212,7 +216,9 @@ class CutScores:
 
     def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
         """A metric of both kinds of rows, and how many there are of each; empty where not all rows were judged.
-        The usual metric stands in for a named one that is no sum over rows. Every rank takes part."""
+
+        The usual metric stands in for a named one that is no sum over rows. Every rank takes part.
+        """
         sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
         whole_rows, full_rows = sums_2S[:, -1].tolist()
         if whole_rows + full_rows != len(self.is_cut):

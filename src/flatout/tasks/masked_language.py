@@ -8,7 +8,8 @@ the device. Most become the mask token, some a random one, the others stay (BERT
 Only masked places pass through what follows attention in the last layer, and through the head. Validation masks the
 same tokens each time, whatever the seed, so that losses of several runs can be compared.
 
-Shapes: T tokens, B rows, K masked tokens, V words."""
+Shapes: T tokens, B rows, K masked tokens, V words.
+"""
 
 from __future__ import annotations
 

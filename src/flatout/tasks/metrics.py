@@ -1,7 +1,8 @@
 """What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of a split.
 
 For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes that occur neither
-among the targets nor among the answers take no part in an average, as in scikit-learn."""
+among the targets nor among the answers take no part in an average, as in scikit-learn.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ class TaskMetrics(nn.Module, ABC):
 
     def compute(self) -> dict[str, float]:
         """Each metric over everything since the last reset; the area under the curve is a mean over classes.
-        It is that of the classes that some rows have and some have not; NaN where there are none."""
+
+        It is that of the classes that some rows have and some have not; NaN where there are none.
+        """
         totals, count = self._totals(), len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
         if self.auroc is not None:
@@ -153,8 +156,10 @@ class TaskMetrics(nn.Module, ABC):
 
 class _Areas(of_classes.MultilabelAUROC):
     """The area under each class's curve, from scores that come as how many thresholds each one reaches.
+
     So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to the
-    same in any order, so it also counts where torch is deterministic, without a table of scores by bins."""
+    same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
+    """
 
     confmat: Tensor  # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
 

@@ -8,7 +8,8 @@ add up what they have. Of recordings a part is a whole recording, as windows of 
 The area under the ROC curve is no function of few sums. Its resamples add up each row's influence on it (infinitesimal
 jackknife); a byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn.
 
-Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds."""
+Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class RowSums:
 
 def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Interval]:
     """Intervals of each metric that `values_of` reads off `[R, S]` sums, of which the last is 0 where there is no row.
-    Empty below ten rows; a metric that all resamples agree on is left out, as its rows say nothing of its spread."""
+
+    Empty below ten rows; a metric that all resamples agree on is left out, as its rows say nothing of its spread.
+    """
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     if len(sums_GS) < LEAST_ROWS:
         return {}
@@ -78,8 +81,10 @@ def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor
 
 def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor) -> Tensor:
     """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more.
+
     `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all rows have, or none,
-    take no part. A row with a class weighs by the rows without it that it beats, and the other way round."""
+    take no part. A row with a class weighs by the rows without it that it beats, and the other way round.
+    """
     totals_C2 = counts_TC2.sum(0)
     is_mixed_C = (totals_C2 > 0).all(-1)
     if not is_mixed_C.any():

@@ -7,7 +7,8 @@ last value; an estimate's is ridge regression on the last sample. Windows are ga
 Labels are compared with ridge regression on the mean, spread, least, most, first and last value of each column. Classes
 are answered as one number each. The simplest answer is the commonest class, or the mean. Each rank computes all alone.
 
-Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R recordings."""
+Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R recordings.
+"""
 
 from __future__ import annotations
 

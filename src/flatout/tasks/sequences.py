@@ -3,7 +3,8 @@
 The loss is that of scaled values, so targets of any unit weigh alike; metrics and answers are in the targets' own
 units. Chunks that continue each other carry the network's hidden state from batch to batch. Training samples may get
 noise, offsets and smoothing: drawn for each batch, on the device, by the run's random numbers. Sizes are in the unit of
-each feature. Targets stay as they are; of a forecast only the window is changed."""
+each feature. Targets stay as they are; of a forecast only the window is changed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Words to tags: a class for the first token of each word, entities scored as wholes.
 
 An entity counts when its first word, its last word and its type are all right. What lies beyond the longest row was
-never seen by the model; its entities count as missed, as they would where the model is used."""
+never seen by the model; its entities count as missed, as they would where the model is used.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 It works in a plain `L.Trainer` with Lightning's own accumulation, clipping, precision, loggers and strategies. Flat
 batches know the rows of their whole optimizer step, over ranks and micro-batches. So the loss of a batch is its share
 of the step's mean loss, exact also where batches have unequal rows. `training_step` multiplies it by the number that
-Lightning divides by. Subclasses say what the loss and the metrics are."""
+Lightning divides by. Subclasses say what the loss and the metrics are.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ class Task(L.LightningModule):
         total_steps: int | None = None,
     ) -> None:
         """`model`: a network, or the Config of one, which is built from the datamodule's `info`.
-        `labels`: what the outputs of a network mean; without them the trainer's datamodule describes its own."""
+
+        `labels`: what the outputs of a network mean; without them the trainer's datamodule describes its own.
+        """
         super().__init__()
         if isinstance(model, Mapping):  # of a checkpoint
             from flatout.models import model_class  # all models: only a checkpoint needs them here

@@ -9,7 +9,8 @@ A layer calls `attend` of its rows, with queries where first tokens alone read; 
   Scores that depend on distances are padded so, too, and computed in relative.py.
 - `rectangles`: a CPU. See rectangles.py.
 
-Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row."""
+Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The names are those of the weights on disk, so they change as seldom as checkpoints do.
 
-Shapes: N tokens or rows, H numbers each, C outputs."""
+Shapes: N tokens or rows, H numbers each, C outputs.
+"""
 
 from __future__ import annotations
 

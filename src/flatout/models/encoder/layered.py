@@ -2,7 +2,8 @@
 
 A weight with two names, such as word embeddings that a head of masked words reads too, is one parameter. A state holds
 it once, under the name of the embedding. So a file of weights cannot hold two values of it, and encoders with other
-heads find it. The exported model of transformers has both names."""
+heads find it. The exported model of transformers has both names.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ class LayeredEncoder(Network, nn.Module):
 
     def thaw(self, epochs: float) -> bool:
         """Let frozen layers join the training, from the last to the first, as the epochs pass; the embeddings last.
-        Whether any has joined just now."""
+
+        Whether any has joined just now.
+        """
         if not self._waiting:
             return False
         waited, weights = len(self._waiting), dict(self.named_parameters())
@@ -259,9 +262,11 @@ _JOINT = "Wqkv"  # what makes all three at once
 
 def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
+
     The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
     values. A head of masked words, and what follows attention in the last layer, see these words alone. Empty where a
-    family has products of its own kind."""
+    family has products of its own kind.
+    """
     if model.family not in _COUNTED_FAMILIES or getattr(model.described, "inner_group_num", 1) != 1:
         return []
     tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers

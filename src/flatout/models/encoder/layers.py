@@ -7,7 +7,8 @@ read after the last layer, only these are computed there.
 
 `finish`, all that follows attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole.
 
-Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each)."""
+Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each).
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,9 @@ class PostNormLayer(FlatLayer):
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
         """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
-        None where LoRA has put small matrices beside a layer."""
+
+        None where LoRA has put small matrices beside a layer.
+        """
         device, layers = states_TH.device.type, [[self.part(name) for name in group] for group in groups]
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_TH.dtype
         plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]

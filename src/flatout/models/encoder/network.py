@@ -10,7 +10,8 @@ positions of its own. The text's answer is the mean of their logits, or the larg
 layer of the head answers to the mean of their vectors, weighted by a learned attention. So its loss counts once however
 long it is. Tags are answered token by token, in the order of the row.
 
-Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs."""
+Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +134,9 @@ class Transformer(LayeredEncoder):
 
     def _add_scores(self, _: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
         """Beside the logits the query's product with the vector that they are made of, while there are windows.
-        The last layer is linear, so weighted logits are the logits of weighted vectors."""
+
+        The last layer is linear, so weighted logits are the logits of weighted vectors.
+        """
         if not self.window:
             return logits
         assert self.window_query is not None
@@ -189,7 +192,8 @@ class Transformer(LayeredEncoder):
     ) -> Tensor:
         """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
         last. From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
-        states before the first of these layers and after each."""
+        states before the first of these layers and after each.
+        """
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
         if first == stop and batch.states is not None:
@@ -319,7 +323,8 @@ def window_lengths(lengths_B: NDArray[np.integer], size: int) -> tuple[NDArray[n
 
 def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
     """The windows of a batch as its rows, shortest first; on the tokens' device `[W]` their texts and `[T]` where their
-    tokens stand in the batch."""
+    tokens stand in the batch.
+    """
     lengths, text = window_lengths(batch.lengths.numpy(), size)
     begins = np.cumsum(lengths) - lengths  # windows stand without gaps
     order = np.argsort(lengths, kind="stable")
@@ -336,7 +341,8 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
     """`[B, C]`: the mean of each text's windows, the largest answer of each output, or the mean weighted by scores,
-    which are the last column then."""
+    which are the last column then.
+    """
     answers_WC = answers_WC.float()
     weights_W1 = torch.ones_like(answers_WC[:, :1])
     if how is not Windows.mean:

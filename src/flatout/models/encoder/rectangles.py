@@ -60,7 +60,9 @@ class Layout:
 
     def by_head(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
         """Index of `[T, parts, H]` vectors for `[parts, P*H]` places, each rectangle `[N, H, L]`; and the way back.
-        Made once a batch and used by every layer."""
+
+        Made once a batch and used by every layer.
+        """
         # Layers that read all tokens ask for 1 and 3 parts, one that reads first tokens for 2 as well.
         if (heads, parts) not in self._by_head:
             there, back = self._of_one(heads) if parts == 1 else self._of_several(heads, parts)
@@ -152,8 +154,10 @@ class FlatRows:
 
     def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`.
+
         `[B, H, D]` where the queries of first tokens are given: they alone read, by keys and values `[T, 2, H, D]`, and
-        without windows."""
+        without windows.
+        """
         is_first = first_BHD is not None
         assert scores.window is None or not is_first
         if scores.by_distance is None and self.kernel is Kernel.rectangles:
@@ -167,7 +171,9 @@ class FlatRows:
 
 class _Attend(torch.autograd.Function):
     """Of queries, keys and values `[T, 3, H, D]`; or of keys and values alone, by queries `[B, H, D]`, rows already.
-    Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose."""
+
+    Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose.
+    """
 
     @staticmethod
     def forward(ctx: Any, others_TKHD: Tensor, first_BHD: Tensor | None, rows: Layout, scores: Scores) -> Tensor:

@@ -7,7 +7,8 @@ calls cost little beside their products. On a CPU it computes in fp32. Where the
 the longest.
 
 Shapes: T tokens, B rows, H heads, D numbers a head, R rows of a table; in a rectangle of N rows L tokens a row, Q of
-them ask; W distances."""
+them ask; W distances.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ class Distances:
         self, key: Tensor | None, query: Tensor | None, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor
     ) -> None:
         """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that they meet.
-        Distances stand so that each place reads its own from the next one on."""
+
+        Distances stand so that each place reads its own from the next one on.
+        """
         asked, length = scores_HNQL.shape[2:]
         if key is not None:
             vectors_WHD = key.index_select(0, self.between(-length, asked - 1).flip(0))

@@ -1,7 +1,8 @@
 """The settings of an encoder of transformers, and its network with pretrained or random weights.
 
 The model is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or `…MaskedLM`, so its
-weights load from and save to the plain classes. `network.py` says how it runs."""
+weights load from and save to the plain classes. `network.py` says how it runs.
+"""
 
 from __future__ import annotations
 
