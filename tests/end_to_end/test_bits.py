@@ -172,20 +172,6 @@ def test_predict_answers_grams_and_texts_in_order(finished, others, tmp_path, na
     assert sum(row["rebuilt"] == text for row, text in zip(found, texts, strict=True)) > 2
 
 
-def test_a_list_of_names_helps_to_rebuild(finished, others, tmp_path):
-    given = list(csv.DictReader(others.read_text(encoding="utf-8").splitlines()))
-    names = tmp_path / "names.txt"
-    names.write_text("\n".join({row[field] for row in given for field in FIELDS[:2]}), encoding="utf-8")
-
-    def right(*arguments) -> int:
-        out = tmp_path / "out.jsonl"
-        assert verb("predict", finished.folder, others, "--out", out, *arguments) == 0
-        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        return sum(row["rebuilt"] == "".join(row[field] for field in FIELDS).lower() for row in rows)
-
-    assert right("--names", names) > right("--rebuild")
-
-
 def test_evaluate_scores_other_records_at_the_runs_threshold(finished, others, capsys):
     assert verb("evaluate", finished.folder, others, "--json") == 0
     values = json.loads(capsys.readouterr().out)
@@ -257,7 +243,6 @@ MISTAKES = {
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
     ("compare", "nowhere"): "nowhere: no exposure.json there",
     ("predict", "RUN", "OTHERS", "--text", "x"): "--text: this run answers encodings. Leave it out.",
-    ("predict", "RUN", "OTHERS", "--names", "nowhere.txt"): "--names: cannot read nowhere.txt",
     ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 6 characters where others have 512",
     ("evaluate", "RUN", "OTHERS", "--bits", "blomfilter"): "Did you mean 'bloomfilter'?",
 }

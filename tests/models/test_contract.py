@@ -13,7 +13,7 @@ from torch import nn
 from flatout import BiLSTMConfig, TransformerConfig
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.errors import UserError
-from flatout.models.contract import Network, Recommended, contract
+from flatout.models.contract import Network, contract, recommended_clip, recommended_lr
 
 ROWS = [[1, 2, 3], [4]]
 
@@ -56,8 +56,9 @@ def test_networks_of_flatout_answer_themselves():
 
 
 def test_a_config_recommends_a_rate_and_a_clip_or_neither():
-    assert Recommended.by(TransformerConfig(pretrained="somewhere")).clip == 1.0
-    assert Recommended.by(torch.nn.Linear(1, 1)) == Recommended(None, 0.0)
+    assert recommended_clip(TransformerConfig(pretrained="somewhere")) == 1.0
+    network = torch.nn.Linear(1, 1)
+    assert (recommended_lr(network), recommended_clip(network)) == (None, 0.0)
 
 
 def test_the_page_on_own_parts_names_all_that_a_network_may_say():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,10 +20,7 @@ EXPOSURE = {
     "records": {"train": 2000, "judged": 300},
     "conclusion": [EVIL, "second"],
     "scores": {"dice": 0.9, "exact": 0.2},
-    "reconstruction": {
-        "alone": {"at_1": 0.5, "at_5": 0.6, "at_10": 0.61, "wrong": 0.49, "without": 0.01},
-        "with_names": None,
-    },
+    "reconstruction": {"alone": {"at_1": 0.5, "at_5": 0.6, "at_10": 0.61, "wrong": 0.49, "without": 0.01}},
     "methods": {EVIL: 0.9, "ridge regression": 0.8},
     "learning": [{"records": 64.0, "ridge": 0.5, "model": 0.6}, {"records": 2000.0, "ridge": 0.8, "model": 0.9}],
     "frequency": [{"from": 0, "to": 0, "grams": 3, "dice": 0.1}, {"from": 1, "to": 1, "grams": 9, "dice": 0.7}],
@@ -71,10 +67,7 @@ def test_the_exposure_page_shows_every_figure():
         "2-grams that leak most",
     ):
         assert shown in text
-    assert "2-grams that leak least" not in text and "with a list of names" not in text
-    named = copy.deepcopy(EXPOSURE)
-    named["reconstruction"]["with_names"] = EXPOSURE["reconstruction"]["alone"]
-    assert "the same with a list of names" in exposure_page(named)
+    assert "2-grams that leak least" not in text
 
 
 def test_a_value_that_a_template_misses_is_our_own_mistake():

@@ -140,7 +140,7 @@ DEFECTS = [
     Defect(
         "random numbers are not set back before a step is repeated",
         "engine/passes.py",
-        "        self._random.restore(module.device)\n",
+        "        restore_random_state(self._random, module.device)\n",
         "",
         "tests/tasks/test_out_of_memory.py::test_random_numbers_begin_where_the_step_began",
     ),

@@ -23,23 +23,10 @@ from flatout.errors import UserError
 
 _FOREIGN, _LONGEST_SHOWN = 255, 24
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
-UIDS = ("uid", "id")
-"""Names of a column that names each record, where the settings name none."""
+UIDS = ("uid", "id")  # names of a column that names each record, where the settings name none
 COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
 """Name of the column that each encoding is written to."""
-
-
-class Form(StrEnum):
-    """How bits are written."""
-
-    auto = "auto"
-    binary = "binary"
-    hex = "hex"
-    base64 = "base64"
-    packed = "packed"
-    numbers = "numbers"
-
-
+Form = StrEnum("Form", "auto binary hex base64 packed numbers")
 _BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
 _DIGITS = {
     Form.binary: b"01",
@@ -57,8 +44,7 @@ class BitColumn:
 
     def __init__(self, name: str, source: str, form: Form = Form.auto) -> None:
         self.name, self.source, self.form = name, source, form
-        self.num_bits: int | None = None
-        """Bits of every record, known after the first block; None for sets of numbers."""
+        self.num_bits: int | None = None  # bits of every record, known after the first block; None for sets of numbers
 
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
         """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""

@@ -62,8 +62,7 @@ class Record:
     fields: list[pa.Array]
     bits: pa.Array | None
     rows: NDArray[np.int64]
-    source: str
-    """Whose rows they are."""
+    source: str  # whose rows they are
 
     @property
     def raw(self) -> pa.Array:
@@ -81,12 +80,9 @@ class BitsPreparation:
             split: open_source(value, where=where, reading=config.read) for split, (where, value) in given.items()
         } or {"train": PeopleTable(config.sample)}
         source = self.tables["train"]
-        self.bits = self._bits_column(source)
-        """Column of the encodings; None where records are encoded here."""
-        self.uid = uid_of(source.columns, config.uid)
-        """Column that names each record; None where there is none."""
-        self.columns = self._text_columns(source)
-        """Columns of plain text, in the order in which they are joined."""
+        self.bits = self._bits_column(source)  # column of the encodings; None where records are encoded here
+        self.uid = uid_of(source.columns, config.uid)  # column that names each record; None where there is none
+        self.columns = self._text_columns(source)  # columns of plain text, in the order in which they are joined
         wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
         for table in self.tables.values():
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})

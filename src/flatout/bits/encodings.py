@@ -30,24 +30,10 @@ _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows s
 _ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
 
 Packed = NDArray[np.uint8]
-Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Numbers row after row, and how many each row has."""
+Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and how many each row has
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
-
-
-class EncodingKind(StrEnum):
-    """How a record is encoded."""
-
-    bloom = "bloom"
-    minhash = "minhash"
-    twostep = "twostep"
-
-
-class Hashing(StrEnum):
-    """How a Bloom filter finds a gram's bits."""
-
-    keyed = "keyed"
-    double = "double"
+EncodingKind = StrEnum("EncodingKind", "bloom minhash twostep")
+Hashing = StrEnum("Hashing", "keyed double")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,8 +116,7 @@ class EncodingConfig:
 class Encoder(ABC):
     """Encodes texts as rows of packed bits."""
 
-    _table: NDArray[np.unsignedinteger]
-    """A row for each gram."""
+    _table: NDArray[np.unsignedinteger]  # a row for each gram
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config
@@ -198,8 +183,8 @@ class BloomEncoder(Encoder):
 class MinHashEncoder(Encoder):
     """Each function keeps the lowest bit of the least hash among a record's grams.
 
-    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the
-    bit that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
+    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
+    that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
     """
 
     def __init__(self, config: EncodingConfig) -> None:
@@ -229,7 +214,8 @@ class MinHashEncoder(Encoder):
 
 class TwoStepEncoder:
     """Step one sets one bit a row of a bit matrix for each gram; step two turns each column that holds a bit into a
-    number that stands for the column and its bits."""
+    number that stands for the column and its bits.
+    """
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config

@@ -39,7 +39,6 @@ _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536,
 _GRAMS_SHOWN, _LEAST_SUPPORT, _JUDGED = 24, 5, 10_000
 _SIZES, _FEWEST = 6, 64
 _NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
-_MOST_NAMES, _TEXTS_READ = 20_000, 131_072
 
 
 def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Counts:
@@ -73,7 +72,7 @@ def most_and_least(names: tuple[str, ...], counts: Counts) -> tuple[Rows, Rows]:
     return rows[:_GRAMS_SHOWN], rows[::-1][:_GRAMS_SHOWN]
 
 
-def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | None) -> list[str]:
+def conclusion(dice: float, trivial: float, rates: Rates) -> list[str]:
     """What the numbers mean, in plain words."""
     gained = (dice - trivial) / max(1e-9, 1 - trivial)
     if gained < _NOTHING:
@@ -81,20 +80,14 @@ def conclusion(dice: float, trivial: float, rates: Rates, with_names: Rates | No
     else:
         share = "Some" if gained < _LITTLE else "Much" if gained < _MUCH else "Nearly all"
         first = f"{share} of the plain text can be read off these encodings."
-    lines = [
+    return [
         f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the commonest ones for"
         f" everybody reaches {trivial:.3f}.",
         f"{rates.at_1:.1%} of {rates.num_records:,} unseen records were rebuilt letter by letter at the first try,"
         f" {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the first tries were another text.",
-    ]
-    if with_names is not None:
-        at_1, at_10 = f"{with_names.at_1:.1%}", f"{with_names.at_10:.1%}"
-        lines.append(f"With a list of names, {at_1} were right at the first try and {at_10} within ten.")
-    lines.append(
         "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
-        " figure is no proof of safety against others."
-    )
-    return lines
+        " figure is no proof of safety against others.",
+    ]
 
 
 class ExposureStudy:
@@ -114,7 +107,7 @@ class ExposureStudy:
         scores = {name: summary["metrics"][f"{self.split}/{name}"] for name in NAMES}
         baselines = summary["baseline"]["metrics"]
         trivial = baselines[f"{self.split}/{EVERYBODY}"]
-        alone, with_names = self._rebuilt(rows, detected)
+        rebuilt = self._rebuilt(rows, detected)
         return {
             "schema": 1,
             "encoding": self.data.facts["about"],
@@ -130,8 +123,8 @@ class ExposureStudy:
             "frequency": by_frequency(counts, np.array(self.labels.counts)),
             "most": most,
             "least": least,
-            "reconstruction": {"alone": asdict(alone), "with_names": with_names and asdict(with_names)},
-            "conclusion": conclusion(scores["dice"], trivial, alone, with_names),
+            "reconstruction": {"alone": asdict(rebuilt)},
+            "conclusion": conclusion(scores["dice"], trivial, rebuilt),
         }
 
     @torch.inference_mode()
@@ -187,21 +180,12 @@ class ExposureStudy:
             metrics.given = metrics.threshold
         return values["dice"]
 
-    def _rebuilt(self, rows: Tensor, detected: Tensor) -> tuple[Rates, Rates | None]:
-        """How often texts are rebuilt, from the grams alone and with the names of the training records."""
+    def _rebuilt(self, rows: Tensor, detected: Tensor) -> Rates:
+        """How often texts are rebuilt from their grams."""
         texts = self.data.texts(self.judged).take(pa.array(rows.numpy()))
         truth = pc.replace_substring(texts, FIELD_END, "").to_pylist()
-        # Names: fields of the training records that are nothing but letters, the commonest first.
-        fields = pc.split_pattern(self.data.texts("train").slice(0, _TEXTS_READ), FIELD_END).flatten()
-        counted = pc.value_counts(fields.filter(pc.utf8_is_alpha(fields)))
-        order = pc.sort_indices(counted.field("counts"), sort_keys=[("", "descending")])
-        names = counted.field("values").take(order[:_MOST_NAMES]).to_pylist()
-
-        def rebuilt(names: list[str]) -> Rates:
-            reconstructor = Reconstructor(self.labels.hashed, self.predictor.order, names=names)
-            return rates(list(reconstructor.candidates(detected.numpy())), truth)
-
-        return rebuilt([]), rebuilt(names) if names else None
+        reconstructor = Reconstructor(self.labels.hashed, self.predictor.order)
+        return rates(list(reconstructor.candidates(detected.numpy())), truth)
 
 
 def report_exposure(

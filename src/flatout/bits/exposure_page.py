@@ -13,7 +13,6 @@ from flatout.report.page import render_page, tile
 from flatout.report.summary import json_safe
 
 PAGE, NUMBERS = "exposure.html", "exposure.json"
-_REBUILT = {"alone": "from the encoding and the order of letters", "with_names": "with a list of names"}
 
 
 def write_exposure(folder: Path, exposure: Mapping[str, Any]) -> None:
@@ -47,16 +46,14 @@ def page(exposure: Mapping[str, Any]) -> str:
         line_chart("Dice over known records", learning, x_label="known records", doublings=True),
         line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True),
     ]
-    scores, rates = exposure["scores"], exposure["reconstruction"]
+    scores, rebuilt = exposure["scores"], exposure["reconstruction"]["alone"]
     tiles = [
         tile(f"{scores['dice']:.3f}", "Dice of the 2-grams"),
         tile(f"{scores['exact']:.1%}", "sets of 2-grams exactly right"),
-        tile(f"{rates['alone']['at_1']:.1%}", "texts rebuilt at the first try"),
+        tile(f"{rebuilt['at_1']:.1%}", "texts rebuilt at the first try"),
     ]
-    if rates["with_names"]:
-        tiles.append(tile(f"{rates['with_names']['at_1']:.1%}", "the same with a list of names"))
     columns = ("at_1", "at_5", "at_10", "wrong", "without")
-    shares = [[about, *(f"{rates[way][key]:.1%}" for key in columns)] for way, about in _REBUILT.items() if rates[way]]
+    shares = ["from the encoding and the order of letters", *(f"{rebuilt[key]:.1%}" for key in columns)]
     return render_page(
         "exposure",
         encoding=exposure["encoding"],
@@ -67,7 +64,7 @@ def page(exposure: Mapping[str, Any]) -> str:
         figures=tiles,
         curves=[chart for chart in charts if chart],
         methods=[[name, f"{value:.4f}"] for name, value in exposure["methods"].items()],
-        rates=shares,
+        rates=[shares],
         most=exposure["most"],
         least=exposure["least"],
     )

@@ -22,16 +22,13 @@ from numpy.typing import NDArray
 from flatout.data.tables.splits import bytes_of
 
 Ids = NDArray[np.int32]
-RaggedIds = tuple[Ids, Ids]
-"""Ids row after row, and how many each row has."""
+RaggedIds = tuple[Ids, Ids]  # ids row after row, and how many each row has
 
-FIELD_END = "\x1f"
-"""Stands between the fields of a stored text."""
+FIELD_END = "\x1f"  # stands between the fields of a stored text
 _ASCII = 128
 _NOT_IN_LABELS = r'["./]'
 _PAIRS = (*product(ascii_lowercase, repeat=2), *product(ascii_lowercase, digits), *product(digits, repeat=2))
-LABELS = tuple(map("".join, _PAIRS))
-"""Every gram a model answers, in the order of its outputs: aa … zz, a0 … z9, 00 … 99."""
+LABELS = tuple(map("".join, _PAIRS))  # every gram a model answers, in the order of outputs: aa … zz, a0 … z9, 00 … 99
 
 
 def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:
@@ -58,8 +55,7 @@ class GramIndex:
     def __init__(self, names: Sequence[str] = (), *, is_frozen: bool = False) -> None:
         self.names: list[str] = []
         self._numbers: dict[int, int] = {}
-        self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)
-        """The numbers of pairs of ASCII, for a quick look."""
+        self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)  # the numbers of pairs of ASCII, for a quick look
         for name in names:
             self._add(ord(name[0]) << 32 | ord(name[1]))
         self.is_frozen = is_frozen
@@ -93,8 +89,7 @@ class GramIndex:
         self.names.append(chr(first) + chr(second))
 
 
-LABEL_INDEX = GramIndex(LABELS, is_frozen=True)
-"""The labels under their numbers; frozen, so one serves all."""
+LABEL_INDEX = GramIndex(LABELS, is_frozen=True)  # the labels under their numbers; frozen, so one serves all
 
 
 def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:

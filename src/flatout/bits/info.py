@@ -18,14 +18,10 @@ from flatout.data.store.store import StoreSplit
 class GramLabels:
     """What the model's outputs mean."""
 
-    names: tuple[str, ...]
-    """The grams that are answered, in the order of the outputs."""
-    hashed: list[str]
-    """The grams that were hashed, as far as training texts tell; outputs after the answers."""
-    counts: list[int]
-    """Training records that hold each answer."""
-    num_rows: int
-    """Training records."""
+    names: tuple[str, ...]  # the grams that are answered, in the order of the outputs
+    hashed: list[str]  # the grams that were hashed, as far as training texts tell; outputs after the answers
+    counts: list[int]  # training records that hold each answer
+    num_rows: int  # training records
 
     @property
     def num_outputs(self) -> int:

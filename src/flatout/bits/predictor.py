@@ -24,7 +24,7 @@ from flatout.bits.scores import GramMetrics
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
-from flatout.errors import UserError, require
+from flatout.errors import UserError
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.bit_mlp import BitMLP
 from flatout.models.lean import even_sigmoid
@@ -49,7 +49,7 @@ class GramPredictor(RunPredictor):
 
     problems = ("grams",)
     answers_to = "encodings"
-    options = ("bits", "rebuild", "names")
+    options = ("bits", "rebuild")
 
     model: nn.Module
     """A BitMLP, or a user's own network that answers `[B, C]` logits."""
@@ -167,20 +167,18 @@ class GramPredictor(RunPredictor):
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[GramPredictor]) -> Iterator[Answered]:
         """Grams and their probabilities, and rebuilt texts where they are asked for."""
-        names = [] if options.names is None else read_names(options.names)
         column = options.bits or self.bits_column
         require_columns(table, {"--bits": column})
-        rebuilds = options.rebuild or names
-        reconstructor = Reconstructor(self.labels.hashed, self.order, names=names) if rebuilds else None
+        reconstructor = Reconstructor(self.labels.hashed, self.order) if options.rebuild else None
 
         def answer(predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]) -> Answered:
             rows, block = piece
             encodings = predictor.encodings(block.column(column), rows, table.name, column)
             found = self.chosen(pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold)
             if reconstructor is not None:
-                rebuilt = list(reconstructor.candidates(predictor.detected(encodings).numpy()))
-                found["rebuilt"] = pa.array([each.texts[0] if each.texts else None for each in rebuilt], pa.string())
-                found["candidates"] = pa.array([each.texts for each in rebuilt], pa.list_(pa.string()))
+                texts = [list(each) for each in reconstructor.candidates(predictor.detected(encodings).numpy())]
+                found["rebuilt"] = pa.array([each[0] if each else None for each in texts], pa.string())
+                found["candidates"] = pa.array(texts, pa.list_(pa.string()))
             return Answered.beside(block, found)
 
         return in_order(answer, others, self.blocks(table))
@@ -208,15 +206,3 @@ class GramPredictor(RunPredictor):
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
             targets = multi_hot(torch.from_numpy(ids), offsets, num_labels)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets
-
-
-def read_names(file: str) -> list[str]:
-    """Names of a text file, one a line."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot read {file}: {getattr(error, 'strerror', None) or error}"
-        raise UserError("--names", what, hint="Name a text file with one name in each line.") from None
-    names = [line.strip() for line in lines if line.strip()]
-    require(bool(names), "--names", f"{file} holds no name", hint="Write one name a line.")
-    return names

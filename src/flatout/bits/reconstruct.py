@@ -5,8 +5,6 @@ last ends on one. A beam of the best walks is kept for each record, over its mos
 the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts. Some
 hundred records are searched at once, every step a few operations on whole arrays.
 
-With a dictionary, pairs of known names are candidates too, and walks through unknown names count for less.
-
 Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
 """
 
@@ -15,10 +13,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import dropwhile, islice, pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,24 +27,13 @@ from flatout.bits.grams import code_points, padded
 
 _EDGES, _WALKS, _KEPT, _RECORDS_AT_ONCE = 48, 24, 10, 256
 _MOST_GAIN, _LEAST_GAIN = 10.0, -6.0
-_REPEAT = -1.5
-"""What going over a gram again costs."""
-_USUAL = 0.35
-"""Weight of the letters' order against the grams' probabilities."""
-_NOT_HASHED, _LONGER = -8.0, 4
-_UNKNOWN_NAME, _ODD_SHAPE = -4.0, -5.0
-_NAMES_TRIED, _PAIRS_TRIED, _TAILS_TRIED = 30, 12, 3
+_REPEAT = -1.5  # what going over a gram again costs
+_USUAL = 0.35  # weight of the letters' order against the grams' probabilities
+_LONGER, _ODD_SHAPE = 4, -5.0
 _LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")
 _NEVER = np.float32(-1e9)
 Floats = NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class Candidates:
-    """Texts for one record, the likeliest first."""
-
-    texts: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+Candidates = dict[str, float]  # texts for one record with their scores, the likeliest first
 
 
 class LetterOrder:
@@ -56,7 +41,8 @@ class LetterOrder:
 
     def __init__(self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int) -> None:
         """`log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
-        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely."""
+        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely.
+        """
         self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
         self.letters = sorted({letter for gram in grams for letter in gram})
 
@@ -98,27 +84,19 @@ class LetterOrder:
 
 
 class Reconstructor:
-    """Finds texts for rows of gram probabilities."""
-
-    def __init__(self, grams: Sequence[str], order: LetterOrder, *, names: Sequence[str] = ()) -> None:
+    def __init__(self, grams: Sequence[str], order: LetterOrder) -> None:
         self.grams, self.order = list(grams), order
         letter_of = {letter: number for number, letter in enumerate(order.letters)}
         self._first = np.array([letter_of[gram[0]] for gram in grams], dtype=np.int16)
         self._second = np.array([letter_of[gram[1]] for gram in grams], dtype=np.int16)
-        self._blank = letter_of.get(" ", -1)
-        self._place = {gram: number for number, gram in enumerate(grams)}
-        self.dictionary = Dictionary(names, self._place) if names else None
+        self._blank = letter_of[" "]  # which every text begins and ends with
 
     def candidates(self, probabilities: Floats) -> Iterator[Candidates]:
         """Up to ten texts for each row of `[N, H]` probabilities."""
         for start in range(0, len(probabilities), _RECORDS_AT_ONCE):
             clear = np.clip(probabilities[start : start + _RECORDS_AT_ONCE], 1e-6, 1 - 1e-6)
             gains = np.clip(np.log(clear / (1 - clear)), _LEAST_GAIN, _MOST_GAIN).astype(np.float32)
-            found = [self._read(*walks) for walks in self._search(gains)]
-            if self.dictionary is not None:
-                pairs = self.dictionary.best_pairs(gains)
-                found = [self._with_names(*each) for each in zip(found, pairs, gains, strict=True)]
-            yield from (Candidates(list(scores), list(scores.values())) for scores in found)
+            yield from (self._read(*walks) for walks in self._search(gains))
 
     def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
         """The best finished walks of each record, as grams, and their scores."""
@@ -130,10 +108,8 @@ class Reconstructor:
         follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
         usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
         step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
-        starts_RE, ends_RE = gain_RE, None
-        if self._blank >= 0:
-            starts_RE, ends_RE = np.where(first_RE == self._blank, gain_RE, _NEVER), second_RE == self._blank
-        beam = _Beam(gain_RE, step_REE, starts_RE, ends_RE, self.order.longest + 2)
+        starts_RE = np.where(first_RE == self._blank, gain_RE, _NEVER)
+        beam = _Beam(gain_RE, step_REE, starts_RE, second_RE == self._blank, self.order.longest + 2)
         for length in range(1, self.order.longest + 2):
             beam.step(length)
             if not (beam.score_RW > _NEVER / 2).any():  # no walk can go on
@@ -141,57 +117,29 @@ class Reconstructor:
         for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
 
-    def _read(self, walks: NDArray[np.int32], scores: Floats) -> dict[str, float]:
-        """Walks as texts, each once, with their scores; the best first."""
-        found: dict[str, float] = {}
+    def _read(self, walks: NDArray[np.int32], scores: Floats) -> Candidates:
+        """Walks as texts, each once; those of an unknown shape are moved back."""
+        found: Candidates = {}
         for place in np.argsort(-scores, kind="stable"):
             grams = [self.grams[edge] for edge in walks[place] if edge >= 0]
             if grams and scores[place] > _NEVER / 2:
                 text = (grams[0] + "".join(gram[1] for gram in grams[1:])).strip(" ")
-                found.setdefault(text, float(scores[place]))
-        return self._by_shape(found)
-
-    def _by_shape(self, scores: dict[str, float]) -> dict[str, float]:
-        """The same, with texts of an unknown shape moved back."""
-        shapes = self.order.shapes
-        odd = {text for text in scores if shapes and shape_of(text) not in shapes}
-        moved = {text: score + (_ODD_SHAPE if text in odd else 0.0) for text, score in scores.items()}
-        return dict(sorted(moved.items(), key=lambda each: -each[1]))
-
-    def _with_names(self, found: dict[str, float], pairs: list[tuple[str, str]], gains: Floats) -> dict[str, float]:
-        """The walks and, with what follows the name in the best of them, the best pairs of known names."""
-        assert self.dictionary is not None
-        tails = list(dict.fromkeys(map(_tail, found)))[:_TAILS_TRIED]
-        made = (given + surname + tail for given, surname in pairs for tail in tails)
-        scored = {}
-        for text in dict.fromkeys([*found, *made]):
-            is_known = self.dictionary.holds(text[: len(text) - len(_tail(text))])
-            scored[text] = self.score(text, gains) + (0.0 if is_known else _UNKNOWN_NAME)
-        return dict(islice(self._by_shape(scored).items(), _KEPT))
-
-    def score(self, text: str, gains: Floats) -> float:
-        """What a text is worth under a record's gains: its set of grams, and the order of its letters."""
-        whole = f" {text} " if self._blank >= 0 else text
-        grams = [whole[place : place + 2] for place in range(len(whole) - 1)]
-        places = [self._place.get(gram, -1) for gram in grams]
-        total = sum(float(gains[place]) if place >= 0 else _NOT_HASHED for place in set(places))
-        total += _REPEAT * (len(grams) - len(set(grams)))
-        for before, after in pairwise(places):
-            if before >= 0 and after >= 0:
-                total += _USUAL * float(self.order.log_next[before, self._second[after]])
-        return total
+                is_odd = shape_of(text) not in self.order.shapes
+                found.setdefault(text, float(scores[place]) + (_ODD_SHAPE if is_odd else 0.0))
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 class _Beam:
     """The best walks of some hundred records at once, and the best of those that have ended."""
 
-    def __init__(self, gain_RE: Floats, step_REE: Floats, starts_RE: Floats, ends_RE: Any, longest: int) -> None:
-        """`ends_RE`: the edges that a walk ends on; None: on any of them, and it may continue as well."""
+    def __init__(
+        self, gain_RE: Floats, step_REE: Floats, starts_RE: Floats, ends_RE: NDArray[np.bool_], longest: int
+    ) -> None:
+        """`ends_RE`: the edges that a walk ends on."""
         self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
-        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
-        """One bit for each edge: a walk's used edges are one number."""
+        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)  # so a walk's used edges are one number
         self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
         self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
         self.used_RW = self.bit_E[self.last_RW]
@@ -211,69 +159,18 @@ class _Beam:
         self.used_RW = np.take_along_axis(self.used_RW, came, axis=1) | self.bit_E[self.last_RW]
         self.path_RWL = np.take_along_axis(self.path_RWL, came[:, :, None], axis=1)
         self.path_RWL[:, :, length] = self.last_RW
-        self._remember_ends()
-
-    def _remember_ends(self) -> None:
-        is_end = self.score_RW > _NEVER / 2
-        if self.ends_RE is not None:
-            is_end &= np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
+        is_end = (self.score_RW > _NEVER / 2) & np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
         scores = np.concatenate([self.done_score, np.where(is_end, self.score_RW, _NEVER)], axis=1)
         kept = np.argpartition(-scores, _KEPT - 1, axis=1)[:, :_KEPT]
         self.done_score = np.take_along_axis(scores, kept, axis=1)
         paths = np.concatenate([self.done_path, self.path_RWL], axis=1)
         self.done_path = np.take_along_axis(paths, kept[:, :, None], axis=1)
-        if self.ends_RE is not None:
-            self.score_RW = np.where(is_end, _NEVER, self.score_RW)  # a walk that ended goes nowhere
-
-
-class Dictionary:
-    """Known names, and how well each fits a record's grams."""
-
-    def __init__(self, names: Sequence[str], place_of: dict[str, int]) -> None:
-        self.names = sorted({name.lower() for name in names if len(name) > 1})
-        self._known = set(self.names)
-        self._grams = np.zeros((len(place_of), len(self.names)), dtype=np.float32)
-        self._unknown = np.zeros(len(self.names), dtype=np.float32)
-        for column, name in enumerate(self.names):
-            for gram in {name[place : place + 2] for place in range(len(name) - 1)}:
-                if gram in place_of:
-                    self._grams[place_of[gram], column] = 1.0
-                else:
-                    self._unknown[column] += _NOT_HASHED
-        self._place_of = place_of
-
-    def holds(self, letters: str) -> bool:
-        """Whether letters are two known names one after the other."""
-        return any(letters[:cut] in self._known and letters[cut:] in self._known for cut in range(2, len(letters) - 1))
-
-    def best_pairs(self, gains: Floats) -> Iterator[list[tuple[str, str]]]:
-        """For each record the pairs of names that fit its grams best."""
-        scores = gains @ self._grams + self._unknown
-        tried = min(_NAMES_TRIED, len(self.names))
-        best = np.argpartition(-scores, tried - 1, axis=1)[:, :tried]
-        for row, (places, gain) in enumerate(zip(best, gains, strict=True)):
-            pairs: dict[tuple[str, str], float] = {}
-            for first in places:
-                opening = self._gain(gain, " " + self.names[first][0])
-                for second in places:
-                    joint = self._gain(gain, self.names[first][-1] + self.names[second][0])
-                    value = float(scores[row, first] + scores[row, second]) + opening + joint
-                    pairs[self.names[first], self.names[second]] = value
-            yield sorted(pairs, key=lambda pair: -pairs[pair])[:_PAIRS_TRIED]
-
-    def _gain(self, gains: Floats, gram: str) -> float:
-        place = self._place_of.get(gram)
-        return _NOT_HASHED if place is None else float(gains[place])
+        self.score_RW = np.where(is_end, _NEVER, self.score_RW)  # a walk that ended goes nowhere
 
 
 def shape_of(text: str) -> str:
     """A text with every run of letters as one `a` and every digit as `0`: `ann lee 2/5/1994` is `a a 0/0/0000`."""
     return _DIGIT.sub("0", _LETTERS.sub("a", text))
-
-
-def _tail(text: str) -> str:
-    """What follows the letters a text begins with."""
-    return "".join(dropwhile(str.isalpha, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,17 +180,15 @@ class Rates:
     at_1: float
     at_5: float
     at_10: float
-    wrong: float
-    """Records whose first candidate is another text."""
-    without: float
-    """Records without any candidate."""
+    wrong: float  # records whose first candidate is another text
+    without: float  # records without any candidate
     num_records: int
 
 
 def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
     """How often the right text is found; both in raw form."""
     total, both = max(1, len(texts)), list(zip(candidates, texts, strict=True))
-    at_1, at_5, at_10 = (sum(text in found.texts[:most] for found, text in both) for most in (1, 5, 10))
-    without = sum(not found.texts for found in candidates)
+    at_1, at_5, at_10 = (sum(text in list(found)[:most] for found, text in both) for most in (1, 5, 10))
+    without = sum(not found for found in candidates)
     wrong = len(texts) - at_1 - without
     return Rates(at_1 / total, at_5 / total, at_10 / total, wrong / total, without / total, len(texts))

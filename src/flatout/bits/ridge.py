@@ -28,10 +28,8 @@ MOST_RECORDS = 131_072
 _MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 COMMONEST = 20
-EVERYBODY = f"dice of the {COMMONEST} commonest"
-"""Name of the trivial baseline: the same grams for every record."""
-_STEEPNESS = 15.0
-"""Logits of a detector for each unit of ridge's score, which is 0 for an absent gram and 1 for a present one."""
+EVERYBODY = f"dice of the {COMMONEST} commonest"  # name of the trivial baseline: the same grams for every record
+_STEEPNESS = 15.0  # a detector's logits a unit of ridge's score: 0 for an absent gram, 1 for a present one
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -39,17 +37,12 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Ridge:
     """A linear function from inputs to a score for each gram, near 1 where it is there and near 0 where not."""
 
-    weight: Tensor
-    """[D, G]"""
-    bias: Tensor
-    """[G]"""
+    weight: Tensor  # [D, G]
+    bias: Tensor  # [G]
     penalty: float
-    threshold: float
-    """Score above which a gram counts as there; the best on the validation records."""
-    dice: float
-    """Mean Dice on the validation records."""
-    num_records: int
-    """Training records read."""
+    threshold: float  # score above which a gram counts as there; the best on the validation records
+    dice: float  # mean Dice on the validation records
+    num_records: int  # training records read
 
     def scores(self, inputs: Tensor) -> Tensor:
         return inputs @ self.weight + self.bias

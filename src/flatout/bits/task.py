@@ -30,15 +30,7 @@ from flatout.tasks.task import Task, real_rows
 
 _MOST_WEIGHT, _FOCUS = 20.0, 2.0
 _RECOMBINED, _TEXTS_READ = 65_536, 131_072
-
-
-class GramLoss(StrEnum):
-    """What a wrong answer costs."""
-
-    bce = "bce"
-    weighted = "weighted"
-    soft_margin = "soft_margin"
-    focal = "focal"
+GramLoss = StrEnum("GramLoss", "bce weighted soft_margin focal")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -234,8 +226,7 @@ class Recombined:
     def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
         self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
         self.bounds = offsets.tolist()
-        self.next = 0
-        """The text that is taken next."""
+        self.next = 0  # the text that is taken next
 
     def ready(self, count: int) -> int:
         """How many of so many texts there are; starts again where fewer are left."""

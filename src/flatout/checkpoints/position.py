@@ -18,7 +18,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.store_data import StoreData
 from flatout.distributed.collectives import of_all_ranks, share_of, whole
 from flatout.engine.lightning_internals import callbacks_of, resume_after_batch
-from flatout.engine.random_state import RandomState
+from flatout.engine.random_state import random_state, restore_random_state, state_of_others
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import UserError
 
@@ -66,7 +66,7 @@ class Boundary:
         self.at = Position()
         self._others_draw = others_draw
         self._batches: Batches | None = None  # for a DataModule that does not keep its position
-        self._random: RandomState | None = None
+        self._random: dict[str, Any] = {}
         self._taken = 0  # batches that had ended, in all epochs
         self._before_validation: tuple[dict[str, Any], dict[str, Any]] | None = None
         """States of the callbacks and of `KeepsPosition` before a validation that has not ended."""
@@ -101,7 +101,7 @@ class Boundary:
         self._taken = _batches_ended(trainer)
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
         # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
-        self._random = RandomState(trainer.strategy.root_device, with_others=self._others_draw)
+        self._random = random_state(trainer.strategy.root_device, with_others=self._others_draw)
 
     def is_behind_loader(self, trainer: L.Trainer) -> bool:
         """Whether a loader that has a state was read further: it cannot say where the boundary was."""
@@ -116,11 +116,10 @@ class Boundary:
     def end_validation(self, trainer: L.Trainer) -> None:
         self._before_validation = None
         self.at = replace(self.at, validated=self.at.step)
-        self._random = RandomState(trainer.strategy.root_device)
+        self._random = random_state(trainer.strategy.root_device)
 
     def save(self, checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
         """Add the boundary to Lightning's own state of weights, optimizers and callbacks. On every rank."""
-        assert self._random is not None
         module, data = trainer.lightning_module, store_data(trainer)
         del checkpoint["loops"]  # it counts batches, of this many ranks and micro-batches; a resume may have others
         checkpoint["position"] = asdict(self.at)
@@ -135,7 +134,7 @@ class Boundary:
             checkpoint["callbacks"], states = self._before_validation
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
-        own = {"random": self._random.as_dict(), "loaders": loader_states(trainer) if data is None else []}
+        own = {"random": state_of_others() | self._random, "loaders": loader_states(trainer) if data is None else []}
         # Lightning writes the dictionary of the first rank only.
         checkpoint["ranks"] = of_all_ranks({**own, **states})
 
@@ -165,10 +164,10 @@ class Boundary:
         def restore() -> None:
             device = trainer.strategy.root_device
             if has_same_ranks:
-                RandomState.from_dict(states[rank]["random"]).restore(device)
+                restore_random_state(states[rank]["random"], device)
             else:  # no rank can continue another's numbers: new ones, the same in each such resume
                 torch.manual_seed((0 if data is None else data.seed) + (self.at.step << 20) + rank)
-            self._random = RandomState(device)
+            self._random = random_state(device)
             trainer.callback_metrics.update(checkpoint.get("metrics", {}))
             for name, weight in trainer.lightning_module.named_parameters():
                 if (gradient := checkpoint.get("gradients", {}).get(name)) is not None:

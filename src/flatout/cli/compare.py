@@ -27,8 +27,6 @@ ROWS = {
     "sets exactly right": ("{:.1%}", "scores", "exact"),
     "rebuilt at the first try": ("{:.1%}", "reconstruction", "alone", "at_1"),
     "rebuilt within ten": ("{:.1%}", "reconstruction", "alone", "at_10"),
-    "with names, first try": ("{:.1%}", "reconstruction", "with_names", "at_1"),
-    "with names, within ten": ("{:.1%}", "reconstruction", "with_names", "at_10"),
 }
 """What is compared, its form, and where an exposure report has it."""
 

@@ -37,7 +37,7 @@ from flatout.run.run_folder import SETTINGS
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _OTHER = "Name another folder."
 _MANY = "Write --out FOLDER/ for a folder of answers."
-_OPTIONS = ("text", "top_k", "bits", "rebuild", "names")
+_OPTIONS = ("text", "top_k", "bits", "rebuild")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
     add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     add("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
-    add("--names", metavar="FILE", help="known names, one a line, to rebuild texts with")
     add_reading(parser)
     add_computing(parser)
     text = f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for each file"

@@ -26,7 +26,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS
+from torch.optim import LBFGS, Optimizer
 
 from flatout.distributed.collectives import are_several
 from flatout.engine import lightning_internals as internals
@@ -77,7 +77,7 @@ class FastLoop(Callback):
         self._hooked: set[str] = set()  # step hooks that some part has; Lightning calls them itself off the plain road
         self._lean: list[LeanEmbedding] = []
         self._trained: list[nn.Parameter] = []
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: Optimizer | None = None
 
     @property
     def skipped(self) -> list[int]:
@@ -134,7 +134,9 @@ class FastLoop(Callback):
         self.is_sharded = bool(getattr(pl_module, "is_sharded", False))
         self._clips_itself = not internals.overrides(pl_module, "configure_gradient_clipping", L.LightningModule)
         self._after_step = getattr(pl_module, "after_optimizer_step", None)
-        self._hooked = {name for name in _STEP_HOOKS if self._has_hook(name)}
+        others = [(each, Callback) for each in internals.callbacks_of(trainer) if each is not self]
+        parts: list[tuple[Any, type]] = [*others, (pl_module, L.LightningModule)]
+        self._hooked = {name for name in _STEP_HOOKS for part, base in parts if internals.overrides(part, name, base)}
         # Lightning drops gradients between the forward and the backward pass. Tasks of flatout never read old ones, so
         # theirs go before the forward pass: at its end, where memory is scarce, that is four bytes a weight less.
         is_of_flatout = type(pl_module).__module__.startswith("flatout.")
@@ -167,14 +169,9 @@ class FastLoop(Callback):
         self.is_serving, self.optimizer = False, None
         _note(module, False)
 
-    def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _serves(self, optimizer: Optimizer) -> bool:
         """Whether a batch is of the training that began here; a finder's has other callbacks, or another optimizer."""
         return optimizer is self.optimizer and any(each is self for each in internals.callbacks_of(self.trainer))
-
-    def _has_hook(self, name: str) -> bool:
-        others = [each for each in internals.callbacks_of(self.trainer) if each is not self]
-        has_callback = any(internals.overrides(each, name, Callback) for each in others)
-        return has_callback or internals.overrides(self.module, name, L.LightningModule)
 
     def forward(self, batch: Any) -> Tensor | None:
         """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
@@ -222,7 +219,7 @@ class FastLoop(Callback):
         if self.losses.may_be_broken:
             self.take_losses()
 
-    def _run_batch(self, optimizer: torch.optim.Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
+    def _run_batch(self, optimizer: Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         edge = self.edge
         # Edges take no device's time: an event or the host's clock, as the timer has set it.
         started = edge(0)
@@ -258,7 +255,7 @@ class FastLoop(Callback):
         phase_s["optimizer"] += edge(3) - backwarded
         return {} if self._result.loss is None else self._result.asdict()
 
-    def _step(self, optimizer: torch.optim.Optimizer, progress: Any) -> None:
+    def _step(self, optimizer: Optimizer, progress: Any) -> None:
         step = self.trainer.global_step
         self.rate = optimizer.param_groups[0]["lr"]
         # Now, not when training begins: callbacks that thaw layers add groups to the optimizer.
@@ -277,7 +274,7 @@ class FastLoop(Callback):
             self._after_step()
         self._is_updating = False
 
-    def _update(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update(self, optimizer: Optimizer) -> None:
         if self.is_scaled and is_fused(optimizer):
             self._update_scaled(optimizer)
         elif self.is_scaled:  # the scaler unscales, clips and may leave the step out: Lightning's own way
@@ -288,7 +285,7 @@ class FastLoop(Callback):
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
 
-    def _update_scaled(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update_scaled(self, optimizer: Optimizer) -> None:
         """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
 
         It reads all three from the device: nothing is waited for. Hooks see gradients without the factor, so where
@@ -307,7 +304,7 @@ class FastLoop(Callback):
         scaler.step(optimizer)
         scaler.update()
 
-    def _update_first(self, optimizer: torch.optim.Optimizer) -> None:
+    def _update_first(self, optimizer: Optimizer) -> None:
         """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
 
         What activations have left is given back and the step tried once more, if no weight was changed yet.
@@ -324,7 +321,7 @@ class FastLoop(Callback):
             return self._update(optimizer)
         raise _no_memory_for_state(short.why)
 
-    def _is_sound(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
+    def _is_sound(self, optimizer: Optimizer, step: int) -> bool:
         """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU decides itself."""
         if self.is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
             return True
@@ -342,7 +339,7 @@ class FastLoop(Callback):
         vars(optimizer)["found_inf"] = losses.flag_broken(norm)
         return True
 
-    def _clip(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+    def _clip(self, optimizer: Optimizer) -> Tensor | None:
         """Clip as the Trainer says; the gradient's norm before, or None where nothing asked for it."""
         trainer = self.trainer
         value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
@@ -359,9 +356,7 @@ class FastLoop(Callback):
         self.losses.norms.append(norm)
         return norm
 
-    def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         """With fp16 the gradient is measured here, after Lightning has taken the scaler's factor out of it."""
         if self.is_serving and self.is_scaled and not is_fused(optimizer):
             self.losses.norms.append(gradient_length(self._trained))

@@ -24,6 +24,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
@@ -63,7 +64,7 @@ class PluggedOptimization(_AutomaticOptimization):
     """Lightning's automatic optimisation, whose batches a fast loop takes. Saves closures and profiling: 700 µs."""
 
     def __init__(
-        self, trainer: L.Trainer, serves: Callable[[torch.optim.Optimizer], bool], run: Callable[..., dict[str, Any]]
+        self, trainer: L.Trainer, serves: Callable[[Optimizer], bool], run: Callable[..., dict[str, Any]]
     ) -> None:
         super().__init__(trainer)
         self._serves, self._run_batch = serves, run
@@ -74,7 +75,7 @@ class PluggedOptimization(_AutomaticOptimization):
             return super().run(optimizer, batch_idx, kwargs)
         return self._run_batch(optimizer, batch_idx, kwargs)
 
-    def zero_gradients(self, optimizer: torch.optim.Optimizer, batch_idx: int) -> None:
+    def zero_gradients(self, optimizer: Optimizer, batch_idx: int) -> None:
         """Lightning's own way, with its hooks and counters."""
         self._on_before_zero_grad(optimizer)
         self._optimizer_zero_grad(batch_idx, optimizer)

@@ -64,21 +64,9 @@ class MuonAndAdamW(Optimizer):
         return loss
 
 
-class Schedule(StrEnum):
-    linear = "linear"
-    cosine = "cosine"
-    constant = "constant"
-
-
-class OptimizerName(StrEnum):
-    adamw = "adamw"
-    muon = "muon"
-
-
-class ScaleRate(StrEnum):
-    none = "none"
-    sqrt = "sqrt"
-    linear = "linear"
+Schedule = StrEnum("Schedule", "linear cosine constant")
+OptimizerName = StrEnum("OptimizerName", "adamw muon")
+ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
 
 
 @dataclass(kw_only=True, slots=True)

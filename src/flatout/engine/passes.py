@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
-from flatout.engine.random_state import RandomState
+from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import UserError, require
 
 _WORDS = re.compile(
@@ -96,7 +96,7 @@ class Passes:
         self.least = {TRAINING: 1, EVALUATION: 1}  # pieces without which a resumed run would end again
         self.losses: list[Tensor] = []  # of the step that is under way, so far
         self._batches: list[Any] = []
-        self._random: RandomState | None = None
+        self._random: dict[str, Any] = {}
         self._statistics: list[tuple[Tensor, Tensor]] = []
         self._is_exchanging = False
         self._of_ranks = SharedMaximum()
@@ -163,7 +163,7 @@ class Passes:
 
     def _begin_step(self) -> None:
         # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are not touched.
-        self._random = RandomState(self.loop.module.device, with_others=False)
+        self._random = random_state(self.loop.module.device, with_others=False)
         self._statistics = [(mean, mean.clone()) for mean in self._buffers]
         if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
             begin()
@@ -234,8 +234,7 @@ class Passes:
         """Back to where the step began: random numbers, running means, no gradients."""
         module = self.loop.module
         self.losses.clear()
-        assert self._random is not None
-        self._random.restore(module.device)
+        restore_random_state(self._random, module.device)
         for mean, before in self._statistics:
             mean.copy_(before)
         self.loop.optimizer.zero_grad()

@@ -19,7 +19,7 @@ import torch
 
 from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
-from flatout.engine.precision import Precision, fp32_products, product_type
+from flatout.engine.precision import Precision, fp32_products, one_thread, product_type
 
 _SMALLEST, _LARGEST = 512, 4096
 _LONG_ENOUGH_S = 1e-3  # so long a product is not all overheads; a longer one is disturbed by what else runs
@@ -40,8 +40,7 @@ class Peak:
 class _Card:
     """TFLOP/s of dense products; None where the card has no such arithmetic."""
 
-    names: str
-    """What `torch.cuda.get_device_name` says, without the maker and the series: a pattern for the whole of it."""
+    names: str  # a pattern for all that `torch.cuda.get_device_name` says, without the maker and the series
     source: str
     fp32: float
     tf32: float | None
@@ -124,22 +123,13 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
     threads = torch.get_num_threads()
     if device.type == "cpu" and threads > 1:
         cores = min(threads, len(cores_here()), limits().cores or threads)
-        alone, small = _fastest_of_one_thread(dtype)
+        with one_thread():
+            alone, small = _fastest(device, dtype)
         if rate < _BUSY * cores * alone:
             source = f"measured on a busy machine: {small} x {small} {words} of one thread, times {cores:g}"
             return Peak(cores * alone / 1e12, source)
     on = f", {threads} thread{'s'[: threads - 1]}" if device.type == "cpu" else ""
     return Peak(rate / 1e12, f"measured: {size} x {size} {words}{on}")
-
-
-def _fastest_of_one_thread(dtype: torch.dtype) -> tuple[float, int]:
-    """A single thread is left in peace where several are never all running at once; it has no barrier to wait at."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _fastest(torch.device("cpu"), dtype)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:

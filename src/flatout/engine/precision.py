@@ -30,18 +30,7 @@ _PATIENCE_S = 30.0  # how long a run waits for another one that measures the sam
 _LARGEST_ERROR = 5e-6  # of an exact product, as a share of its largest number
 _ISAS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 """Instructions that oneDNN can be held to by a variable of its own, and that have no products of bf16."""
-
-
-class Precision(StrEnum):
-    """Arithmetic of matrix products; weights stay fp32."""
-
-    auto = "auto"
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
+Precision = StrEnum("Precision", "auto fp32 tf32 bf16 fp16")  # arithmetic of matrix products; weights stay fp32
 LIGHTNING_NAMES = {
     Precision.fp32: "32-true",
     Precision.tf32: "32-true",
@@ -139,6 +128,17 @@ def kept_bf16_share() -> tuple[float, str]:
     return bf16_share(), "measured"
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A single thread is left in peace where several are never all running at once; it has no barrier to wait at."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def bf16_share() -> float:
     """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
@@ -149,21 +149,16 @@ def bf16_share() -> float:
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
-            given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
-            for number in range(1 + _TRIES):
-                for kind, inputs in given.items():
-                    time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
-                    started = time.perf_counter()
-                    torch.nn.functional.linear(*inputs)
-                    seconds = time.perf_counter() - started
-                    if number:  # the first one prepares the product
-                        best[kind] = min(seconds, best.get(kind, seconds))
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), torch.no_grad(), fast_fp32_products(Precision.fp32, torch.device("cpu")):
+        given = {kind: (left.to(kind), right.to(kind)) for kind in (torch.float32, torch.bfloat16)}
+        for number in range(1 + _TRIES):
+            for kind, inputs in given.items():
+                time.sleep(_PAUSE_S)  # before each: what has just slept is the first to get a core
+                started = time.perf_counter()
+                torch.nn.functional.linear(*inputs)
+                seconds = time.perf_counter() - started
+                if number:  # the first one prepares the product
+                    best[kind] = min(seconds, best.get(kind, seconds))
     return best[torch.bfloat16] / best[torch.float32]
 
 
@@ -172,8 +167,8 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
     With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
-    a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
-    The value is a name of torch.set_float32_matmul_precision, or TF32.
+    a try decides. GPUs round to TF32, but not all products, so there nothing is tried. The value is a name of
+    torch.set_float32_matmul_precision, or TF32.
     """
     if precision is Precision.tf32:
         with _products_as("high"):

@@ -19,11 +19,7 @@ from flatout.distributed.collectives import are_several
 from flatout.errors import UserError
 
 _MOST_IN_A_ROW = 20  # steps that may be skipped one after the other
-
-
-class NotFinite(StrEnum):
-    stop = "stop"
-    skip = "skip"
+NotFinite = StrEnum("NotFinite", "stop skip")
 
 
 class StepLosses:

@@ -166,7 +166,6 @@ class FileOptions:
     bits: str | None = None
     top_k: int = 0
     rebuild: bool = False
-    names: str | None = None
 
     def roles(self, trained: Roles) -> Roles:
         """The columns that are read: those that were named, else those of training."""

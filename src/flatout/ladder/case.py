@@ -36,7 +36,7 @@ from flatout.ladder.rungs import LEARNING, Ladder, Rung, find_ladder, read_ladde
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
-from flatout.models.contract import Recommended
+from flatout.models.contract import recommended_lr
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 from flatout.run_log import PrintLog
@@ -229,8 +229,7 @@ def describe(data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str,
     """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and seed."""
     require_followed(model)
     require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
-    recommended = Recommended.by(model).lr
-    lr = optim.lr if optim.lr is not None or recommended is None else recommended
+    lr = recommended_lr(model) if optim.lr is None else optim.lr
     about |= {"batch": data.batch_size, "lr": float(optim.highest if lr is None else lr)}
     sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
     return Case(model=sizes, reading={**way_of(data).reading(data), **reading}, **about)

@@ -13,27 +13,24 @@ Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.recurrent import reversed_places, run_both, start_layer
 from flatout.models.words import Pool, Pooling, WordsConfig
 
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-
 
 @dataclass(kw_only=True, slots=True)
 class BiLSTMConfig(WordsConfig):
     """A bidirectional LSTM classifier trained from scratch."""
 
-    recommended_clip: ClassVar[float] = 0.5
-    """Recurrent gradients explode now and then."""
+    recommended_clip: ClassVar[float] = 0.5  # recurrent gradients explode now and then
 
     hidden: int = setting(128, "State of each direction.", least=1)
     layers: int = setting(1, "LSTMs on top of each other.", least=1)

@@ -18,51 +18,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-
 _SURE, _UNSEEN = 8.0, -8.0
 """Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
-_RARE = -4.0
-"""Logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams."""
-
-
-class Norm(StrEnum):
-    """What follows each hidden layer."""
-
-    none = "none"
-    layer = "layer"
-    batch = "batch"
-
-
-class Init(StrEnum):
-    """How weights start that no closed form gives."""
-
-    xavier = "xavier"
-    he = "he"
-
-
-class Start(StrEnum):
-    """Where detectors start."""
-
-    ridge = "ridge"
-    random = "random"
+_RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
+Norm = StrEnum("Norm", "none layer batch")
+_NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
+Init = StrEnum("Init", "xavier he")
+Start = StrEnum("Start", "ridge random")
 
 
 @dataclass(kw_only=True, slots=True)
 class BitMLPConfig:
     """A network from bit strings, or sets of numbers, to 2-grams."""
-
-    recommended_clip: ClassVar[float] = 0.0
 
     widths: list[int] = setting(
         lambda: [256], "Width of each hidden layer.", least=1, allowed="widths of 1 or more", example="[3,4,5]"
@@ -103,8 +80,6 @@ class BitMLPConfig:
 
 
 class BitMLP(Network, nn.Module):
-    """Detectors, a composer, and a straight path."""
-
     def __init__(
         self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
     ) -> None:
@@ -231,8 +206,6 @@ def _product(rows: int, layer: nn.Module) -> Product:
 
 
 class _Residual(nn.Module):
-    """Adds a layer's answer to what it got."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
@@ -243,9 +216,6 @@ class _Residual(nn.Module):
 
 def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
     return _SetLinear(num_inputs, width) if is_set else nn.Linear(num_inputs, width)
-
-
-_NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
 
 
 def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:

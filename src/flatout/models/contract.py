@@ -27,22 +27,17 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.models.recurrent import CarriedState, State
 
-Lengths = NDArray[np.integer]
-"""[B] real tokens of each row."""
+Lengths = NDArray[np.integer]  # [B] real tokens of each row
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """A product of matrices, or several that read the same numbers."""
 
-    flops: float
-    """Operations forwards: two for each number and weight that meet."""
-    trained: float = 0.0
-    """Those of them whose weight is trained."""
-    is_trained: bool = False
-    """Whether anything here is trained, so that gradients flow through all that comes after."""
-    is_between: bool = False
-    """Whether both sides were computed before, as in attention: then both want a gradient."""
+    flops: float  # operations forwards: two for each number and weight that meet
+    trained: float = 0.0  # those of them whose weight is trained
+    is_trained: bool = False  # whether anything here is trained, so that gradients flow through all that comes after
+    is_between: bool = False  # whether both sides were computed before, as in attention: then both want a gradient
 
     def __add__(self, other: Product) -> Product:
         """Both at once, on the same input."""
@@ -140,16 +135,11 @@ def contract(network: object) -> Network:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Recommended:
-    """What the Config of a model recommends where the settings of the optimizer say nothing."""
+def recommended_lr(config: object) -> float | None:
+    """The rate that the Config of a model recommends where no setting names one; None: the optimizer's own."""
+    return getattr(config, "recommended_lr", None)
 
-    lr: float | None
-    """From its `recommended_lr`; None: the optimizer's own."""
-    clip: float
-    """From its `recommended_clip`; 0: gradients are not clipped."""
 
-    @classmethod
-    def by(cls, config: object) -> Recommended:
-        """The recommendations of a Config, or of a network that has none."""
-        return cls(getattr(config, "recommended_lr", None), float(getattr(config, "recommended_clip", 0.0)))
+def recommended_clip(config: object) -> float:
+    """The longest gradient that it recommends; 0: gradients are not clipped."""
+    return float(getattr(config, "recommended_clip", 0.0))

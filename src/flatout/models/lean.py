@@ -18,10 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _SIXTEEN_BITS = 1 << 16
-_LEAST_WORTH = 1 << 18
-"""Numbers of a table from which on keeping its gradient is worth while."""
-_READ_WHOLE = "rel_embeddings"
-"""DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
+_LEAST_WORTH = 1 << 18  # numbers of a table from which on keeping its gradient is worth while
+_READ_WHOLE = "rel_embeddings"  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
 
 
 def make_lean(model: nn.Module) -> None:
@@ -105,8 +104,6 @@ class _Lookup(torch.autograd.Function):
 
 
 class LeanDropout(nn.Dropout):
-    """Dropout that draws sixteen bits a place on a CPU."""
-
     def forward(self, input: Tensor) -> Tensor:
         return drop(input, self.p) if self.training else super().forward(input)
 
@@ -155,8 +152,6 @@ def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
 
 
 class _Dropped(torch.autograd.Function):
-    """Values where they stay, scaled."""
-
     @staticmethod
     def forward(ctx: Any, values: Tensor, stays: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(stays)
@@ -166,10 +161,6 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _keep(gradients[0], ctx.saved_tensors[0], ctx.scale), None, None
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers as wide as the numbers whose bits they cut out."""
 
 
 def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:

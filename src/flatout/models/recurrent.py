@@ -14,7 +14,7 @@ Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device
 
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-
-State = tuple[Tensor, ...]
-"""Tensors `[layers, B, width]`; all zeros at the beginning of a row."""
+State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beginning of a row
 
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
@@ -38,12 +34,12 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
     the module, and all is cast.
     """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
-    if kind == "cpu" and torch.is_autocast_enabled(kind) and not _cpu_runs_bf16():
+    is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
+    if kind == "cpu" and is_autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # as without AVX512
         before = None if before is None else tuple(each.float() for each in before)
         with torch.autocast(kind, enabled=False):
             return run_layer(layer, inputs_LBF.float(), before)
-    is_cast = kind not in ("cpu", "meta") and torch.is_autocast_enabled(kind)
-    if not is_cast or torch.get_autocast_dtype(kind) is not torch.bfloat16:
+    if kind == "cpu" or not is_autocast or torch.get_autocast_dtype(kind) is not torch.bfloat16:
         given = () if before is None else (before if is_lstm else before[0],)
         states, end = layer(inputs_LBF, *given)
         return states, end if is_lstm else (end,)
@@ -58,12 +54,6 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
         else:
             states, *after = torch.gru(inputs_LBF, before[0], weights, *rest)
     return states, tuple(after)
-
-
-@cache
-def _cpu_runs_bf16() -> bool:
-    """Whether oneDNN has recurrent layers in bf16 for this processor: without AVX512 it refuses them."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor]:

@@ -26,27 +26,15 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
 
-
-class Cell(StrEnum):
-    """Kind of recurrent layer."""
-
-    lstm = "lstm"
-    gru = "gru"
-
-
-class Smoothing(StrEnum):
-    """A learned filter behind the answers."""
-
-    none = "none"
-    ema = "ema"
+Cell = StrEnum("Cell", "lstm gru")
+Smoothing = StrEnum("Smoothing", "none ema")
 
 
 @dataclass(kw_only=True, slots=True)
 class RNNConfig:
     """A recurrent network over numeric sequences."""
 
-    recommended_clip: ClassVar[float] = 0.5
-    """Recurrent gradients explode now and then."""
+    recommended_clip: ClassVar[float] = 0.5  # recurrent gradients explode now and then
 
     cell: Cell = setting(Cell.lstm, "lstm or gru.")
     hidden: int = setting(64, "State of a layer.", least=1)
@@ -78,8 +66,6 @@ class RNNConfig:
 
 
 class RNN(Network, nn.Module):
-    """Recurrent layers and a linear output."""
-
     layout = "padded"
 
     def __init__(self, config: RNNConfig, shape: SequenceShape) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
 
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # of which the best one on the validation recordings is used
+Residual = StrEnum("Residual", "none ridge")
+
 
 def is_even(batch: FlatBatch) -> bool:
     """Whether all rows have one length; rows are sorted and lengths lie on the host, so nothing waits."""
@@ -74,17 +77,6 @@ def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
     if shape.horizon:
         return rectangle(batch)[:, shape.lookback :, -shape.targets :]
     return batch.tokens[batch.offsets[1:] - 1, -shape.targets :]
-
-
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
-"""Of which the best one on the validation recordings is used."""
-
-
-class Residual(StrEnum):
-    """What the network's answer is added to."""
-
-    none = "none"
-    ridge = "ridge"
 
 
 class WindowRidge(nn.Module):

@@ -9,25 +9,20 @@ Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import require, setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.words import WordsConfig, padding_bias
 
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-
 
 @dataclass(kw_only=True, slots=True)
 class TextCNNConfig(WordsConfig):
     """A convolutional classifier trained from scratch; quicker than a BiLSTM and blind to long distances."""
-
-    recommended_clip: ClassVar[float] = 0.0
 
     filters: int = setting(128, "Filters of each width.", least=1)
     widths: list[int] = setting(

@@ -48,8 +48,6 @@ class WindowMLPConfig:
 
 
 class WindowMLP(Network, nn.Module):
-    """Layers on a flattened window."""
-
     def __init__(self, config: WindowMLPConfig, shape: SequenceShape) -> None:
         super().__init__()
         assert shape.lookback is not None

@@ -139,13 +139,7 @@ def _lines(file: Path) -> Iterator[bytes]:
         raise UserError(f"model.vectors: {file}", what, hint="Copy or fetch it again.") from None
 
 
-class Pooling(StrEnum):
-    """What a row's vector is made of."""
-
-    last = "last"
-    max = "max"
-    mean = "mean"
-    attention = "attention"
+Pooling = StrEnum("Pooling", "last max mean attention")
 
 
 class Pool(nn.Module):

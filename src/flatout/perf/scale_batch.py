@@ -21,7 +21,7 @@ from flatout.data.store_data import StoreData
 from flatout.distributed.limits import free_bytes
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
-from flatout.engine.random_state import RandomState
+from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import as_choice, require
 from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
@@ -99,11 +99,11 @@ class ScaleBatch(Callback):
         require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
         is_deterministic = torch.are_deterministic_algorithms_enabled()
         warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        random = RandomState(device)
+        random = random_state(device)
         try:
             rows = self._search(trainer, task, data, device)
         finally:
-            random.restore(device)
+            restore_random_state(random, device)
             torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         based = replace(optim, scale_lr=self.scale_lr, base_batch=before)
         rate = None if self.scale_lr is ScaleRate.none else based.scaled(rows).highest

@@ -36,7 +36,7 @@ from flatout.data.store_data import Placement
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import Precision, arithmetic, choose_precision, fast_fp32_products
-from flatout.engine.random_state import RandomState
+from flatout.engine.random_state import random_state, restore_random_state
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer, TransformerConfig
@@ -275,7 +275,7 @@ def _cuts(config: RunConfig) -> list[int]:
 
 def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device) -> list[LayerScore]:
     """A score for each cut; random numbers stay as they are."""
-    before, precision = RandomState(device), choose_precision(config.precision, device).value
+    before, precision = random_state(device), choose_precision(config.precision, device).value
     try:
         with fast_fp32_products(precision, device):
             first = _build(config, cuts[0], device)
@@ -287,7 +287,7 @@ def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torc
             built = ((nth, cut, _build(config, cut, device)) for nth, cut in enumerate(cuts))
             return [_score(parts, feed, kept, judged, nth, cut, precision) for nth, cut, parts in built]
     finally:
-        before.restore(device)
+        restore_random_state(before, device)
 
 
 def _build(config: RunConfig, cut: int, device: torch.device) -> Parts:

@@ -27,7 +27,7 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Choice, Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import require
-from flatout.models.contract import Recommended
+from flatout.models.contract import recommended_clip, recommended_lr
 from flatout.report.summary import plain
 from flatout.run.own_parts import mode_of, plain_name
 from flatout.run.run_folder import RunFolder
@@ -116,13 +116,13 @@ def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
 def clip_of(config: RunConfig) -> float:
     """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
     clip = config.optim.clip
-    return Recommended.by(config.model).clip if clip is None else float(clip)
+    return recommended_clip(config.model) if clip is None else float(clip)
 
 
 def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder) -> OptimConfig:
     """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is set."""
     optim = config.optim
-    if optim.lr is None and (rate := Recommended.by(model_config).lr) is not None:
+    if optim.lr is None and (rate := recommended_lr(model_config)) is not None:
         folder.decision("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
         optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:

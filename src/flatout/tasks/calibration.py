@@ -18,8 +18,7 @@ from flatout.run_log import RunLog
 
 _BINS = 15
 _COLDEST, _HOTTEST = 0.05, 20.0
-_LEAST_ROWS = 20
-"""Rows with a label, below which its threshold stays at one half."""
+_LEAST_ROWS = 20  # rows with a label, below which its threshold stays at one half
 _MOST_CHOICES = 1_000_000
 
 
@@ -27,14 +26,11 @@ _MOST_CHOICES = 1_000_000
 class Calibration:
     """A temperature, and the calibration error of rows it was not fitted on."""
 
-    temperature: float
-    """Of use: what was fitted, or 1 where that does not lower the error."""
+    temperature: float  # of use: what was fitted, or 1 where that does not lower the error
     error_before: float
-    error_after: float
-    """With the temperature of use."""
+    error_after: float  # with the temperature of use
     fitted: float
-    error_fitted: float
-    """With the one that was fitted."""
+    error_fitted: float  # with the one that was fitted
 
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""
@@ -74,8 +70,7 @@ class Sureness:
     """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
 
     def __init__(self) -> None:
-        self.surer = torch.zeros(_BINS, dtype=torch.float64)
-        """By how much the answers of each bin are surer than right, summed."""
+        self.surer = torch.zeros(_BINS, dtype=torch.float64)  # how much surer than right each bin is, summed
         self.rows = 0
 
     def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:

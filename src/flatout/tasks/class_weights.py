@@ -12,13 +12,7 @@ from torch import Tensor
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 
 _MOST_NAMED = 20
-
-
-class ClassWeights(StrEnum):
-    """Whether rare classes weigh more in the loss."""
-
-    none = "none"
-    auto = "auto"
+ClassWeights = StrEnum("ClassWeights", "none auto")
 
 
 @dataclass(kw_only=True, slots=True)

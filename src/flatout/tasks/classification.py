@@ -1,7 +1,8 @@
-"""Rows to classes (one or several) or to a number: loss, metrics and their settings."""
+"""Rows to classes (one or several) or to a number: loss, metrics, their settings, and what cutting rows costs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import TOKENS
 from flatout.data.info import Labels, TextInfo
 from flatout.data.problem import Problem
+from flatout.data.store.store import StoreSplit
 from flatout.errors import require
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
@@ -20,8 +23,11 @@ from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrate
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
 from flatout.tasks.networks import build_text_network, require_no_windows
+from flatout.tasks.score_intervals import OverRanks
 from flatout.tasks.task import Task, real_rows
-from flatout.tasks.truncation import CutScores
+
+_LEAST_ROWS = 30  # rows of either kind, below which a score says little
+_LEAST_SHARE = 0.9  # of the rows of that length so many must have been cut
 
 
 @dataclass(kw_only=True, slots=True)
@@ -175,10 +181,50 @@ class Classifier(Task):
 def class_weights(labels: Labels) -> Tensor:
     """Weight of each class, from its share of the training rows.
 
-    One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several:
-    the weight of a present label against an absent one, absent / present, held within 1/20 and 20.
+    One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several: the
+    weight of a present label against an absent one, absent / present, held within 1/20 and 20.
     """
     if labels.problem is Problem.single:
         return balanced(labels.counts)
     counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
     return ((labels.num_rows - counts_C) / counts_C).clamp(0.05, 20)
+
+
+class CutScores:
+    """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split.
+
+    A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole rows
+    of just that length are scored with them, and counted.
+    """
+
+    def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:
+        self.metrics, self.is_cut, self.cut_rows = metrics, is_cut, cut_rows
+        metrics.auroc = None  # no sum over rows
+
+    @classmethod
+    def of(cls, split: StoreSplit, cut: int, build: Callable[[], TaskMetrics]) -> CutScores | None:
+        """For the rows of a split, with metrics that are built then; None where too few were cut, or are whole."""
+        lengths = torch.from_numpy(split.lengths(TOKENS).copy())
+        is_full = lengths == lengths.max()
+        filled = int(is_full.sum())
+        is_told = cut >= max(_LEAST_ROWS, _LEAST_SHARE * filled) and len(lengths) - filled >= _LEAST_ROWS
+        return cls(build(), is_full, cut) if is_told else None
+
+    def add(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> None:
+        """Take in answers to the rows of these numbers."""
+        self.metrics.update(outputs, targets, self.is_cut[rows.cpu()].long())
+
+    def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
+        """A metric of both kinds of rows, and how many there are of each; empty where not all rows were judged.
+
+        The usual metric stands in for a named one that is no sum over rows. Every rank takes part.
+        """
+        sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
+        whole_rows, full_rows = sums_2S[:, -1].tolist()
+        if whole_rows + full_rows != len(self.is_cut):
+            return {}
+        values = self.metrics.values_of(sums_2S)
+        name = named if named in values else usual
+        whole, cut = values[name].tolist()
+        rows = {"cut_rows": self.cut_rows, "equal_rows": int(full_rows) - self.cut_rows, "whole_rows": int(whole_rows)}
+        return {"metric": f"test/{name}", "cut": cut, "whole": whole, **rows}

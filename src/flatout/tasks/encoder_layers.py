@@ -36,14 +36,11 @@ STATES = "states"
 _BLOCK_TOKENS, _PASS_TOKENS = 1 << 13, 1 << 12
 _FORMATS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "uint16"}
 """How numpy calls what holds the bits of each number format."""
-_SHRINKAGE = 1e-2
-"""Of a head's weights: a layer has as many numbers as a small table has rows."""
+_SHRINKAGE = 1e-2  # of a head's weights: a layer has as many numbers as a small table has rows
 _PASS_ROWS = 64
-_MOST_BYTES = 1 << 29
-"""Of states that are held at once; fewer rows are read where they would take more."""
+_MOST_BYTES = 1 << 29  # of states that are held at once; fewer rows are read where they would take more
 
-Read = list[tuple[FlatBatch, list[Tensor]]]
-"""Batches, and states of some layers for each."""
+Read = list[tuple[FlatBatch, list[Tensor]]]  # batches, and states of some layers for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,7 @@ class FrozenPart:
     layers: int
     device: torch.device
     precision: Precision
-    kind: torch.dtype | None
-    """The number format that is kept; None: the layer's own."""
+    kind: torch.dtype | None  # the number format that is kept; None: the layer's own
 
     @property
     def are_first(self) -> bool:

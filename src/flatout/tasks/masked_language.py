@@ -35,16 +35,12 @@ from flatout.tasks.score_intervals import Interval, RowSums, bootstrap
 from flatout.tasks.task import Task
 
 Numbers = TypeVar("Numbers", int, Tensor)
-NO_TARGET = -100
-"""The target of a place that counts in no loss."""
+NO_TARGET = -100  # the target of a place that counts in no loss
 _BITS = 0xFFFFFFFF
 _FACTOR = 0x45D9F3B
-_KIND, _WORD = 0x1B873593, 0x19D699A5
-"""What sets the draws of one token apart."""
-METRICS = ("perplexity", "masked_accuracy")
-"""What masked words are judged by, known before there is a network."""
-_JUDGED_AT_ONCE = 4096
-"""Masked places whose logits are held at once in validation: each is as long as the vocabulary."""
+_KIND, _WORD = 0x1B873593, 0x19D699A5  # what sets the draws of one token apart
+METRICS = ("perplexity", "masked_accuracy")  # what masked words are judged by, known before there is a network
+_JUDGED_AT_ONCE = 4096  # masked places whose logits are held at once in validation: each is as long as the vocabulary
 
 
 @dataclass(kw_only=True, slots=True)
@@ -176,13 +172,10 @@ class MaskedLanguageModel(Task):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """How tokens are masked."""
-
     config: MaskedLanguageConfig
     mask_id: int
     vocabulary_size: int
-    frame: int
-    """Tokens that are put around the text of a row."""
+    frame: int  # tokens that are put around the text of a row
 
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are masked in rows of these lengths."""

@@ -52,8 +52,7 @@ class Counted:
     """What a split's answers were, on the host."""
 
     classes: list[str]
-    confusion: NDArray[np.int64] | None
-    """[C, C] rows by true class (down) and answered class (across); None unless it is one class a row."""
+    confusion: NDArray[np.int64] | None  # [C, C] rows by true (down) and answered class (across); None: not one a row
     binned: NDArray[np.int64] | None
     """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many classes."""
 
@@ -61,15 +60,13 @@ class Counted:
 class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
-    sums: RowSums
-    """What each row adds to the sums behind the metrics, of the rows whose numbers were given."""
+    sums: RowSums  # what each row adds to the sums behind the metrics, of the rows whose numbers were given
     auroc: _Areas | None
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
         self.classes, self.auroc = classes, None
-        self._ranked: list[tuple[Tensor, ...]] = []
-        """Numbers of rows, the buckets of their scores, and their classes."""
+        self._ranked: list[tuple[Tensor, ...]] = []  # numbers of rows, the buckets of their scores, and their classes
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
@@ -160,12 +157,11 @@ class TaskMetrics(nn.Module, ABC):
 class _Areas(of_classes.MultilabelAUROC):
     """The area under each class's curve, from scores that come as how many thresholds each one reaches.
 
-    So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to
-    the same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
+    So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to the
+    same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
     """
 
-    confmat: Tensor
-    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered."""
+    confmat: Tensor  # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
 
     def __init__(self, classes: int) -> None:
         super().__init__(classes, average="none", thresholds=_THRESHOLDS, validate_args=False)
@@ -208,8 +204,7 @@ class SingleMetrics(TaskMetrics):
         count = len(classes)
         self.counts = _Confusion(count, validate_args=False)
         self.sums = RowSums(3 * count + 1)
-        self.first = int(count == 2)
-        """Of two classes one is ranked."""
+        self.first = int(count == 2)  # of two classes one is ranked
         if count <= _MOST_CLASSES_FOR_AUROC:
             self.auroc = _Areas(count - self.first)
 
@@ -295,8 +290,6 @@ class MultiMetrics(TaskMetrics):
 
 
 class NumberMetrics(TaskMetrics):
-    """A number a row."""
-
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()

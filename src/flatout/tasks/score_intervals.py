@@ -22,8 +22,7 @@ from torch import Tensor
 
 Interval = tuple[float, float]
 OverRanks = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-LEAST_ROWS = 10
-"""Below so many rows or recordings a bootstrap says little: there is no interval."""
+LEAST_ROWS = 10  # below so many rows or recordings a bootstrap says little: there is no interval
 _RESAMPLES, _AT_ONCE = 1000, 50
 _MOST_CELLS, _LEAST_GROUPS, _MOST_GROUPS = 4_000_000, 200, 4000
 _FACTOR = 0x9E3779B1

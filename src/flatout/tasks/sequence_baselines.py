@@ -28,8 +28,7 @@ from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
 _SHORT = {"validation": "val", "test": "test"}
-_USUAL_LOOKBACK = 16
-"""Samples that the ridge reads where the network reads whole recordings."""
+_USUAL_LOOKBACK = 16  # samples that the ridge reads where the network reads whole recordings
 
 
 @dataclass(frozen=True, slots=True)

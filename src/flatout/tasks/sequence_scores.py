@@ -25,6 +25,9 @@ from flatout.tasks.score_intervals import Interval, bootstrap
 
 NAMES = ("rmse", "mae", "max_error", "r2", "mse_scaled", "mae_scaled")
 _COUNT, _SQUARES, _ABSOLUTE, _TRUTH, _TRUTH_SQUARES = range(5)
+Floats = NDArray[np.float64]
+Points = list[tuple[float, float]]
+_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
 
 
 class SequenceScores:
@@ -105,19 +108,13 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
     }
 
 
-Floats = NDArray[np.float64]
-Points = list[tuple[float, float]]
-_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
-
-
 @dataclass(frozen=True, slots=True)
 class Series:
     """One recording: what was answered, and what it should be."""
 
     name: str
     rmse: float
-    places: Floats
-    """[N] samples since the recording's beginning."""
+    places: Floats  # [N] samples since the recording's beginning
     truths: Floats
     answers: Floats
 
@@ -127,17 +124,12 @@ class KeptAnswers:
     """What pictures are drawn from."""
 
     target: str
-    series: list[Series]
-    """The median recording, then the worst ones."""
-    by_value: Points
-    """Middle of each range of the target, and the root mean square error there."""
-    by_time: Points
-    """Samples since the beginning, or steps of the horizon, and the root mean square error there."""
+    series: list[Series]  # the median recording, then the worst ones
+    by_value: Points  # middle of each range of the target, and the root mean square error there
+    by_time: Points  # samples since the beginning, or steps of the horizon, and the root mean square error there
     time_name: str
-    errors: list[dict[str, Any]]
-    """A row for each recording and target: its errors, the largest first."""
-    of_targets: list[dict[str, Any]]
-    """A row for each target: its errors over all recordings."""
+    errors: list[dict[str, Any]]  # a row for each recording and target: its errors, the largest first
+    of_targets: list[dict[str, Any]]  # a row for each target: its errors over all recordings
 
 
 def choose_recordings(errors: Floats) -> list[int]:

@@ -28,18 +28,12 @@ from flatout.tasks.classification import Classifier
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
-from flatout.tasks.task import Task
+from flatout.tasks.task import Task, real_rows, real_tokens
 
 _SHOWN = ("rmse", "mae", "max_error", "r2")
 _SPLIT = {"val": "validation", "test": "test"}
-
-
-class SequenceLoss(StrEnum):
-    """What a wrong answer costs."""
-
-    mse = "mse"
-    mae = "mae"
-    huber = "huber"
+SequenceLoss = StrEnum("SequenceLoss", "mse mae huber")
+_LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,9 +48,6 @@ class SequenceRegressionConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "task")
-
-
-_LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
 
 class SequenceRegressor(Task):
@@ -202,11 +193,8 @@ class SequenceRegressor(Task):
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers and what they should be, without rows that do not count."""
-        truths = answers_of(batch, self.shape)
-        if batch.num_real == batch.num_rows:
-            return outputs, truths
-        count = int(batch.lengths[: batch.num_real].sum()) if self.shape.is_each_step else batch.num_real
-        return outputs[:count], truths[:count]
+        real = real_tokens if self.shape.is_each_step else real_rows
+        return real(outputs, batch), real(answers_of(batch, self.shape), batch)
 
     def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1) -> Tensor:
         """Sum over rows of the mean over the answers of an average row, as a share of so many rows."""

@@ -27,11 +27,10 @@ from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanc
 from flatout.tasks.metrics import class_rows, mean_where
 from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
-from flatout.tasks.task import Task
+from flatout.tasks.task import Task, real_rows, real_tokens
 
 Integers = NDArray[np.integer]
-METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")
-"""What a tagger is judged by, known before there is one."""
+METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")  # what a tagger is judged by
 _SPLITS = {"val": "validation", "test": "test"}
 
 
@@ -113,8 +112,7 @@ class Tagger(Task):
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The tag of each token, of which a word's first counts, and the tokens of each row."""
-        count = int(batch.lengths[: batch.num_real].sum())
-        return {"tags": self.outputs(batch)[:count].argmax(-1), "lengths": batch.lengths[: batch.num_real]}
+        return {"tags": real_tokens(self.outputs(batch), batch).argmax(-1), "lengths": real_rows(batch.lengths, batch)}
 
     def start_judging(self, split: str) -> None:
         self._lost = self.labels.lost.get(_SPLITS[split], {})
@@ -132,10 +130,7 @@ class Tagger(Task):
 def _real(outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
     """Outputs and targets of the tokens of the rows that count."""
     assert batch.targets is not None
-    if batch.num_real == batch.num_rows:
-        return outputs, batch.targets
-    count = int(batch.lengths[: batch.num_real].sum())
-    return outputs[:count], batch.targets[:count]
+    return real_tokens(outputs, batch), real_tokens(batch.targets, batch)
 
 
 class EntityScores:

@@ -33,8 +33,7 @@ from flatout.tasks.score_intervals import Interval
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
 
-AVERAGE = "average"
-"""Where a checkpoint keeps the running mean of the weights."""
+AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
 
 
 class Task(L.LightningModule):
@@ -383,3 +382,9 @@ class Task(L.LightningModule):
 def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
     """The rows that count; nearly always all of them."""
     return values if batch.num_real == batch.num_rows else values[: batch.num_real]
+
+
+def real_tokens(values: Tensor, batch: FlatBatch) -> Tensor:
+    """The tokens of the rows that count."""
+    is_all = batch.num_real == batch.num_rows
+    return values if is_all else values[: int(batch.lengths[: batch.num_real].sum())]

@@ -319,7 +319,8 @@ def _verify(folder: Path, stamps: dict[str, list[int]], boots: list[str]) -> Non
 
 def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
     """What changes in a file's entry when the file does: size, times and number. The time of the last change of
-    the entry (ctime) cannot be set by anybody."""
+    the entry (ctime) cannot be set by anybody.
+    """
     found = {}
     for name in (MANIFEST, MANIFEST_SUM, *manifest["files"]):
         status = (folder / name).stat()

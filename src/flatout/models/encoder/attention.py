@@ -25,16 +25,7 @@ from torch.nn import functional
 _LARGEST_FLASH_HEAD = 256
 _HEAD_MULTIPLE = 8
 """Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
-_NO_MASK = 0
-
-
-class Kernel(StrEnum):
-    """What computes attention."""
-
-    varlen = "varlen"
-    efficient = "efficient"
-    padded = "padded"
-    rectangles = "rectangles"
+Kernel = StrEnum("Kernel", "varlen efficient padded rectangles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +43,16 @@ class Scores:
 
     scale: float
     dropout: float
-    window: int | None
-    """Tokens this far apart, or further, do not see each other; None: all of a row do."""
-    by_distance: Callable[..., Tensor] | None = None
-    """Attention in which distances add to scores: of queries, keys and values, and a Layout; None: they do not."""
+    window: int | None  # tokens this far apart, or further, do not see each other; None: all of a row do
+    by_distance: Callable[..., Tensor] | None = None  # of queries, keys, values and a Layout; None: no distances
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Where rows begin, and how long they are at most."""
 
-    offsets: Tensor
-    """[B+1] int32 on the tokens' device."""
-    longest: int
-    """Upper bound of the lengths, known to the host."""
+    offsets: Tensor  # [B+1] int32 on the tokens' device
+    longest: int  # upper bound of the lengths, known to the host
 
 
 def choose_kernel(
@@ -128,7 +115,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
     parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))
     bounds = queries, rows.offsets, min(most, len(query)), min(rows.longest, len(key))
     found = torch.ops.aten._efficient_attention_forward(
-        *parts, None, *bounds, how.dropout, _NO_MASK, torch.is_grad_enabled(), scale=how.scale
+        *parts, None, *bounds, how.dropout, 0, torch.is_grad_enabled(), scale=how.scale
     )
     return found[0][0, ..., : query.shape[-1]]
 

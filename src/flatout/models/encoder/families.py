@@ -37,20 +37,13 @@ class PostNormNames:
 class Family:
     """What differs between families."""
 
-    layers: str
-    """The list of layers, by its name inside the backbone."""
-    names: PostNormNames | None
-    """None: layers normalise before each product, and have rotary positions."""
-    pool: Callable[[Any, Tensor], Tensor]
-    """`[N, H]` states of first tokens to what a classifier reads, with dropout."""
-    predict: Callable[[Any, Tensor], Tensor]
-    """`[N, H]` states of masked tokens to `[N, V]` logits of the words that stood there."""
-    activation: str = "hidden_act"
-    """The setting that names the activation between the products."""
-    last_norm: str = ""
-    """The norm after the last layer; empty: there is none."""
-    kind: str = "post_norm"
-    """Which of our layers takes the place of the library's."""
+    layers: str  # the list of layers, by its name inside the backbone
+    names: PostNormNames | None  # None: layers normalise before each product, and have rotary positions
+    pool: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of first tokens to what a classifier reads, with dropout
+    predict: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of masked tokens to `[N, V]` logits of their words
+    activation: str = "hidden_act"  # the setting that names the activation between the products
+    last_norm: str = ""  # the norm after the last layer; empty: there is none
+    kind: str = "post_norm"  # which of our layers takes the place of the library's
     embed: Callable[[Any, Tensor], Tensor] | None = None
     """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
 

@@ -60,8 +60,7 @@ class LayeredEncoder(Network, nn.Module):
     family: str
     described: Any
     is_flat: bool
-    stored_layers = 0
-    """First layers that stay as they are, and whose outputs a batch may bring as its `states`."""
+    stored_layers = 0  # first layers that stay as they are, and whose outputs a batch may bring as its `states`
     _waiting: list[list[str]]
     _frozen_at_first = 0
     _weights_then = ""
@@ -258,8 +257,7 @@ _COUNTED_FAMILIES = {*FLAT_FAMILIES} - {"deberta-v2"}
 _QUERIES = {"query", "q_lin", "q", "q_proj"}
 _KEYS = {"key", "value", "k_lin", "v_lin", "k", "v", "k_proj", "v_proj"}
 """What families call the layers that make queries, and those that make keys and values."""
-_JOINT = "Wqkv"
-"""What makes all three at once."""
+_JOINT = "Wqkv"  # what makes all three at once
 
 
 def encoder_products(model: Any, lengths: Lengths) -> list[Product]:

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import FlatRows
     from flatout.models.encoder.relative import Distances
 
-Finish = Callable[..., Tensor]
-Weights = tuple[Tensor, Tensor]
-"""Of a product, and its bias."""
+Weights = tuple[Tensor, Tensor]  # of a product, and its bias
 
 
 @dataclass(slots=True)
@@ -40,14 +38,10 @@ class Pass:
     """What all layers of one forward pass share."""
 
     rows: FlatRows
-    rotary: dict[str, tuple[Tensor, Tensor]]
-    """Cosines and sines `[T, 1, 1, D]` of rotary positions, for each kind of layer."""
-    kept: Tensor | None = None
-    """[K] the tokens that are read after the last layer; None: all."""
-    are_first: bool = False
-    """Whether these are the first tokens of the rows."""
-    distances: Distances | None = None
-    """Of tokens of a row, in families whose scores depend on them."""
+    rotary: dict[str, tuple[Tensor, Tensor]]  # cosines and sines `[T, 1, 1, D]` of rotary positions, by kind of layer
+    kept: Tensor | None = None  # [K] the tokens that are read after the last layer; None: all
+    are_first: bool = False  # whether these are the first tokens of the rows
+    distances: Distances | None = None  # of tokens of a row, in families whose scores depend on them
 
 
 class FlatLayer(nn.Module, ABC):
@@ -59,8 +53,7 @@ class FlatLayer(nn.Module, ABC):
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
         self.activate = activation_of(getattr(config, family.activation))
-        self.compiled: Finish | None = None
-        """`finish` as torch compiled it, for training."""
+        self.compiled: Callable[..., Tensor] | None = None  # `finish` as torch compiled it, for training
 
     def part(self, name: str) -> Any:
         """A module by its dotted name; looked up each time, as LoRA puts others in place."""

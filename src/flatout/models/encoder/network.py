@@ -18,7 +18,7 @@ from __future__ import annotations
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.data.batches.flat_batch import on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
@@ -37,30 +37,12 @@ from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import measure_distances, reads_distances
 from flatout.models.lean import make_lean
 
-if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
-_FP32_ALONE = {"deberta"}
-"""Families that fail under autocast: their code hides padding by a number that sixteen bits cannot hold."""
+_FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-
-
-class Compute(StrEnum):
-    """Whether an encoder runs over flat batches; auto: where its family can."""
-
-    auto = "auto"
-    flat = "flat"
-    padded = "padded"
-
-
-class Windows(StrEnum):
-    """What the answer of a text is, of those of its windows; attention: the mean, weighted by what a query finds."""
-
-    mean = "mean"
-    max = "max"
-    attention = "attention"
+Compute = StrEnum("Compute", "auto flat padded")
+Windows = StrEnum("Windows", "mean max attention")
 
 
 class Transformer(LayeredEncoder):
@@ -71,18 +53,13 @@ class Transformer(LayeredEncoder):
     ) -> None:
         super().__init__()
         self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
-        self.predicts_words = predicts_words
-        """Whether the head answers with a word of the vocabulary, at the batch's `places` or at all tokens."""
-        self.read_share = 1.0
-        """Fraction of tokens that such a head reads, for counts of operations."""
+        self.predicts_words = predicts_words  # whether it answers with words, at the batch's `places` or at all tokens
+        self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
         self.described: Any = net.config
         self.family: str = net.config.model_type
-        self.recomputes = False
-        """Whether flat layers compute their activations again in the backward pass, to save memory."""
-        self.window = 0
-        """Tokens of the windows that a row holds; 0: it is read at once."""
-        self.joins = Windows.mean
-        """What of their answers is the row's."""
+        self.recomputes = False  # whether flat layers compute activations again in the backward pass, to save memory
+        self.window = 0  # tokens of the windows that a row holds; 0: it is read at once
+        self.joins = Windows.mean  # what of their answers is the row's
         self.window_query: nn.Parameter | None
         self.register_parameter("window_query", None)
         self._waiting: list[list[str]] = []
@@ -215,7 +192,8 @@ class Transformer(LayeredEncoder):
     ) -> Tensor:
         """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
         last. From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
-        states before the first of these layers and after each."""
+        states before the first of these layers and after each.
+        """
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
         if first == stop and batch.states is not None:
@@ -345,7 +323,8 @@ def window_lengths(lengths_B: NDArray[np.integer], size: int) -> tuple[NDArray[n
 
 def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
     """The windows of a batch as its rows, shortest first; on the tokens' device `[W]` their texts and `[T]` where their
-    tokens stand in the batch."""
+    tokens stand in the batch.
+    """
     lengths, text = window_lengths(batch.lengths.numpy(), size)
     begins = np.cumsum(lengths) - lengths  # windows stand without gaps
     order = np.argsort(lengths, kind="stable")
@@ -362,7 +341,8 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
     """`[B, C]`: the mean of each text's windows, the largest answer of each output, or the mean weighted by scores,
-    which are the last column then."""
+    which are the last column then.
+    """
     answers_WC = answers_WC.float()
     weights_W1 = torch.ones_like(answers_WC[:, :1])
     if how is not Windows.mean:

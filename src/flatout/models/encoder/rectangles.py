@@ -25,10 +25,11 @@ from torch import Tensor
 from flatout.models.encoder.attention import KERNELS, Bounds, Kernel, Scores, pad_rows
 from flatout.models.lean import kept_places
 
-_LONG = 160
-"""Rows from this length on are work enough for a call of their own."""
-_CALL_SCORES = 1300
-"""Scores that may be computed in vain to save the calls of one more rectangle (both cost about 60 µs a layer)."""
+_LONG = 160  # rows from this length on are work enough for a call of their own
+_CALL_SCORES = 1300  # scores computed in vain to save the calls of one more rectangle (both cost about 60 µs a layer)
+_LENGTH_MULTIPLE = 64  # bounds of row lengths are rounded up to it, so that the same few kernels serve all batches
+_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,10 @@ class Rectangle:
     rows: int
     length: int
     first_row: int
-    first: int
-    """Places of the rectangles before it."""
-    is_long: bool
-    """Whether it goes to the fused kernel."""
-    bias: Tensor | None = None
-    """`[N, 1, 1, L]` zero on tokens and -inf on padding; None where all rows are equally long."""
-    padding: Tensor | None = None
-    """`[N, 1, L, 1]` whether a place is no token."""
+    first: int  # places of the rectangles before it
+    is_long: bool  # whether it goes to the fused kernel
+    bias: Tensor | None = None  # `[N, 1, 1, L]` zero on tokens and -inf on padding; None where rows are equally long
+    padding: Tensor | None = None  # `[N, 1, L, 1]` whether a place is no token
 
     @property
     def places(self) -> int:
@@ -57,10 +54,8 @@ class Layout:
     """The rows of a batch as rectangles."""
 
     rectangles: list[Rectangle]
-    tokens: Tensor
-    """[P] the token at each place of the rectangles."""
-    places: Tensor
-    """[T] the place of each token."""
+    tokens: Tensor  # [P] the token at each place of the rectangles
+    places: Tensor  # [T] the place of each token
     _by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def by_head(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -142,10 +137,6 @@ def lay_out_padded(rows: Bounds, tokens: int) -> Layout:
     return Layout([whole], index_BL.flatten(), back_T)
 
 
-_LENGTH_MULTIPLE = 64
-"""Bounds of row lengths are rounded up to it, so that the same few kernels serve all batches."""
-
-
 class FlatRows:
     """How the rows of a flat batch lie, and the attention that keeps them apart."""
 
@@ -176,10 +167,6 @@ class FlatRows:
         if scores.by_distance is not None:
             return scores.by_distance(query, others_TKHD[:, -2:], self.layout, scores, is_first=is_first)
         return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=is_first)
-
-
-_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class _Attend(torch.autograd.Function):

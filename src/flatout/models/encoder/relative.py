@@ -27,19 +27,16 @@ from flatout.models.lean import drop
 if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import Layout, Rectangle
 
-Add = Callable[[Tensor, Tensor, Tensor], None]
-"""Adds in place to scores, made of queries and keys, what distances say."""
+Add = Callable[[Tensor, Tensor, Tensor], None]  # adds in place to scores, made of queries and keys, what distances say
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
     """Rows of a table for distances, of which a batch has these at most."""
 
-    rows_W: Tensor
-    """[2 * longest + 1] from -longest to longest; a distance is the query's place less the key's."""
+    rows_W: Tensor  # [2 * longest + 1] from -longest to longest; a distance is the query's place less the key's
     longest: int
-    table: Tensor
-    """`[R, ...]` the rows that may be met."""
+    table: Tensor  # `[R, ...]` the rows that may be met
 
     def between(self, first: int, last: int) -> Tensor:
         """The rows of these distances, both included."""

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from flatout.data.tables.hub import fetched
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.layered import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer, Windows
 
-ALL = "all"
-"""Of the layers to freeze: each of them, for a head alone."""
+ALL = "all"  # of the layers to freeze: each of them, for a head alone
 _SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 _SIZES |= {"intermediate": "intermediate_size"}
 _SIZES_OF_DISTILBERT = {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"}
@@ -45,13 +45,7 @@ _DROPOUTS = {
 """Settings of ours, and what families call them."""
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
-
-
-class ReuseFormat(StrEnum):
-    """Number format of stored outputs; auto: the layer's own."""
-
-    auto = "auto"
-    bf16 = "bf16"
+ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -209,8 +203,6 @@ class TransformerConfig:
         if self.pretrained is not None:
             from transformers import AutoConfig
 
-            from flatout.data.tables.hub import fetched
-
             name = self.pretrained
             found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
             _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
@@ -250,8 +242,6 @@ class TransformerConfig:
             return auto.from_config(described)
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
-        from flatout.data.tables.hub import fetched
-
         name = self.pretrained
         how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
         with quiet_library():  # that the head is new is no news
@@ -263,8 +253,7 @@ class Outputs:
     """What the outputs of a head mean."""
 
     names: Sequence[str]
-    kind: str
-    """single, multi, regression, tags or words."""
+    kind: str  # single, multi, regression, tags or words
 
     @property
     def are_words(self) -> bool:

@@ -206,7 +206,8 @@ class Search:
 
     def _climb(self, sizes: list[int]) -> None:
         """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
-        step stay."""
+        step stay.
+        """
         for up in (True, False):
             start, misses = self.now.rows, 0
             for rows in sizes if up else reversed(sizes):
@@ -222,7 +223,8 @@ class Search:
 
     def _double(self, sizes: list[int]) -> None:
         """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
-        what was set: rows are free to grow."""
+        what was set: rows are free to grow.
+        """
         ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
         guess = 0 if self.asked.is_cpu else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))

@@ -32,7 +32,7 @@ from flatout.data.batches.feed import Feed, free_memory
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.engine.lightning_internals import overrides
-from flatout.engine.random_state import RandomState
+from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import first_line
 from flatout.perf.verdict.ways import Refused, open_feed
 
@@ -51,7 +51,7 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
 
     A copy may still reach the module itself, by a function that was put into it.
     """
-    random, threads, logged = RandomState(device), torch.get_num_threads(), logging.root.manager.disable
+    random, threads, logged = random_state(device), torch.get_num_threads(), logging.root.manager.disable
     gradients = [(weight, weight.grad) for weight in module.parameters()]
     statistics = [(each, each._version, each.clone()) for each in module.buffers()]
     for weight, _ in gradients:
@@ -69,7 +69,7 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
             if each._version != version:
                 each.data.copy_(before)
         torch.set_num_threads(threads)
-        random.restore(device)
+        restore_random_state(random, device)
 
 
 def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
