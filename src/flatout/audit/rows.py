@@ -25,8 +25,7 @@ from flatout.errors import require
 
 Objects = NDArray[np.object_]
 _MOST_UNLABELLED = 200_000
-LEAST_ROWS = 40
-"""Rows below which no fold says anything."""
+LEAST_ROWS = 40  # rows below which no fold says anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,12 @@ class AuditRows:
     texts: Objects
     labels: NDArray[np.int64]
     files: Objects
-    rows: NDArray[np.int64]
-    """Numbers in their files, from 1."""
+    rows: NDArray[np.int64]  # numbers in their files, from 1
     splits: Objects
-    groups: NDArray[np.int64]
-    """Rows of one group stay in one fold: equal texts, or those of `data.group`."""
-    column: Objects
-    """What the rows have in the column by which scores are parted; empty texts without one."""
+    groups: NDArray[np.int64]  # rows of one group stay in one fold: equal texts, or those of `data.group`
+    column: Objects  # what the rows have in the column by which scores are parted; empty texts without one
     classes: list[str]
-    conflicts: int = 0
-    """Rows whose text has another label elsewhere."""
+    conflicts: int = 0  # rows whose text has another label elsewhere
 
     def __len__(self) -> int:
         return len(self.texts)

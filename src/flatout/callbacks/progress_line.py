@@ -99,8 +99,7 @@ class ProgressLine(ProgressBar):
     def on_train_end(self, *_: Any) -> None:
         self.close()
 
-    def on_exception(self, *_: Any) -> None:
-        self.close()
+    on_exception = on_train_end
 
     def _open(self) -> Progress:
         """The live line, made at its first use."""
@@ -123,8 +122,8 @@ class ProgressLine(ProgressBar):
         """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
         values = {} if self._newest is None else {"train/loss": float(self._newest)}
         for each in callbacks_of(trainer):
-            if isinstance(each, Throughput) and each.total.seconds:
-                values["speed/rows_per_s"] = each.total.values()["speed/rows_per_s"]
+            if isinstance(each, Throughput) and (total := each.volume.total).seconds:
+                values["speed/rows_per_s"] = total.values()["speed/rows_per_s"]
         return values
 
 

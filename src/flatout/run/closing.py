@@ -104,7 +104,7 @@ def keep_answers(
     # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU, which would have the
     # shape of that of rows a second.
     throughput = training.curves.throughput
-    if ranks.is_first and throughput.peak is None and throughput.total.flops:
+    if ranks.is_first and throughput.peak is None and throughput.volume.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
     return predictor, per_class, charts
 
@@ -112,10 +112,10 @@ def keep_answers(
 def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
     put, curves, loop = folder.summary.set, training.curves, training.loop
-    throughput, timer, times = curves.throughput, curves.timer, curves.timer.step_times
-    rates, model = throughput.total.values(), module if feeds is None else module.model
+    throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
+    rates, model = total.values(), module if feeds is None else module.model
     if feeds is None:
-        rows_per_step = round(throughput.total.rows / max(1, training.trainer.global_step))
+        rows_per_step = round(total.rows / max(1, training.trainer.global_step))
     else:
         rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
     count = sum(weight.numel() for weight in model.parameters())
@@ -129,17 +129,14 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     counts_tokens = feeds is not None and module.counts_tokens
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
         put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
-    for name, value in timer.total.values().items():
+    for name, value in timer.times.total.values().items():
         put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    put("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in (50, 90, 99)})
-    put("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    put("speed.mfu", throughput.mfu(throughput.total))
+    percentiles = {f"p{share}": timer.step_times.percentile(share / 100) for share in (50, 90, 99)}
+    put("speed.step_percentiles_ms", {name: each and round(1000 * each, 3) for name, each in percentiles.items()})
+    put("speed.first_steps_ms", [round(1000 * seconds, 3) for seconds in timer.step_times.first])
+    put("speed.mfu", throughput.mfu(total))
     for group, found in curves.monitor.summary().items():
         put(f"speed.{group}", found)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
 
 
 def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder) -> None:

@@ -106,9 +106,10 @@ class Finding:
         return self.share >= _PLAIN_SHARE if is_gain_unknown else self.worth >= _PLAIN_GAIN
 
 
-def carried_over(gain: Interval) -> Interval:
+def carried_over(value: float, low: float, high: float) -> Interval:
     """A gain of steps as the gain of a run: the bounds with what predictions miss by."""
-    return gain.widened(math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(gain.value))))
+    missed = math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(value)))
+    return Interval(value, low / missed, high * missed)
 
 
 def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> Interval:
@@ -123,22 +124,7 @@ def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> 
     left = max(total - ms, 1e-3 * total)
     quicker = (1 - kept) * min(left, model + evidence.ms.get("other", 0.0))
     low, high = total / left, total / max(left - quicker, 1e-3 * total)
-    return carried_over(Interval(math.sqrt(low * high), low, high))
-
-
-def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
-    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
-
-    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
-    else stands between steps, too: garbage of the compiler is cleared away there.
-    """
-    clocked = gain_without(evidence, ms, interrupts=True)
-    if evidence.eager_ms is None:
-        return clocked
-    total = max(evidence.total_ms, 1e-9)
-    left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
-    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
-    return carried_over(Interval(tried, min(tried, clocked.value), max(most, clocked.value)))
+    return carried_over(math.sqrt(low * high), low, high)
 
 
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
@@ -155,7 +141,7 @@ def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
     total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
     bounds = (changed / max(times, 1e-9) + each_batch + kept for times in (steps.value, steps.low, steps.high))
-    return carried_over(Interval(*(total / max(left, 1e-9) for left in bounds)))
+    return carried_over(*(total / max(left, 1e-9) for left in bounds))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:

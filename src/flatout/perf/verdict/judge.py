@@ -46,7 +46,9 @@ class Judging:
 
 def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
     """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
-    evidence = evidence_of(curves, feed, precision, curves.throughput.counted().batches / max(1, batches_an_epoch))
+    evidence = evidence_of(
+        curves, feed, precision, curves.throughput.volume.counted().batches / max(1, batches_an_epoch)
+    )
     if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
         log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
 
@@ -69,7 +71,7 @@ def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunL
 
 
 def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
-    epochs = curves.throughput.total.batches / max(1, known.batches_in_epoch)
+    epochs = curves.throughput.volume.total.batches / max(1, known.batches_in_epoch)
     evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
     if evidence is None:
         return None
@@ -91,7 +93,7 @@ def _tuned_layers(task: Task) -> int:
 
 def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, pieces: int) -> list[dict[str, float]]:
     """Each rank's parts of a batch, and what it takes alone."""
-    counted = curves.timer.counted()
+    counted = curves.timer.times.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if seconds and pieces == 1:
         with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
@@ -148,7 +150,7 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
     `fetch_ms`: what a batch took to come out of the loader; the wait that curves show has Lightning's own work in it.
     """
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
-    epochs = curves.throughput.counted().batches / max(1.0, float(trainer.num_training_batches))
+    epochs = curves.throughput.volume.counted().batches / max(1.0, float(trainer.num_training_batches))
     loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)
     found = evidence_of(curves, loader, str(trainer.precision), epochs)
     if found is None:
@@ -162,12 +164,12 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
 def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
     """What was measured so far; None where it is too little for a verdict."""
     throughput, plan, clock = curves.throughput, feed.plan, curves.clock
-    counted = throughput.counted()
+    counted = throughput.volume.counted()
     batches = counted.batches
     steps = batches // plan.accumulate
     if steps < LEAST_STEPS:
         return None
-    seen, split = curves.monitor.summary(), curves.timer.counted().split()
+    seen, split = curves.monitor.summary(), curves.timer.times.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(

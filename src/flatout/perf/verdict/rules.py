@@ -14,15 +14,7 @@ from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import (
-    Finding,
-    best_tried,
-    by_removing,
-    by_trying,
-    carried_over,
-    gain_uncompiled,
-    gain_without,
-)
+from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
@@ -107,9 +99,9 @@ def host_reads(evidence: Evidence) -> Finding | None:
         return None
     override = f"~callbacks.{max(evidence.reads, key=lambda each: evidence.reads[each])}"
     why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
-    limit = "waiting for numbers of the device"
     # The host may need some of that time itself: nothing is sure to be gained.
-    gain = carried_over(Interval(1 / max(1 - share, 1e-3), 1.0, 1 / max(1 - share, 1e-3)))
+    limit, most = "waiting for numbers of the device", 1 / max(1 - share, 1e-3)
+    gain = carried_over(most, 1.0, most)
     return Finding(cause="reads", limit=limit, share=share, evidence=why, override=override, gain=gain)
 
 
@@ -197,12 +189,27 @@ def optimizing(evidence: Evidence) -> Finding | None:
     return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, **fix)
 
 
+def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
+    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
+
+    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
+    else stands between steps, too: garbage of the compiler is cleared away there.
+    """
+    clocked = gain_without(evidence, ms, interrupts=True)
+    if evidence.eager_ms is None:
+        return clocked
+    total = max(evidence.total_ms, 1e-9)
+    left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
+    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
+    return carried_over(tried, min(tried, clocked.value), max(most, clocked.value))
+
+
 def compiling(evidence: Evidence) -> Finding | None:
     """torch.compile makes graph after graph."""
     if (share := evidence.compiling_share) < LEAST_COMPILING:
         return None
     why = f"{evidence.compiled['graphs']:.0f} graphs in {evidence.compiled['seconds']:.0f} s"
-    gain = gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
+    gain = _gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
     if evidence.eager_ms is not None:
         why += f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f} as it was"
     about: dict[str, Any] = {"cause": "compile", "limit": "compiling again and again", "override": "compile=false"}
@@ -365,24 +372,5 @@ def communicating(evidence: Evidence) -> Finding | None:
     return Finding(**about, **fix, share=share, evidence=why)
 
 
-RULES: list[Callable[[Evidence], Finding | None]] = [
-    waiting,
-    padding,
-    callbacks,
-    host_reads,
-    logging,
-    validating,
-    saving,
-    precision,
-    optimizing,
-    compiling,
-    swapping,
-    cut_batches,
-    throttling,
-    shared_card,
-    starved,
-    uneven_ranks,
-    communicating,
-    framework,
-    tuning_whole,
-]
+RULES = [waiting, padding, callbacks, host_reads, logging, validating, saving, precision, optimizing, compiling]
+RULES += [swapping, cut_batches, throttling, shared_card, starved, uneven_ranks, communicating, framework, tuning_whole]
