@@ -275,6 +275,6 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
         num_sanity_val_steps=0, callbacks=again,
     )  # fmt: skip
     trainer.fit(Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False)
-    assert again[1].total.rows == 2 * ROWS == 2 * first[1].total.rows
-    assert again[0].total.batches == 2 * ROWS // BATCH
+    assert again[1].volume.total.rows == 2 * ROWS == 2 * first[1].volume.total.rows
+    assert again[0].times.total.batches == 2 * ROWS // BATCH
     assert again[0].step_times.first == first[0].step_times.first

@@ -146,7 +146,8 @@ class ProfileSteps(Callback):
     def on_train_end(self, *_: Any) -> None:
         self._close()
 
-    on_exception = on_train_end
+    def on_exception(self, *_: Any) -> None:
+        self._close()
 
     def _begin(self, at: Window) -> None:
         # Its library announces each start and stop on stderr, at the highest of its levels.

@@ -99,7 +99,8 @@ class ProgressLine(ProgressBar):
     def on_train_end(self, *_: Any) -> None:
         self.close()
 
-    on_exception = on_train_end
+    def on_exception(self, *_: Any) -> None:
+        self.close()
 
     def _open(self) -> Progress:
         """The live line, made at its first use."""

@@ -45,13 +45,13 @@ from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 from flatout.perf.tune.probe import Child, Parts
 from flatout.perf.tune.settings import TuneConfig, is_typed
-from flatout.perf.tune.tuning import FoundAnswers, Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, plain, read_summary, versions
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
 from flatout.run.resolve import clip_of, resolve_rate
 from flatout.run.run_folder import SETTINGS, RunFolder, newest_runs, unwritten_run
+from flatout.run.tuning import FoundAnswers, Question, of_all_devices, override_line
 from flatout.run_log import RunLog
 from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
@@ -176,13 +176,7 @@ def question(
     config = with_answers(config, confirmed.values)
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     prober = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
-    return Question(open_settings(config), data.store, ranks, device, overrides, prober, counts_time, confirmed)
-
-
-def open_settings(config: RunConfig) -> RunSettings:
-    """The settings that measuring decides, and those that its answers depend on."""
-    same = {name: getattr(config, name) for name in ("data", "task", "optim", "trainer", "precision", "tune")}
-    return RunSettings(network=config.model, compile=bool(config.compile), **same)
+    return Question(config, data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
