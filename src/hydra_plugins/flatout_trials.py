@@ -149,7 +149,6 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
 
 
 def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> tuple[DictConfig, Any]:
-    """The settings of one trial, and its run."""
     from flatout.cli.boundary import read_config
     from flatout.run.launch import RunJob
 

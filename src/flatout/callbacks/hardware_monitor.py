@@ -13,7 +13,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.gpu import watched_card
-from flatout.distributed.limits import cpu_periods
+from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
 from flatout.run_log import Say
 
@@ -76,15 +75,6 @@ class Host:
     def facts(self) -> dict[str, object]:
         return {}
 
-    def _own_s(self) -> float:
-        """Seconds of processor time of this process and of its children, those that have ended included."""
-        taken = 0.0
-        for process in (self.process, *self.process.children(recursive=True)):
-            with suppress(psutil.Error):  # it has ended meanwhile
-                times = process.cpu_times()._asdict()
-                taken += sum(times.get(name, 0.0) for name in ("user", "system", "children_user", "children_system"))
-        return taken
-
     def _counters(self) -> dict[str, float]:
         """What only ever grows."""
         cores, swap, disk = psutil.cpu_times(), psutil.swap_memory(), psutil.disk_io_counters()
@@ -93,7 +83,7 @@ class Host:
         idle = parts.get("idle", 0.0) + parts.get("iowait", 0.0)
         found = {
             "seconds": time.perf_counter(),
-            "process_cpu_s": self._own_s(),
+            "process_cpu_s": processor_seconds(self.process),
             "busy_s": sum(parts.values()) - idle,
             "idle_s": idle,
             "swap_in": float(swap.sin),

@@ -35,11 +35,10 @@ class ProgressLine(ProgressBar):
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
         self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
-        self._is_live = live
+        self._is_live, self._step = live, 0
         self._loss: float | None = None  # of the last flush; None where none is known, as in manual optimisation
         self._newest: Any = None  # the loss of the last batch, on its device
         self._bar: Progress | None = None
-        self._step = 0
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Show a step with its values on the live line."""

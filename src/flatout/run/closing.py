@@ -111,11 +111,11 @@ def keep_answers(
 
 def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    put, curves, loop = folder.summary.set, training.curves, training.loop
+    put, curves, loop, trainer = folder.summary.set, training.curves, training.loop, training.trainer
     throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
     rates, model = total.values(), module if feeds is None else module.model
     if feeds is None:
-        rows_per_step = round(total.rows / max(1, training.trainer.global_step))
+        rows_per_step = round(total.rows / max(1, trainer.global_step))
     else:
         rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
     count = sum(weight.numel() for weight in model.parameters())
@@ -123,7 +123,7 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     put("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
         put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    put("training", {"epochs": curves.epochs, "steps": curves.steps, "rows_per_step": rows_per_step})
+    put("training", {"epochs": trainer.current_epoch, "steps": trainer.global_step, "rows_per_step": rows_per_step})
     put("training", {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step})
     put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
     counts_tokens = feeds is not None and module.counts_tokens

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
@@ -298,13 +299,12 @@ def _score(parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: in
     task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
     cast(Transformer, task.model).keep_layers_still(cut)
     optimizer, began = task.optim.build(task.model), time.perf_counter()
-    way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
-    steps = Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
-    for step in range(total):
-        for group in optimizer.param_groups:
-            group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
-        steps.take(1)
-    steps.close()
+    way = Way(feed=feed, precision=precision, model=task.model)
+    with closing(Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)) as steps:
+        for step in range(total):
+            for group in optimizer.param_groups:
+                group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
+            steps.take(1)
     seconds = time.perf_counter() - began
     task.eval()
     with torch.no_grad(), arithmetic(precision, parts.device):

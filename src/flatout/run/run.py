@@ -88,7 +88,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)
             predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
-            training.loggers.log_final(metrics, training.curves.steps)
+            training.loggers.log_final(metrics, training.trainer.global_step)
             write_verdict(settings, module, feeds, training, folder)
         end_group()
         if ranks.is_first:
@@ -124,7 +124,7 @@ def fit_to_end(
     training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, start: Start | None
 ) -> None:
     """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
-    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
+    trainer, listeners = training.trainer, list(training.curves.listeners)
     if feeds is not None:
         count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
         rows = plan.rows_per_batch * plan.parts
@@ -149,7 +149,6 @@ def fit_to_end(
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
-    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
     report_early_end(training, folder)
     if skipped := training.loop.skipped:

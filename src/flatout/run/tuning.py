@@ -31,7 +31,7 @@ from flatout.engine.compile import why_not
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
-from flatout.perf.notes import memory_key
+from flatout.perf.notes import known_rows, memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Child, Here, Setting
 from flatout.perf.tune.search import Search
@@ -115,7 +115,7 @@ def is_outdated(known: Answers, asked: OpenSettings, store: AnswerStore) -> bool
     """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
     if known.step_s is None:
         return True
-    most = store.known_micro_batch(known.row_key) if known.row_key else None
+    most = known_rows(store.cache, known.row_key) if known.row_key else None
     if most is not None and known.values.get("data.batch_size", 0) > most:
         return True
     growth = asked.planned_steps / max(known.planned_steps, 1)

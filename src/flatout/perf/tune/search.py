@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.precision import Precision
+from flatout.perf.notes import known_rows
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
 from flatout.perf.tune.settings import StepRows
@@ -88,7 +89,7 @@ class Search:
         self.speeds.about = about
         start = self.asked.start
         if "data.batch_size" not in self.asked.kept:
-            self._most = self.store.known_micro_batch(about["row_keys"][start.precision])
+            self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
@@ -238,7 +239,6 @@ class Search:
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
-        """Whether so many more rows at once are faster by what counts."""
         slow, fast = self._rate_of_rows(rows), self._rate_of_rows(more)
         return fast >= slow * (1 + self.settings.gain)
 

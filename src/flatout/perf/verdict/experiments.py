@@ -100,8 +100,7 @@ def try_feeds(
 
 
 def _way_of(task: Task, feed: Feed) -> Way:
-    precision = by_lightning_name(str(task.trainer.precision))
-    return Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    return Way(feed=feed, precision=by_lightning_name(str(task.trainer.precision)), model=task.model)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
     about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
     feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
-    was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    was = Way(feed=feed, precision=precision, model=task.model)
     evidence.native = _other_precision(precision, device)
     if evidence.share("wait") >= experiments.WAITS and experiments.try_feeds(
         task, was, _other_loaders, evidence, until
