@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,17 +17,19 @@ from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
+from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import Ranks, others_watched
 from flatout.engine.compile import is_compiled
 from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
-from flatout.engine.precision import Precision
+from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.inference.run_predictor import RunPredictor
+from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
-from flatout.perf.verdict.experiments import MOST_S
-from flatout.perf.verdict.judge import Judging, evidence_of_own, judge
+from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
+from flatout.perf.verdict.judge import evidence_of, evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
@@ -144,29 +148,64 @@ def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training
     if feeds is None:
         evidence = _judge_own(settings.asked, module, training, folder)
     else:
-        is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-        was_set = Judging(
-            batches_in_epoch=settings.batches or 1,
-            effective_batch=settings.asked.data.effective_batch,
-            is_precision_asked=settings.asked.precision in (Precision.fp32, Precision.bf16) and not is_measured,
-            is_compiled=bool(settings.asked.compile) or is_compiled(module.model),
-            may_try=settings.asked.monitor.verdict and not settings.asked.is_sharded,
-            pieces=training.loop.passes.pieces[TRAINING],
-        )
-        evidence = judge(module, feeds, training.curves, was_set, folder)
-    if evidence is not None and folder.is_first:
+        evidence = judge(module, feeds, settings, training, folder)
+    if evidence is None:
+        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+    elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))
         found = verdict(evidence)
         folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
+
+
+def judge(task: Task, feeds: Feeds, settings: Settings, training: Training, folder: RunFolder) -> Evidence | None:
+    """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
+    asked, curves, precision = settings.asked, training.curves, str(training.trainer.precision)
+    batches = curves.throughput.volume.total.batches
+    evidence = evidence_of(curves, feeds.train, precision, batches / (settings.batches or 1))
+    may_try = asked.monitor.verdict and not asked.is_sharded
+    ranks = _of_all_ranks(task, feeds, training, evidence if may_try else None)
+    if evidence is None:
+        return None
+    evidence.effective_batch, evidence.tuned_layers = asked.data.effective_batch, _tuned_layers(task)
+    evidence.pieces = training.loop.passes.pieces[TRAINING]
+    is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
+    usual = choose_precision(Precision.auto, task.device).value
+    if asked.precision in (Precision.fp32, Precision.bf16) and not is_measured and LIGHTNING_NAMES[usual] != precision:
+        evidence.native = usual.value
+    if ranks:
+        evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
+    elif may_try:
+        compiles = bool(asked.compile) or is_compiled(task.model)
+        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=compiles))
+    return evidence
+
+
+def _tuned_layers(task: Task) -> int:
+    """Layers of a pretrained encoder of which all are trained."""
+    network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
+    if not is_pretrained or not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
+        return 0
+    return len(network.in_order()) if all(weight.requires_grad for weight in network.parameters()) else 0
+
+
+def _of_all_ranks(task: Task, feeds: Feeds, training: Training, evidence: Evidence | None) -> list[dict[str, float]]:
+    """Of several ranks each one's parts of a batch, and what it takes alone where something may be tried."""
+    if feeds.train.plan.world == 1:
+        return []
+    counted = training.curves.timer.times.counted()
+    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
+    if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
+        seconds = SHARE * evidence.total_ms * evidence.batches / 1000
+        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
+            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+    return of_all_ranks(own)
 
 
 def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFolder) -> Evidence | None:
     trainer, curves = training.trainer, training.curves
     fetches = next(each for each in callbacks_of(trainer) if isinstance(each, FetchTimes))
     evidence = evidence_of_own(curves, trainer, fetches.ms)
-    if evidence is None:
-        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
-    elif config.monitor.verdict:
+    if evidence is not None and config.monitor.verdict:
         trained_s = evidence.total_ms * evidence.batches / 1000
         try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
         for note in evidence.notes:
