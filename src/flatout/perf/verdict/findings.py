@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
@@ -26,12 +26,13 @@ _QUICKER = 0.25
 """By how much steps that nothing interrupts may be quicker than steps between callbacks: threads stay awake."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     cause: str
     limit: str  # in words, as they stand after "limited by"
     share: float  # of the time, what it takes
     evidence: str
+    _: KW_ONLY
     override: str | None = None  # what to type, where that removes the cause
     advice: str | None = None  # what to do where no override does it
     gain: Interval | None = None  # how many times as fast the run would be, where that was measured
@@ -161,8 +162,8 @@ def by_trying(
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
     why = f"{also}; {why}" if also else why
-    fix: dict[str, Any] = {"override": tried.override, "gain": gain, "changes_training": changes_training}
-    return Finding(cause=cause, limit=limit, share=1 - 1 / gain.value, evidence=why, **fix)
+    share, fix = 1 - 1 / gain.value, tried.override
+    return Finding(cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training)
 
 
 def by_removing(
@@ -171,5 +172,5 @@ def by_removing(
     """A part that its fix takes away, where that is worth naming."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
-    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, gain=gain, **more)
+    gain = gain_without(evidence, ms, interrupts=True)
+    return Finding(cause, limit, ms / evidence.total_ms, why, override=override, gain=gain, **more)
