@@ -101,7 +101,6 @@ class TrialSweeper(Sweeper):
         return _compose(self.loader, self.job_config, words, number)[1]
 
     def _begun(self, fixed: list[str]) -> Any:
-        """How the person began this sweep, and what trains one of its trials alone."""
         from flatout.sweep.searched import Begun
 
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]

@@ -117,7 +117,6 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
 
 
 def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
-    """What an encoder says beside the words, where there is one."""
     return words if encoded is None else hstack([words, encoded], format="csr")
 
 

@@ -46,7 +46,6 @@ class Features:
         return _joined([hstack([part.read(side) for part in self._parts], format="csr") for side in self._sides(texts)])
 
     def _sides(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        """The texts; or of pairs the first halves, then the second ones."""
         if not self._is_pair:
             return [texts]
         return [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]

@@ -108,8 +108,7 @@ class Card:
     name = "gpu"
 
     def __init__(self, nvml: Any, whole: Any, own_slice: Any = None) -> None:
-        self.nvml, self.whole = nvml, whole
-        self.is_slice = own_slice is not None
+        self.nvml, self.whole, self.is_slice = nvml, whole, own_slice is not None
         self.own = own_slice if self.is_slice else whole
         self.looks = self.shared_looks = self.most_others = 0
         self.others_gb = 0.0
@@ -177,10 +176,9 @@ class Card:
         return None if value is None else factor * value
 
     def _throttled(self) -> float | None:
-        # Its name until driver 535, and in older packages.
         newer = hasattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons")
         bits = self._ask("CurrentClocksEventReasons", self.whole) if newer else None
-        if bits is None:
+        if bits is None:  # by its name until driver 535, and in older packages
             bits = self._ask("CurrentClocksThrottleReasons", self.whole)
         if bits is None:
             return None

@@ -49,14 +49,11 @@ class Split(Sums):
 class StepTimer(CurveSource):
     """The split of a step, and the distribution of the lengths of steps."""
 
-    def __init__(
-        self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None) -> None:
         """`callbacks`: those to time, by name; None: all that are neither ours nor Lightning's."""
         super().__init__(every_n_steps)
-        self.clock, self.callbacks = clock or Clock(), callbacks
-        self.times = Stretches(Split)
-        self.step_times = StepTimes()
+        self.clock, self.callbacks = Clock(), callbacks
+        self.times, self.step_times = Stretches(Split), StepTimes()
         self.seconds_to_first_step: float | None = None
         """From the making of this callback to the end of the first batch."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)

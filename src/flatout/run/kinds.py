@@ -241,6 +241,5 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
 
 
 def _option_of(part: object) -> str:
-    """The option of `conf/` behind the settings of a model or a task."""
     options = MODELS | {kind.task_option: kind.task.settings for kind in KINDS}
     return next((name for name, each in options.items() if type(part) is each), type(part).__name__)

@@ -63,8 +63,7 @@ class KeepResults(L.Callback):
         self.metric = metric
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        known = trainer.callback_metrics
-        hint = "Log it in validation_step, or name another."
+        known, hint = trainer.callback_metrics, "Log it in validation_step, or name another."
         is_logged = self.metric is None or self.metric in known
         require(is_logged, "checkpoint.metric", f"{self.metric!r} is not logged", allowed=", ".join(known), hint=hint)
         plain = {name: plain_name(name, "val") for name in known}

@@ -118,8 +118,7 @@ def where_to_start(
         found.append(start)
         return str(start.checkpoint)
 
-    path = ranks.agreed("checkpoint", look)
-    start = None
+    start, path = None, ranks.agreed("checkpoint", look)
     if path:
         start = found[0] if found else Start(Path(path), require_whole(Path(path)))
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
@@ -135,7 +134,6 @@ def where_to_start(
 
 
 def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
-    """A run cannot be asked for less than it has done."""
     epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps") or -1
     begun = start.about["position"]["epoch"] + 1
     hint = "The run's model/ and report are what it has reached so far."

@@ -82,7 +82,6 @@ class Search:
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
     def _begin(self) -> Measured | NoAnswer:
-        """The first probe: what the settings as they are do."""
         about = self.prober.ask("about", self.speeds.until)
         if isinstance(about, NoAnswer):
             return about

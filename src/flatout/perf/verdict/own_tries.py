@@ -104,7 +104,6 @@ def _other_precision(precision: Precision, device: torch.device) -> str:
 
 
 def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
-    """A few other DataLoaders, what is likeliest first."""
     feed: Any = was.feed
     if not feed.is_torchs:
         evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
@@ -185,9 +184,8 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
     saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
     gain = speedup([1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved])
-    fix: dict[str, Any] = {"cause": "loop", "override": "Trainer(callbacks=[FastLoop()])"}
-    sizes: dict[str, Any] = {"rows_per_batch": evidence.rows_per_batch, "batches_per_step": evidence.accumulate}
-    evidence.tried.append(Tried.by(gain, was_rate, **fix, **sizes))
+    fix, sizes = "Trainer(callbacks=[FastLoop()])", (evidence.rows_per_batch, evidence.accumulate)
+    evidence.tried.append(Tried.by(gain, was_rate, "loop", fix, *sizes))
 
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
