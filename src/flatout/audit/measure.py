@@ -26,7 +26,7 @@ from flatout.audit.rows import AuditRows, deal
 from flatout.data.problem import Problem
 from flatout.run_log import Say
 
-Floats = NDArray[np.float64]
+Floats, Bools = NDArray[np.float64], NDArray[np.bool_]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
 _PLANTED = 0.05
 _LEAST_LONG = 20
@@ -129,7 +129,7 @@ class _Trained:
     def head(self, labels: NDArray[np.int64], taught: NDArray[np.generic]) -> Head:
         return Head(Problem.single, self.num_classes).fit(self.features[taught], labels[taught])
 
-    def answers(self, labels: NDArray[np.int64], kept: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    def answers(self, labels: NDArray[np.int64], kept: Bools | None = None) -> Floats:
         """Probabilities of each row by a model of the other folds, or of the rows of these that are kept."""
         found = np.empty((len(labels), self.num_classes))
         for fold in np.unique(self.folds):
@@ -139,7 +139,7 @@ class _Trained:
         return found
 
 
-def _curve(trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
     """Errors of each fold by rows trained on; all of them are known already."""
     errors = []
     place_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
@@ -157,12 +157,7 @@ def _curve(trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]) -> t
 
 
 def _loss_by_cut(
-    trained: _Trained,
-    reader: Features,
-    rows: AuditRows,
-    is_right: NDArray[np.bool_],
-    max_length: int,
-    encoded: csr_matrix | None,
+    trained: _Trained, reader: Features, rows: AuditRows, is_right: Bools, max_length: int, encoded: csr_matrix | None
 ) -> tuple[int, float, float, float]:
     """What answers lose where a text is cut after `max_length` words, over all rows; an encoder reads as before."""
     words = [text.split(maxsplit=max_length) for text in rows.texts]

@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 
 from flatout.distributed.ranks import Ranks
+from flatout.engine.lightning_internals import overrides
 from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
 
@@ -36,8 +37,7 @@ def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, f
 def has_own(module: Any, data: Any, split: str) -> bool:
     """Whether module and DataModule define what judges a split, `val` or `test`."""
     step, loader = {"val": "validation_step", "test": "test_step"}[split], f"{split}_dataloader"
-    has_step = getattr(type(module), step) is not getattr(L.LightningModule, step)
-    return has_step and getattr(type(data), loader) is not getattr(L.LightningDataModule, loader)
+    return overrides(module, step, L.LightningModule) and overrides(data, loader, L.LightningDataModule)
 
 
 def metric_among(metrics: dict[str, float]) -> str | None:

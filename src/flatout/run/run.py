@@ -69,7 +69,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         feeds = None if config.has_own_parts else place_feeds(config, data, module, device, ranks)
         settings = resolve(config, module, feeds, device, ranks, folder)
         about = facts_to_compare(settings, data, module, feeds, ranks)
-        start = where_to_start(config, settings.trainer, about, ranks, folder)
+        start = where_to_start(settings, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
             reuse_layers(settings, data, module, feeds, ranks, folder)
         training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
@@ -84,7 +84,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             compile_network(settings, module, feeds, ranks, folder)
             fit_to_end(training, module, data, feeds, folder, start)
             load_best(training, module)
-            metrics = evaluate(training, module, data, feeds, device, folder, settings.metric)
+            metrics = evaluate(training, module, data, feeds, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)
             predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
@@ -202,19 +202,13 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
 
 
 def evaluate(
-    training: Training,
-    module: Any,
-    data: Any,
-    feeds: Feeds | None,
-    device: torch.device,
-    folder: RunFolder,
-    metric: str | None,
+    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, metric: str | None
 ) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before.
 
     `metric` decides which checkpoint is best, and is also scored by whether a row was cut.
     """
-    metrics: dict[str, float] = {}
+    metrics, device = dict[str, float](), training.trainer.strategy.root_device
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
         folder.put(module.tune_answers(feeds, folder))
