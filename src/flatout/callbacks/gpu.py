@@ -58,7 +58,7 @@ def watched_card(device: torch.device) -> Card | None:
         return None
     properties = torch.cuda.get_device_properties(device)
     place = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    bus_id = None if None in place else bus_place(*place)
+    bus_id = None if None in place else "{:08X}:{:02X}:{:02X}.0".format(*place)  # as NVML writes it
     number = torch.cuda.current_device() if device.index is None else device.index
     return find_card(pynvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"), bus_id)
 
@@ -85,11 +85,6 @@ def find_card(nvml: Any, number: int, visible: str | None = None, bus_id: str | 
         return Card(nvml, handle, own)
     except nvml.NVMLError:
         return None
-
-
-def bus_place(domain: Any, bus: Any, device: Any) -> str:
-    """A card's place on the bus, as NVML writes it."""
-    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
 def visible_entries(text: str) -> list[str]:

@@ -213,15 +213,13 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     return evidence
 
 
-def report_kind(
-    config: RunConfig, data: Any, task: Task, feeds: Feeds, predictor: Any, seconds: float, folder: RunFolder
-) -> None:
+def report_kind(config: RunConfig, data: Any, task: Task, predictor: Any, seconds: float, folder: RunFolder) -> None:
     """Add what the kind of the data has beside each result: the scores of a simple model, and a study of its own."""
     kind, values = kind_of(config.data), folder.summary.values
     if kind.rival is not None and config.monitor.rival:
         folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
     if kind.report is not None:
-        kind.report(task, predictor, feeds, values, folder.path, folder)
+        kind.report(task, predictor, data.feeds, values, folder.path, folder)
 
 
 def write_reports(settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder) -> None:

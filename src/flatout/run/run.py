@@ -95,7 +95,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(module, feeds, training, seconds, folder)
             if feeds is not None:
-                report_kind(config, data, module, feeds, predictor, seconds, folder)
+                report_kind(config, data, module, predictor, seconds, folder)
             write_reports(settings, module, per_class, charts, folder)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 
