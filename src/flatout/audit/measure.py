@@ -62,7 +62,6 @@ class Measured:
     """All figures of an audit; shares, not points."""
 
     rows: AuditRows
-    folds: NDArray[np.int64]
     is_right: NDArray[np.bool_]  # whether each row is answered as labelled, out of fold
     suspects: Suspects
     noise: Interval  # share of wrong labels
@@ -100,7 +99,6 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     alone = {name: _Trained(part, folds, num_classes).answers(rows.labels) for name, part in views.items()}
     return Measured(
         rows=rows,
-        folds=folds,
         is_right=is_right,
         suspects=suspects,
         noise=noise,

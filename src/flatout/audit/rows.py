@@ -78,7 +78,9 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         conflicts=sum(each.count for each in of_kind if each is not None),
     )
     found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
-    _require_groups(found, num_folds, config.group)
+    num_groups, where = len(np.unique(found.groups)), f"data.group={config.group}" if config.group else "folds"
+    what, hint = f"{num_groups} groups for {num_folds} folds", "Set folds to fewer, or leave data.group out."
+    require(num_groups >= num_folds, where, what, hint=hint)
     return found
 
 
@@ -113,12 +115,6 @@ def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
     values = {each.name: getattr(rows, each.name) for each in fields(rows)}
     chosen: dict[str, Any] = {name: each[places] for name, each in values.items() if isinstance(each, np.ndarray)}
     return replace(rows, **chosen)
-
-
-def _require_groups(rows: AuditRows, num_folds: int, group: str | None) -> None:
-    num_groups = len(np.unique(rows.groups))
-    where, what = f"data.group={group}" if group else "folds", f"{num_groups} groups for {num_folds} folds"
-    require(num_groups >= num_folds, where, what, hint="Set folds to fewer, or leave data.group out.")
 
 
 def small_classes(rows: AuditRows, num_folds: int) -> list[str]:

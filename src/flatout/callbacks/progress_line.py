@@ -102,7 +102,6 @@ class ProgressLine(ProgressBar):
         self.close()
 
     def _open(self) -> Progress:
-        """The live line, made at its first use."""
         if self._bar is None:
             console = Console(stderr=True)
             self._bar = Progress(

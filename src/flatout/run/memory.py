@@ -108,14 +108,10 @@ def _in_units(num_bytes: int) -> str:
     return f"{amount:,.{1 if amount < 10 else 0}f} {names[0]}"
 
 
-# How much of a batch fits.
-
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
 
 
 def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[str, Limit]:
-    """What the first rank reads is what all go by."""
-
     def read() -> dict[str, Any]:
         limits, word = notes.read()
         if word:

@@ -128,9 +128,6 @@ def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
         return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
 
 
-# What `tune` measures.
-
-
 def tune(
     config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], folder: RunFolder
 ) -> RunConfig:
@@ -193,8 +190,6 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     return replace(config, **changed) if changed else config
 
 
-# What `doctor --confirm` has measured.
-
 _NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
 _TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
 _OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
@@ -233,9 +228,6 @@ def _is_same(run: Path, settings: dict[str, Any]) -> bool:
         return bool(same) and have_same_settings(theirs, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
-
-
-# What `tune=cut` measures.
 
 
 def measure_cut(config: RunConfig, data: Any, device: torch.device, say: Callable[[str], None]) -> Answers:

@@ -129,7 +129,6 @@ def _checkpoints_of(settings: Settings, about: dict[str, Any], signals: Signals,
 
 
 def _listeners(settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool) -> list[Listener]:
-    """What receives the curves; nothing on ranks after the first."""
     if not folder.is_first:
         return []
     metric = settings.metric or "loss"
