@@ -79,10 +79,8 @@ def find_card(nvml: Any, number: int, visible: str | None = None, bus_id: str | 
             handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_id)
         else:
             handle = nvml.nvmlDeviceGetHandleByIndex(int(entry))
-        if handle is None:
-            return None
-        own = next(iter(_slices(nvml, handle)), None)  # of a card that is cut up CUDA takes the first slice
-        return Card(nvml, handle, own)
+        # Of a card that is cut up CUDA takes the first slice.
+        return None if handle is None else Card(nvml, handle, next(iter(_slices(nvml, handle)), None))
     except nvml.NVMLError:
         return None
 

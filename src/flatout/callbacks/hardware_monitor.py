@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import psutil
@@ -22,7 +22,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
-from flatout.callbacks.gpu import watched_card
+from flatout.callbacks.gpu import Card, watched_card
 from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
 from flatout.run_log import Say
@@ -94,17 +94,7 @@ class Host:
         return found | cpu_periods(self.root)
 
 
-class Source(Protocol):
-    """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve.
-
-    A number that it does not have is left out.
-    """
-
-    name: str
-
-    def sample(self) -> dict[str, float]: ...
-
-    def facts(self) -> dict[str, object]: ...
+Source = Host | Card  # what is asked for its numbers now, by curve name, and for facts that are no curve
 
 
 class Watch:
