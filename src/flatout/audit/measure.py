@@ -26,7 +26,8 @@ from flatout.audit.rows import AuditRows, deal
 from flatout.data.problem import Problem
 from flatout.run_log import Say
 
-Floats, Bools = NDArray[np.float64], NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
 _PLANTED = 0.05
 _LEAST_LONG = 20

@@ -57,7 +57,7 @@ def watched_card(device: torch.device) -> Card | None:
     except ImportError:
         return None
     properties = torch.cuda.get_device_properties(device)
-    place = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    place: list[Any] = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     bus_id = None if None in place else "{:08X}:{:02X}:{:02X}.0".format(*place)  # as NVML writes it
     number = torch.cuda.current_device() if device.index is None else device.index
     return find_card(pynvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"), bus_id)
