@@ -20,6 +20,7 @@ from flatout.data.tokens.subwords import PAIR
 _COLUMNS = 1 << 20
 _FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has are left out
 _LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
+_LEAST = 1e-6  # probability of a class that no row has, so that no row of answers adds up to nothing
 _STRENGTH, _RIDGE = 5.0, 1.0
 """Inverse regularisation of the logistic regression, and the ridge's: TF-IDF has rows of length 1, so one fits most."""
 
@@ -118,9 +119,6 @@ class QuickModel:
 
     def predict(self, texts: Sequence[str]) -> NDArray[np.float64]:
         return self._head.predict(self._features.read(texts))
-
-
-_LEAST = 1e-6  # probability of a class that no row has, so that no row of answers adds up to nothing
 
 
 def _fitted(features: csr_matrix, is_of: NDArray[np.bool_]) -> LogisticRegression | float:

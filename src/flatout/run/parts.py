@@ -58,6 +58,9 @@ from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 
+_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
+_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
+_OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 CUT = "model.freeze_layers"
 _MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
 _WAIT_S = 600.0  # how long a run waits for another one that scores the same cuts
@@ -188,11 +191,6 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
         changed["model"] = replace(config.model, freeze_layers=values[CUT])
     changed |= {name: values[name] for name in ("precision", "compile") if name in values}
     return replace(config, **changed) if changed else config
-
-
-_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
-_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
-_OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 
 
 def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str]) -> Confirmed:

@@ -141,9 +141,6 @@ def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, fold
     return Choice(Precision(name), why, evidence)
 
 
-# What is set in the process, and measured on the network that stands.
-
-
 def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
     """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
     if device.type == "cpu" and keep_freed_memory():

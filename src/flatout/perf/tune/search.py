@@ -205,8 +205,7 @@ class Search:
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
-        step stay."""
+        """To larger sizes, or else to smaller ones, until two in a row are not faster; the rows of a step stay."""
         for up in (True, False):
             start, misses = self.now.rows, 0
             for rows in sizes if up else reversed(sizes):
@@ -221,8 +220,7 @@ class Search:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
-        what was set: rows are free to grow."""
+        """From the first guess up, or else down, to the fewest rows as fast as twice as many; not below what is set."""
         ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
         guess = 0 if self.asked.is_cpu else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))

@@ -41,8 +41,7 @@ from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 _AHEAD = 4  # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5
 """The longest batch for which half a millisecond matters, which is what a loop may save; of the time that is left, what
-the loops may take; a guess at what their Trainer takes to begin.
-"""
+the loops may take; a guess at what their Trainer takes to begin."""
 _COMPILES, _LEAST_COMPILE_S, _COMPILE_SHARE = 0.3, 8.0, 0.7
 """Share of a model's passes from which on compiling is tried, the least time for it, and its share of what is left."""
 _BACKEND, _AGAIN_S = "inductor", 0.05
