@@ -9,17 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.engine.precision import Precision
 from flatout.perf.notes import known_rows
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
+from flatout.perf.tune.probe import Child, Here, Measured, Setting
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
-
-if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
 _SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LOSS_ROWS = 32
