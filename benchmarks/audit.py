@@ -20,7 +20,7 @@ from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find
 from flatout.audit.measure import PARTS, Measured, forecast, measure
 from flatout.audit.quick_model import Features, Head, QuickModel
-from flatout.audit.rows import AuditRows, choose, read_audit_rows
+from flatout.audit.rows import AuditRows, choose, deal, read_audit_rows
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.text import TextDataConfig
@@ -106,7 +106,7 @@ def planted_claims(sets: dict[str, AuditRows], options: Options, pretrained: str
 
 def recovery(planted: Planted, measured: Measured) -> float:
     """Of what planted errors cost words their score on clean labels, the part that comes back without the suspects."""
-    rows, folds = planted.rows, measured.folds
+    rows, folds = planted.rows, deal(planted.rows, FOLDS)
     features = Features().fit(rows.texts)
     is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)
 

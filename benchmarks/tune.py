@@ -23,9 +23,9 @@ from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.tune.probe import Child, Measured, Setting
 from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.run.kinds import kind_of
-from flatout.run.parts import build_parts, open_settings, question, with_answers
+from flatout.run.parts import build_parts, question, with_answers
+from flatout.run.tuning import asked_of, measured_for
 from flatout.run_log import PrintLog
 
 _LEAST = 0.95
@@ -59,7 +59,7 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     data.setup()
     asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)
     found = measured_for(asked, lambda line: None).answers
-    chosen = asked_of(replace(asked, settings=open_settings(with_answers(config, found.values)))).start
+    chosen = asked_of(replace(asked, config=with_answers(config, found.values))).start
     start = asked_of(asked).start
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     child = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())

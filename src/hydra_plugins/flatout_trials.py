@@ -101,7 +101,6 @@ class TrialSweeper(Sweeper):
         return _compose(self.loader, self.job_config, words, number)[1]
 
     def _begun(self, fixed: list[str]) -> Any:
-        """How the person began this sweep, and what trains one of its trials alone."""
         from flatout.sweep.searched import Begun
 
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
@@ -149,7 +148,6 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
 
 
 def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> tuple[DictConfig, Any]:
-    """The settings of one trial, and its run."""
     from flatout.cli.boundary import read_config
     from flatout.run.launch import RunJob
 

@@ -91,7 +91,7 @@ def test_what_a_callback_takes_inside_a_phase_is_not_counted_there_too():
     timer.clock.inside_s["optimizer"] += 0.5
     timer.clock.spent["callbacks"] += 0.5
     timer.close()
-    parts = timer.counted().parts_s
+    parts = timer.times.counted().parts_s
     assert (parts["optimizer"], parts["callbacks"]) == (0.25, 0.5)
 
 
@@ -99,8 +99,9 @@ def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
     feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2), kind=FeedKind.resident)
     clock = Clock()
     clock.callbacks = {"mine": 1.2, "other": 0.6}
-    curves = RunCurves([], timer=StepTimer(callbacks={}, clock=clock))
-    parts = dict.fromkeys(curves.timer.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
+    curves = RunCurves([], timer=StepTimer(callbacks={}))
+    curves.timer.clock = clock
+    parts = dict.fromkeys(curves.timer.times.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
     curves.timer.times.total = Split(batches=100, seconds=2.0, parts_s=parts)
     curves.throughput.volume.total = Volume(batches=100, rows=200, tokens=600, computed=600, seconds=2.0)
     found = evidence_of(curves, feed, "32-true", 1.0)

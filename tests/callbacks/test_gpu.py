@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.callbacks.gpu import GPU_CURVES, bus_place, find_card, visible_entries, watched_card
+from flatout.callbacks.gpu import GPU_CURVES, find_card, visible_entries, watched_card
 from flatout.callbacks.hardware_monitor import Watch
 from tests.callbacks.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
 
@@ -74,7 +74,6 @@ def test_a_place_on_the_bus_counts_more_than_a_number_for_cuda_counts_the_fastes
     assert find_card(machine, 0, None, "00000000:00:1E.0").whole is machine.cards[1]
     assert find_card(machine, 0, "words of a later CUDA", "00000000:00:1E.0").whole is machine.cards[1]
     assert find_card(machine, 0, None, "00000000:FF:00.0") is None
-    assert bus_place(0, 0, 0x1E) == "00000000:00:1E.0"
 
 
 def test_the_visible_list_ends_where_cuda_stops_reading():

@@ -126,10 +126,10 @@ def test_observers_can_be_copied_and_pickled_in_training_and_with_their_trainer(
     trainer = train(tmp_path, [*parts, copies], Small(forward=0.01))
     for found in copies.copies:
         assert [type(each) for each in found] == [type(each) for each in trainer.callbacks]
-        assert found[2].total.rows == 0 and found[2].volume.now.rows == 16
+        assert found[2].volume.total.rows == 0 and found[2].volume.now.rows == 16
     again = pickle.loads(pickle.dumps(trainer))
     assert again.callbacks[0].summary() == {} and again.global_step == 10
-    assert copy.deepcopy(trainer).callbacks[1].total.batches == 10
+    assert copy.deepcopy(trainer).callbacks[1].times.total.batches == 10
     train(tmp_path / "again", [copy.deepcopy(monitor)], Small(forward=0.01))
 
 
@@ -225,4 +225,4 @@ def test_observers_work_in_barebones_mode(tmp_path):
         default_root_dir=Path(tmp_path),
     )
     trainer.fit(Small(), loader())
-    assert throughput.total.rows == 40 and timer.total.batches == 10
+    assert throughput.volume.total.rows == 40 and timer.times.total.batches == 10

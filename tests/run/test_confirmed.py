@@ -14,12 +14,12 @@ from flatout import BiLSTMConfig, RunConfig, TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.tune.tuning import asked_of, measured_for
 from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.kinds import kind_of
 from flatout.run.parts import find_confirmed, question
 from flatout.run.run_folder import SETTINGS
+from flatout.run.tuning import asked_of, measured_for
 from flatout.run_log import PrintLog
 from tests.perf.tune.planted import SMALL
 

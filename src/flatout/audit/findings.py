@@ -30,10 +30,8 @@ SUSPECTS = "suspects.csv"
 BEGINNING = 120
 _MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
 _LEAST_WORTH = 0.003
-_POOL = 10
-"""Of so many times the rows asked for, the least sure ones, those that differ are chosen."""
-_SHOWN = 20
-"""Rows of a table on the page."""
+_POOL = 10  # of so many times the rows asked for, the least sure ones, those that differ are chosen
+_SHOWN = 20  # rows of a table on the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,9 @@ class Finding:
     """One reason why the score is not higher."""
 
     what: str
-    worth: float
-    """Share of the rows that it is worth, by what was measured."""
+    worth: float  # share of the rows that it is worth, by what was measured
     step: str
-    is_problem: bool = True
-    """False: a way to a better score, though nothing is wrong."""
+    is_problem: bool = True  # False: a way to a better score, though nothing is wrong
 
     def line(self) -> str:
         return f"{100 * self.worth:.1f} points  {self.what}. {self.step}"
@@ -58,8 +54,7 @@ class Slice:
     name: str
     rows: int
     score: float
-    distance: float
-    """Standard errors from the score of all rows."""
+    distance: float  # standard errors from the score of all rows
 
 
 def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:

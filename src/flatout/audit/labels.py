@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 Probabilities = NDArray[np.float64]
 _SURE = 1.96
-_LEAST_PLANTED = 15
-"""Planted errors that a threshold must leave, so that a share of them means something."""
+_LEAST_PLANTED = 15  # planted errors that a threshold must leave, so that a share of them means something
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,9 @@ class Suspects:
     """Rows whose labels are probably wrong, the surest first."""
 
     places: NDArray[np.int64]
-    likely: NDArray[np.int64]
-    """The class of each suspect by the model."""
-    margins: NDArray[np.float64]
-    """Probability of that class less that of the given one."""
-    joint: NDArray[np.float64]
-    """Share of the rows with a given label (row) and a likely one (column)."""
+    likely: NDArray[np.int64]  # the class of each suspect by the model
+    margins: NDArray[np.float64]  # probability of that class less that of the given one
+    joint: NDArray[np.float64]  # share of the rows with a given label (row) and a likely one (column)
 
 
 def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -27,8 +27,8 @@ from flatout.data.problem import Problem
 from flatout.run_log import Say
 
 Floats = NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""A value, and the bounds of its 95 % interval."""
+Bools = NDArray[np.bool_]
+Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
 _PLANTED = 0.05
 _LEAST_LONG = 20
 _DRAWS = 2_000
@@ -63,40 +63,25 @@ class Measured:
     """All figures of an audit; shares, not points."""
 
     rows: AuditRows
-    folds: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    """Out of fold, a row for each text."""
+    is_right: NDArray[np.bool_]  # whether each row is answered as labelled, out of fold
     suspects: Suspects
-    noise: Interval
-    """Share of wrong labels."""
-    sizes: NDArray[np.float64]
-    """Rows trained on."""
-    errors: NDArray[np.float64]
-    """A row for each fold, a column for each of the sizes."""
+    noise: Interval  # share of wrong labels
+    sizes: NDArray[np.float64]  # rows trained on
+    errors: NDArray[np.float64]  # a row for each fold, a column for each of the sizes
     forecast: Forecast
-    score: Interval
-    """Share of the rows answered as labelled."""
+    score: Interval  # share of the rows answered as labelled
     fold_scores: NDArray[np.float64]
-    without_suspects: Interval
-    """What the score gains when the suspects are left out of training."""
+    without_suspects: Interval  # what the score gains when the suspects are left out of training
     cut: tuple[int, float, float, float]
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
-    closeness: NDArray[np.float64]
-    """How like each text is to the mean of the class that it is most like."""
+    closeness: NDArray[np.float64]  # how like each text is to the mean of the class that it is most like
     views: dict[str, NDArray[np.int64]]
     """Where an encoder reads beside words: the classes that each of them alone gives."""
 
-    @property
-    def is_right(self) -> NDArray[np.bool_]:
-        return self.probabilities.argmax(axis=1) == self.rows.labels
 
-
-def measure(
-    rows: AuditRows, num_folds: int, max_length: int, say: Say = print, encoded: csr_matrix | None = None
-) -> Measured:
+def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded: csr_matrix | None) -> Measured:
     """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder."""
-    folds, num_classes = deal(rows, num_folds), len(rows.classes)
-    reader = Features()
+    folds, num_classes, reader = deal(rows, num_folds), len(rows.classes), Features()
     words = reader.fit(list(rows.texts))
     trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
@@ -111,18 +96,16 @@ def measure(
     better = trained.answers(rows.labels, kept).argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = int((rows.splits == "train").sum())
-    more = round_number(max(1, train_rows) / 2)
     views = {} if encoded is None else {"words": words, "encoder": encoded}
     alone = {name: _Trained(part, folds, num_classes).answers(rows.labels) for name, part in views.items()}
     return Measured(
         rows=rows,
-        folds=folds,
-        probabilities=probabilities,
+        is_right=is_right,
         suspects=suspects,
         noise=noise,
         sizes=sizes,
         errors=errors,
-        forecast=forecast(sizes, errors, train_rows, more, len(rows) // num_folds),
+        forecast=forecast(sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds),
         score=_interval(is_right.astype(float)),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
         without_suspects=_interval(better.astype(float) - is_right),
@@ -133,7 +116,6 @@ def measure(
 
 
 def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
-    """What an encoder says beside the words, where there is one."""
     return words if encoded is None else hstack([words, encoded], format="csr")
 
 
@@ -146,7 +128,7 @@ class _Trained:
     def head(self, labels: NDArray[np.int64], taught: NDArray[np.generic]) -> Head:
         return Head(Problem.single, self.num_classes).fit(self.features[taught], labels[taught])
 
-    def answers(self, labels: NDArray[np.int64], kept: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    def answers(self, labels: NDArray[np.int64], kept: Bools | None = None) -> Floats:
         """Probabilities of each row by a model of the other folds, or of the rows of these that are kept."""
         found = np.empty((len(labels), self.num_classes))
         for fold in np.unique(self.folds):
@@ -156,7 +138,7 @@ class _Trained:
         return found
 
 
-def _curve(trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
     """Errors of each fold by rows trained on; all of them are known already."""
     errors = []
     place_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
@@ -170,17 +152,11 @@ def _curve(trained: _Trained, rows: AuditRows, is_right: NDArray[np.bool_]) -> t
             answers = head.predict(trained.features[is_judged]).argmax(axis=1)
             of_fold.append((answers != rows.labels[is_judged]).mean())
         errors.append([*of_fold, 1 - is_right[is_judged].mean()])
-    all_rows = len(rows) * (1 - 1 / len(errors))
-    return np.array(PARTS) * all_rows, np.array(errors)
+    return np.array(PARTS) * (len(rows) * (1 - 1 / len(errors))), np.array(errors)
 
 
 def _loss_by_cut(
-    trained: _Trained,
-    reader: Features,
-    rows: AuditRows,
-    is_right: NDArray[np.bool_],
-    max_length: int,
-    encoded: csr_matrix | None,
+    trained: _Trained, reader: Features, rows: AuditRows, is_right: Bools, max_length: int, encoded: csr_matrix | None
 ) -> tuple[int, float, float, float]:
     """What answers lose where a text is cut after `max_length` words, over all rows; an encoder reads as before."""
     words = [text.split(maxsplit=max_length) for text in rows.texts]
@@ -213,8 +189,7 @@ def _closeness(features: csr_matrix, labels: NDArray[np.int64], num_classes: int
 
 def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int) -> Forecast:
     """The gain of `more` rows over `rows_now`; `errors`: a row a fold, a column a size, each of `judged` rows."""
-    random = np.random.default_rng(0)
-    gains = []
+    random, gains = np.random.default_rng(0), list[float]()
     for _ in range(_CURVES):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
         spread = np.sqrt(drawn * (1 - drawn) / (judged * len(errors))) / 2  # the sizes share their judged rows
@@ -236,9 +211,8 @@ def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray]
     def law(size: NDArray, scale: float, power: float, floor: float = 0.0) -> NDArray:
         return scale * size**-power + floor
 
-    start = [errors[-1], 0.3] if not has_floor else [errors[-1] / 2, 0.5, errors[-1] / 2]
-    least, most = [0.0, _SHALLOWEST, 0.0], [2.0, _STEEPEST, 1.0]
-    bounds = (least[: len(start)], most[: len(start)])
+    start = [errors[-1] / 2, 0.5, errors[-1] / 2] if has_floor else [errors[-1], 0.3]
+    bounds = ([0.0, _SHALLOWEST, 0.0][: len(start)], [2.0, _STEEPEST, 1.0][: len(start)])
     found = least_squares(lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200).x
     return lambda size: law(size, *found)
 

@@ -18,10 +18,9 @@ from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
 
 _COLUMNS = 1 << 20
-_FEW_ROWS = 50
-"""From so many rows on, words and n-grams that one row alone has are left out."""
-_LONGEST = 1_000
-"""Characters of a text whose n-grams are read; its words are read to the end."""
+_FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has are left out
+_LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
+_LEAST = 1e-6  # probability of a class that no row has, so that no row of answers adds up to nothing
 _STRENGTH, _RIDGE = 5.0, 1.0
 """Inverse regularisation of the logistic regression, and the ridge's: TF-IDF has rows of length 1, so one fits most."""
 
@@ -48,7 +47,6 @@ class Features:
         return _joined([hstack([part.read(side) for part in self._parts], format="csr") for side in self._sides(texts)])
 
     def _sides(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        """The texts; or of pairs the first halves, then the second ones."""
         if not self._is_pair:
             return [texts]
         return [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
@@ -121,10 +119,6 @@ class QuickModel:
 
     def predict(self, texts: Sequence[str]) -> NDArray[np.float64]:
         return self._head.predict(self._features.read(texts))
-
-
-_LEAST = 1e-6
-"""Probability of a class that no row has, so that no row of answers adds up to nothing."""
 
 
 def _fitted(features: csr_matrix, is_of: NDArray[np.bool_]) -> LogisticRegression | float:

@@ -25,8 +25,7 @@ from flatout.errors import require
 
 Objects = NDArray[np.object_]
 _MOST_UNLABELLED = 200_000
-LEAST_ROWS = 40
-"""Rows below which no fold says anything."""
+LEAST_ROWS = 40  # rows below which no fold says anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,12 @@ class AuditRows:
     texts: Objects
     labels: NDArray[np.int64]
     files: Objects
-    rows: NDArray[np.int64]
-    """Numbers in their files, from 1."""
+    rows: NDArray[np.int64]  # numbers in their files, from 1
     splits: Objects
-    groups: NDArray[np.int64]
-    """Rows of one group stay in one fold: equal texts, or those of `data.group`."""
-    column: Objects
-    """What the rows have in the column by which scores are parted; empty texts without one."""
+    groups: NDArray[np.int64]  # rows of one group stay in one fold: equal texts, or those of `data.group`
+    column: Objects  # what the rows have in the column by which scores are parted; empty texts without one
     classes: list[str]
-    conflicts: int = 0
-    """Rows whose text has another label elsewhere."""
+    conflicts: int = 0  # rows whose text has another label elsewhere
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -83,7 +78,9 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         conflicts=sum(each.count for each in of_kind if each is not None),
     )
     found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
-    _require_groups(found, num_folds, config.group)
+    num_groups, where = len(np.unique(found.groups)), f"data.group={config.group}" if config.group else "folds"
+    what, hint = f"{num_groups} groups for {num_folds} folds", "Set folds to fewer, or leave data.group out."
+    require(num_groups >= num_folds, where, what, hint=hint)
     return found
 
 
@@ -118,12 +115,6 @@ def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
     values = {each.name: getattr(rows, each.name) for each in fields(rows)}
     chosen: dict[str, Any] = {name: each[places] for name, each in values.items() if isinstance(each, np.ndarray)}
     return replace(rows, **chosen)
-
-
-def _require_groups(rows: AuditRows, num_folds: int, group: str | None) -> None:
-    num_groups = len(np.unique(rows.groups))
-    where, what = f"data.group={group}" if group else "folds", f"{num_groups} groups for {num_folds} folds"
-    require(num_groups >= num_folds, where, what, hint="Set folds to fewer, or leave data.group out.")
 
 
 def small_classes(rows: AuditRows, num_folds: int) -> list[str]:

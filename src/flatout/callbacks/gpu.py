@@ -57,8 +57,8 @@ def watched_card(device: torch.device) -> Card | None:
     except ImportError:
         return None
     properties = torch.cuda.get_device_properties(device)
-    place = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    bus_id = None if None in place else bus_place(*place)
+    place: list[Any] = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    bus_id = None if None in place else "{:08X}:{:02X}:{:02X}.0".format(*place)  # as NVML writes it
     number = torch.cuda.current_device() if device.index is None else device.index
     return find_card(pynvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"), bus_id)
 
@@ -79,17 +79,10 @@ def find_card(nvml: Any, number: int, visible: str | None = None, bus_id: str | 
             handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_id)
         else:
             handle = nvml.nvmlDeviceGetHandleByIndex(int(entry))
-        if handle is None:
-            return None
-        own = next(iter(_slices(nvml, handle)), None)  # of a card that is cut up CUDA takes the first slice
-        return Card(nvml, handle, own)
+        # Of a card that is cut up CUDA takes the first slice.
+        return None if handle is None else Card(nvml, handle, next(iter(_slices(nvml, handle)), None))
     except nvml.NVMLError:
         return None
-
-
-def bus_place(domain: Any, bus: Any, device: Any) -> str:
-    """A card's place on the bus, as NVML writes it."""
-    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
 def visible_entries(text: str) -> list[str]:
@@ -108,8 +101,7 @@ class Card:
     name = "gpu"
 
     def __init__(self, nvml: Any, whole: Any, own_slice: Any = None) -> None:
-        self.nvml, self.whole = nvml, whole
-        self.is_slice = own_slice is not None
+        self.nvml, self.whole, self.is_slice = nvml, whole, own_slice is not None
         self.own = own_slice if self.is_slice else whole
         self.looks = self.shared_looks = self.most_others = 0
         self.others_gb = 0.0
@@ -177,10 +169,9 @@ class Card:
         return None if value is None else factor * value
 
     def _throttled(self) -> float | None:
-        # Its name until driver 535, and in older packages.
         newer = hasattr(self.nvml, "nvmlDeviceGetCurrentClocksEventReasons")
         bits = self._ask("CurrentClocksEventReasons", self.whole) if newer else None
-        if bits is None:
+        if bits is None:  # by its name until driver 535, and in older packages
             bits = self._ask("CurrentClocksThrottleReasons", self.whole)
         if bits is None:
             return None

@@ -13,9 +13,8 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import psutil
@@ -23,8 +22,8 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
-from flatout.callbacks.gpu import watched_card
-from flatout.distributed.limits import cpu_periods
+from flatout.callbacks.gpu import Card, watched_card
+from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
 from flatout.run_log import Say
 
@@ -76,15 +75,6 @@ class Host:
     def facts(self) -> dict[str, object]:
         return {}
 
-    def _own_s(self) -> float:
-        """Seconds of processor time of this process and of its children, those that have ended included."""
-        taken = 0.0
-        for process in (self.process, *self.process.children(recursive=True)):
-            with suppress(psutil.Error):  # it has ended meanwhile
-                times = process.cpu_times()._asdict()
-                taken += sum(times.get(name, 0.0) for name in ("user", "system", "children_user", "children_system"))
-        return taken
-
     def _counters(self) -> dict[str, float]:
         """What only ever grows."""
         cores, swap, disk = psutil.cpu_times(), psutil.swap_memory(), psutil.disk_io_counters()
@@ -93,7 +83,7 @@ class Host:
         idle = parts.get("idle", 0.0) + parts.get("iowait", 0.0)
         found = {
             "seconds": time.perf_counter(),
-            "process_cpu_s": self._own_s(),
+            "process_cpu_s": processor_seconds(self.process),
             "busy_s": sum(parts.values()) - idle,
             "idle_s": idle,
             "swap_in": float(swap.sin),
@@ -104,17 +94,7 @@ class Host:
         return found | cpu_periods(self.root)
 
 
-class Source(Protocol):
-    """A part of the hardware: the numbers that it has now, by curve name, and what it has found that is no curve.
-
-    A number that it does not have is left out.
-    """
-
-    name: str
-
-    def sample(self) -> dict[str, float]: ...
-
-    def facts(self) -> dict[str, object]: ...
+Source = Host | Card  # what is asked for its numbers now, by curve name, and for facts that are no curve
 
 
 class Watch:

@@ -132,12 +132,7 @@ class MLflowConfig:
         return logger
 
 
-LOGGERS: dict[str, type] = {
-    "tensorboard": TensorBoardConfig,
-    "csv": CSVConfig,
-    "wandb": WandbConfig,
-    "mlflow": MLflowConfig,
-}
+LOGGERS = {"tensorboard": TensorBoardConfig, "csv": CSVConfig, "wandb": WandbConfig, "mlflow": MLflowConfig}
 """The settings class behind each name of `conf/logger/`."""
 
 

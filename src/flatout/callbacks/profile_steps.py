@@ -109,8 +109,7 @@ class ProfileSteps(Callback):
         self.folder, self.say = None if folder is None else Path(folder), say
         self.window: Window | None = None
         self._profiler: profile | None = None
-        self._done = self._kept = 0
-        self._has_written = False
+        self._done, self._kept, self._has_written = 0, 0, False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for hook in _LEFT_OUT:  # of a training before

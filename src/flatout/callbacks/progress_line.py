@@ -35,11 +35,10 @@ class ProgressLine(ProgressBar):
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
         self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
-        self._is_live = live
+        self._is_live, self._step = live, 0
         self._loss: float | None = None  # of the last flush; None where none is known, as in manual optimisation
         self._newest: Any = None  # the loss of the last batch, on its device
         self._bar: Progress | None = None
-        self._step = 0
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Show a step with its values on the live line."""
@@ -103,7 +102,6 @@ class ProgressLine(ProgressBar):
         self.close()
 
     def _open(self) -> Progress:
-        """The live line, made at its first use."""
         if self._bar is None:
             console = Console(stderr=True)
             self._bar = Progress(
@@ -123,8 +121,8 @@ class ProgressLine(ProgressBar):
         """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
         values = {} if self._newest is None else {"train/loss": float(self._newest)}
         for each in callbacks_of(trainer):
-            if isinstance(each, Throughput) and each.total.seconds:
-                values["speed/rows_per_s"] = each.total.values()["speed/rows_per_s"]
+            if isinstance(each, Throughput) and (total := each.volume.total).seconds:
+                values["speed/rows_per_s"] = total.values()["speed/rows_per_s"]
         return values
 
 

@@ -48,8 +48,6 @@ COLUMNS = {
     **GPU_CURVES,
     **HOST_CURVES,
 }
-
-
 EARLY = 40  # optimizer steps after which a first verdict is possible
 
 
@@ -81,7 +79,6 @@ class RunCurves(CurveSource):
         self.throughput = throughput or Throughput()
         self.monitor = monitor or HardwareMonitor(sources=[])
         self.parts = (self.throughput, self.timer, self.monitor)
-        self.steps = self.epochs = 0  # trained when training ended
         self.judge_early: Callable[[], None] | None = None  # called once, after some dozens of steps
 
     @property
@@ -120,10 +117,6 @@ class RunCurves(CurveSource):
             values = {f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()}
             self._hand("on_validation", trainer, values)
         super().on_validation_end(trainer, pl_module)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.steps, self.epochs = trainer.global_step, trainer.current_epoch
-        super().on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, the unflushed ones too, and the sizes of the files of curves."""

@@ -49,14 +49,11 @@ class Split(Sums):
 class StepTimer(CurveSource):
     """The split of a step, and the distribution of the lengths of steps."""
 
-    def __init__(
-        self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None) -> None:
         """`callbacks`: those to time, by name; None: all that are neither ours nor Lightning's."""
         super().__init__(every_n_steps)
-        self.clock, self.callbacks = clock or Clock(), callbacks
-        self.times = Stretches(Split)
-        self.step_times = StepTimes()
+        self.clock, self.callbacks = Clock(), callbacks
+        self.times, self.step_times = Stretches(Split), StepTimes()
         self.seconds_to_first_step: float | None = None
         """From the making of this callback to the end of the first batch."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)
@@ -68,15 +65,6 @@ class StepTimer(CurveSource):
         self._before = self._spent()
         self._step_since, self._outside_before = self._since, 0.0
         self._steps_s: list[float] = []
-
-    @property
-    def total(self) -> Split:
-        """All of the training up to the last flush."""
-        return self.times.total
-
-    def counted(self) -> Split:
-        """All of the training so far, without the first few steps where there were more."""
-        return self.times.counted()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":  # a fast loop collects the hooks when training begins

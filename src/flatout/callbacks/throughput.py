@@ -60,15 +60,6 @@ class Throughput(CurveSource):
         self._lengths: list[Tensor] = []
         self._since = time.perf_counter()
 
-    @property
-    def total(self) -> Volume:
-        """All of the training up to the last flush."""
-        return self.volume.total
-
-    def counted(self) -> Volume:
-        """All of the training so far, without the first few steps where there were more."""
-        return self.volume.counted()
-
     def mfu(self, volume: Volume) -> float | None:
         """Fraction of all devices' peak that the real tokens took; None where either is not known."""
         if self.peak is None or not volume.flops or not volume.seconds:
@@ -143,8 +134,7 @@ class FetchTimes(L.Callback):
     """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may start."""
 
     def __init__(self) -> None:
-        self._fetched, self._seconds, self._asked = 0, 0.0, 0.0
-        self._is_starting = False
+        self._fetched, self._seconds, self._asked, self._is_starting = 0, 0.0, 0.0, False
         self.loader: Any = None  # what was read; a Trainer forgets it when it evaluates
 
     @property
@@ -163,7 +153,7 @@ class FetchTimes(L.Callback):
         self.loader = trainer.train_dataloader
         set_fetch_hooks(trainer, None, None)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
         set_fetch_hooks(trainer, None, None)
 
     def _ask(self) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def processor_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Processor time of a process and of its children so far, those that have ended included."""
+    taken = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            times = each.cpu_times()._asdict()
+            taken += sum(times.get(name, 0.0) for name in ("user", "system", "children_user", "children_system"))
+    return taken
 
 
 def cpu_periods(root: Path = Path("/")) -> dict[str, float]:

@@ -60,7 +60,7 @@ class MicroBatches:
 
 
 def known_rows(cache: Path, row_key: str) -> int | None:
-    """The most rows that are known to fit at once; None where nothing is known."""
+    """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
     found = []
     for path in sorted((cache / FOLDER).glob("*.json")):
         key, limits, word = _read_limits(path)

@@ -120,8 +120,6 @@ class ScaleBatch(Callback):
         asked = OpenSettings(
             settings=self.settings,
             start=start,
-            feeds=[feed.kind],
-            precisions=[precision],
             step_rows=start.rows,
             num_rows=feed.split.num_rows,
             most_rows=self.max_batch_size,

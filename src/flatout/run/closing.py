@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,17 +17,19 @@ from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
+from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import Ranks, others_watched
 from flatout.engine.compile import is_compiled
 from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
-from flatout.engine.precision import Precision
+from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.inference.run_predictor import RunPredictor
+from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
-from flatout.perf.verdict.experiments import MOST_S
-from flatout.perf.verdict.judge import Judging, evidence_of_own, judge
+from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
+from flatout.perf.verdict.judge import evidence_of, evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing
@@ -104,18 +108,18 @@ def keep_answers(
     # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU, which would have the
     # shape of that of rows a second.
     throughput = training.curves.throughput
-    if ranks.is_first and throughput.peak is None and throughput.total.flops:
+    if ranks.is_first and throughput.peak is None and throughput.volume.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
     return predictor, per_class, charts
 
 
 def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    put, curves, loop = folder.summary.set, training.curves, training.loop
-    throughput, timer, times = curves.throughput, curves.timer, curves.timer.step_times
-    rates, model = throughput.total.values(), module if feeds is None else module.model
+    put, curves, loop, trainer = folder.summary.set, training.curves, training.loop, training.trainer
+    throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
+    rates, model = total.values(), module if feeds is None else module.model
     if feeds is None:
-        rows_per_step = round(throughput.total.rows / max(1, training.trainer.global_step))
+        rows_per_step = round(total.rows / max(1, trainer.global_step))
     else:
         rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
     count = sum(weight.numel() for weight in model.parameters())
@@ -123,23 +127,20 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     put("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
         put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    put("training", {"epochs": curves.epochs, "steps": curves.steps, "rows_per_step": rows_per_step})
+    put("training", {"epochs": trainer.current_epoch, "steps": trainer.global_step, "rows_per_step": rows_per_step})
     put("training", {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step})
     put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
     counts_tokens = feeds is not None and module.counts_tokens
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
         put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
-    for name, value in timer.total.values().items():
+    for name, value in timer.times.total.values().items():
         put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    put("speed.step_percentiles_ms", {f"p{share}": _ms(times.percentile(share / 100)) for share in (50, 90, 99)})
-    put("speed.first_steps_ms", [_ms(seconds) for seconds in times.first])
-    put("speed.mfu", throughput.mfu(throughput.total))
+    percentiles = {f"p{share}": timer.step_times.percentile(share / 100) for share in (50, 90, 99)}
+    put("speed.step_percentiles_ms", {name: each and round(1000 * each, 3) for name, each in percentiles.items()})
+    put("speed.first_steps_ms", [round(1000 * seconds, 3) for seconds in timer.step_times.first])
+    put("speed.mfu", throughput.mfu(total))
     for group, found in curves.monitor.summary().items():
         put(f"speed.{group}", found)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)
 
 
 def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder) -> None:
@@ -147,29 +148,64 @@ def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training
     if feeds is None:
         evidence = _judge_own(settings.asked, module, training, folder)
     else:
-        is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-        was_set = Judging(
-            batches_in_epoch=settings.batches or 1,
-            effective_batch=settings.asked.data.effective_batch,
-            is_precision_asked=settings.asked.precision in (Precision.fp32, Precision.bf16) and not is_measured,
-            is_compiled=bool(settings.asked.compile) or is_compiled(module.model),
-            may_try=settings.asked.monitor.verdict and not settings.asked.is_sharded,
-            pieces=training.loop.passes.pieces[TRAINING],
-        )
-        evidence = judge(module, feeds, training.curves, was_set, folder)
-    if evidence is not None and folder.is_first:
+        evidence = judge(module, feeds, settings, training, folder)
+    if evidence is None:
+        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+    elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))
         found = verdict(evidence)
         folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
+
+
+def judge(task: Task, feeds: Feeds, settings: Settings, training: Training, folder: RunFolder) -> Evidence | None:
+    """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
+    asked, curves, precision = settings.asked, training.curves, str(training.trainer.precision)
+    batches = curves.throughput.volume.total.batches
+    evidence = evidence_of(curves, feeds.train, precision, batches / (settings.batches or 1))
+    may_try = asked.monitor.verdict and not asked.is_sharded
+    ranks = _of_all_ranks(task, feeds, training, evidence if may_try else None)
+    if evidence is None:
+        return None
+    evidence.effective_batch, evidence.tuned_layers = asked.data.effective_batch, _tuned_layers(task)
+    evidence.pieces = training.loop.passes.pieces[TRAINING]
+    is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
+    usual = choose_precision(Precision.auto, task.device).value
+    if asked.precision in (Precision.fp32, Precision.bf16) and not is_measured and LIGHTNING_NAMES[usual] != precision:
+        evidence.native = usual.value
+    if ranks:
+        evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
+    elif may_try:
+        compiles = bool(asked.compile) or is_compiled(task.model)
+        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=compiles))
+    return evidence
+
+
+def _tuned_layers(task: Task) -> int:
+    """Layers of a pretrained encoder of which all are trained."""
+    network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
+    if not is_pretrained or not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
+        return 0
+    return len(network.in_order()) if all(weight.requires_grad for weight in network.parameters()) else 0
+
+
+def _of_all_ranks(task: Task, feeds: Feeds, training: Training, evidence: Evidence | None) -> list[dict[str, float]]:
+    """Of several ranks each one's parts of a batch, and what it takes alone where something may be tried."""
+    if feeds.train.plan.world == 1:
+        return []
+    counted = training.curves.timer.times.counted()
+    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
+    if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
+        seconds = SHARE * evidence.total_ms * evidence.batches / 1000
+        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
+            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+    return of_all_ranks(own)
 
 
 def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFolder) -> Evidence | None:
     trainer, curves = training.trainer, training.curves
     fetches = next(each for each in callbacks_of(trainer) if isinstance(each, FetchTimes))
     evidence = evidence_of_own(curves, trainer, fetches.ms)
-    if evidence is None:
-        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
-    elif config.monitor.verdict:
+    if evidence is not None and config.monitor.verdict:
         trained_s = evidence.total_ms * evidence.batches / 1000
         try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
         for note in evidence.notes:
@@ -177,15 +213,13 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     return evidence
 
 
-def report_kind(
-    config: RunConfig, data: Any, task: Task, feeds: Feeds, predictor: Any, seconds: float, folder: RunFolder
-) -> None:
+def report_kind(config: RunConfig, data: Any, task: Task, predictor: Any, seconds: float, folder: RunFolder) -> None:
     """Add what the kind of the data has beside each result: the scores of a simple model, and a study of its own."""
     kind, values = kind_of(config.data), folder.summary.values
     if kind.rival is not None and config.monitor.rival:
         folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
     if kind.report is not None:
-        kind.report(task, predictor, feeds, values, folder.path, folder)
+        kind.report(task, predictor, data.feeds, values, folder.path, folder)
 
 
 def write_reports(settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder) -> None:

@@ -33,11 +33,8 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
-from flatout.models.bilstm import BiLSTMConfig
-from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.network import Windows
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.models.rnn import RNNConfig
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
 from flatout.run.rival import COMMONEST, LINEAR, Model
@@ -64,8 +61,7 @@ class Kind:
     task: type[Task]
     predictor: type[RunPredictor]
     task_option: str  # the name of its task in `conf/task/`
-    usual_model: type  # the model unless the settings name one
-    models: tuple[type, ...]  # those of our models that read its batches; a model of the user's own may always
+    models: tuple[type, ...]  # those of ours that read its batches, the usual one first; the user's own may always
     answers: str = ""  # what only an encoder answers; empty: every model that reads its batches answers
     rows: str  # what a row of it is called
     model_hint: str  # what helps where the model reads other rows
@@ -82,13 +78,12 @@ class Kind:
     """What the first rank writes when everything else is done."""
 
 
+def _names_for(problem: Problem) -> list[str]:
+    return TaskMetrics.build(problem, ["no", "yes"]).names()
+
+
 def _recording_metric(config: Any) -> str:
     return "rmse" if len(config.targets) == 1 else "mse_scaled"
-
-
-def _label_metrics(config: Any) -> list[str]:
-    kinds = (Problem.single, Problem.regression)
-    return ["loss", *(name for kind in kinds for name in TaskMetrics.build(kind, ["no", "yes"]).names())]
 
 
 def _report_exposure(*parts: Any) -> None:
@@ -105,12 +100,11 @@ TEXTS = Kind(
     task=Classifier,
     predictor=Predictor,
     task_option="classification",
-    usual_model=BiLSTMConfig,
     models=tuple(OF_TEXTS.values()),
     rows="texts",
     model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
     task_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
-    metrics=lambda config: [*TaskMetrics.build(config.problem, ["no", "yes"]).names(), "loss"],
+    metrics=lambda config: [*_names_for(config.problem), "loss"],
     usual_metric=lambda config: monitored_metric(config.problem),
     keeps_rows=True,
     rival=LINEAR,
@@ -148,7 +142,6 @@ BITS = Kind(
     task=GramDecoder,
     predictor=GramPredictor,
     task_option="grams",
-    usual_model=BitMLPConfig,
     models=tuple(OF_BITS.values()),
     rows="bit strings",
     model_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
@@ -166,7 +159,6 @@ RECORDINGS = Kind(
     task=SequenceRegressor,
     predictor=SequencePredictor,
     task_option="sequence",
-    usual_model=RNNConfig,
     models=tuple(OF_RECORDINGS.values()),
     rows="sequences",
     model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
@@ -179,7 +171,7 @@ LABELLED_RECORDINGS = replace(
     problems=(SequenceProblem.label,),
     task=SequenceLabeller,
     task_option="classification",
-    metrics=_label_metrics,
+    metrics=lambda config: ["loss", *_names_for(Problem.single), *_names_for(Problem.regression)],
     usual_metric=lambda config: "loss",
     draw=None,
 )
@@ -211,7 +203,7 @@ def load_predictor(
 def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     """Settings of data, model and task with what they imply of each other; parts that do not fit are refused."""
     kind = kind_of(data)
-    model = kind.usual_model() if model is None else model
+    model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
     hint, what = kind.model_hint, f"{_option_of(model)} does not fit {kind.rows}"
     require(type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint)
@@ -249,6 +241,5 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
 
 
 def _option_of(part: object) -> str:
-    """The option of `conf/` behind the settings of a model or a task."""
     options = MODELS | {kind.task_option: kind.task.settings for kind in KINDS}
     return next((name for name, each in options.items() if type(part) is each), type(part).__name__)

@@ -69,8 +69,7 @@ def start(
     config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = (), claim: Claim = claim_folder
 ) -> Result:
     """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a new one."""
-    ranks = Ranks.here()
-    wanted = devices_wanted(config.trainer)
+    ranks, wanted = Ranks.here(), devices_wanted(config.trainer)
     if ranks.are_several:
         given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
@@ -80,8 +79,7 @@ def start(
     what, hint = f"{nodes}, but no rank runs on another machine", "Start the run on each machine with torchrun or srun."
     require(ranks.are_several or nodes == 1, "trainer.num_nodes", what, hint=hint)
     are_alone = not ranks.are_several and len(wanted) == 1
-    what = "a single device has no other to share weights with"
-    hint = "Set trainer.devices=N, or leave it out."
+    what, hint = "a single device has no other to share weights with", "Set trainer.devices=N, or leave it out."
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     is_here = ranks.are_several or are_alone
     hint, is_own = "Start your script with torchrun, or name the model's settings.", isinstance(config.model, nn.Module)
@@ -189,8 +187,7 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
-    launch = elastic_launch(_launch_of(len(devices)), _rank)
-    started = time.time()
+    launch, started = elastic_launch(_launch_of(len(devices)), _rank), time.time()
     alone = replace(config, trainer={**config.trainer, "devices": None})  # each rank counts the devices it sees
     try:
         with _handlers_given_back():

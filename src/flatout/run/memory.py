@@ -32,6 +32,7 @@ from flatout.tasks.task import Task
 
 Build = Callable[[Any], nn.Module]
 _COPIES_TRAINED = 4  # a trained weight has a gradient and AdamW's two moments beside it
+_NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
 _COUNTS = ("layers", "depth")
 _SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
 """Settings that decide how large a model is."""
@@ -108,14 +109,7 @@ def _in_units(num_bytes: int) -> str:
     return f"{amount:,.{1 if amount < 10 else 0}f} {names[0]}"
 
 
-# How much of a batch fits.
-
-_NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
-
-
 def _agreed_limits(notes: MicroBatches, ranks: Ranks, place: RunFolder) -> dict[str, Limit]:
-    """What the first rank reads is what all go by."""
-
     def read() -> dict[str, Any]:
         limits, word = notes.read()
         if word:

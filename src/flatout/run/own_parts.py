@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 
 from flatout.distributed.ranks import Ranks
+from flatout.engine.lightning_internals import overrides
 from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
 
@@ -36,8 +37,7 @@ def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, f
 def has_own(module: Any, data: Any, split: str) -> bool:
     """Whether module and DataModule define what judges a split, `val` or `test`."""
     step, loader = {"val": "validation_step", "test": "test_step"}[split], f"{split}_dataloader"
-    has_step = getattr(type(module), step) is not getattr(L.LightningModule, step)
-    return has_step and getattr(type(data), loader) is not getattr(L.LightningDataModule, loader)
+    return overrides(module, step, L.LightningModule) and overrides(data, loader, L.LightningDataModule)
 
 
 def metric_among(metrics: dict[str, float]) -> str | None:
@@ -63,8 +63,7 @@ class KeepResults(L.Callback):
         self.metric = metric
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        known = trainer.callback_metrics
-        hint = "Log it in validation_step, or name another."
+        known, hint = trainer.callback_metrics, "Log it in validation_step, or name another."
         is_logged = self.metric is None or self.metric in known
         require(is_logged, "checkpoint.metric", f"{self.metric!r} is not logged", allowed=", ".join(known), hint=hint)
         plain = {name: plain_name(name, "val") for name in known}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
@@ -45,18 +46,21 @@ from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 from flatout.perf.tune.probe import Child, Parts
 from flatout.perf.tune.settings import TuneConfig, is_typed
-from flatout.perf.tune.tuning import FoundAnswers, Question, RunSettings, of_all_devices, override_line
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
 from flatout.report.summary import hardware, plain, read_summary, versions
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
 from flatout.run.resolve import clip_of, resolve_rate
 from flatout.run.run_folder import SETTINGS, RunFolder, newest_runs, unwritten_run
+from flatout.run.tuning import FoundAnswers, Question, of_all_devices, override_line
 from flatout.run_log import RunLog
 from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 
+_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
+_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
+_OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 CUT = "model.freeze_layers"
 _MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
 _WAIT_S = 600.0  # how long a run waits for another one that scores the same cuts
@@ -127,9 +131,6 @@ def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
         return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
 
 
-# What `tune` measures.
-
-
 def tune(
     config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], folder: RunFolder
 ) -> RunConfig:
@@ -176,13 +177,7 @@ def question(
     config = with_answers(config, confirmed.values)
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     prober = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
-    return Question(open_settings(config), data.store, ranks, device, overrides, prober, counts_time, confirmed)
-
-
-def open_settings(config: RunConfig) -> RunSettings:
-    """The settings that measuring decides, and those that its answers depend on."""
-    same = {name: getattr(config, name) for name in ("data", "task", "optim", "trainer", "precision", "tune")}
-    return RunSettings(network=config.model, compile=bool(config.compile), **same)
+    return Question(config, data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
@@ -196,13 +191,6 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
         changed["model"] = replace(config.model, freeze_layers=values[CUT])
     changed |= {name: values[name] for name in ("precision", "compile") if name in values}
     return replace(config, **changed) if changed else config
-
-
-# What `doctor --confirm` has measured.
-
-_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
-_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
-_OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 
 
 def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str]) -> Confirmed:
@@ -238,9 +226,6 @@ def _is_same(run: Path, settings: dict[str, Any]) -> bool:
         return bool(same) and have_same_settings(theirs, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
-
-
-# What `tune=cut` measures.
 
 
 def measure_cut(config: RunConfig, data: Any, device: torch.device, say: Callable[[str], None]) -> Answers:
@@ -304,13 +289,12 @@ def _score(parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: in
     task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
     cast(Transformer, task.model).keep_layers_still(cut)
     optimizer, began = task.optim.build(task.model), time.perf_counter()
-    way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
-    steps = Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
-    for step in range(total):
-        for group in optimizer.param_groups:
-            group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
-        steps.take(1)
-    steps.close()
+    way = Way(feed=feed, precision=precision, model=task.model)
+    with closing(Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)) as steps:
+        for step in range(total):
+            for group in optimizer.param_groups:
+                group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
+            steps.take(1)
     seconds = time.perf_counter() - began
     task.eval()
     with torch.no_grad(), arithmetic(precision, parts.device):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -35,7 +35,7 @@ from flatout.tasks.metrics import require_metric
 from flatout.tasks.task import Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a run has decided; the rest of its settings is as they were asked for."""
 
@@ -44,6 +44,7 @@ class Settings:
     trainer: dict[str, Any]  # arguments of Lightning's Trainer; epochs and validations end where an optimizer step does
     precision: Choice[Precision]
     optim: OptimConfig
+    _: KW_ONLY
     clip: float | None = None  # the longest gradient; None: as the Trainer's arguments say
     batches: int | None = None  # of an epoch; None where the user's own DataModule decides
     total_steps: int | None = None
@@ -57,7 +58,10 @@ def resolve(
 ) -> Settings:
     """Decide, and give the task its length and its learning rate."""
     if feeds is None:  # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
-        return _resolve_own(config, resolve_precision(config.precision, device, ranks, folder), ranks.world)
+        precision, name = resolve_precision(config.precision, device, ranks, folder), config.checkpoint.metric
+        trainer, mode = trainer_of_own(config, ranks.world), mode_of(name or "")
+        metric = None if name is None else plain_name(name, "val")
+        return Settings(config, plain(config), trainer, precision, config.optim, metric=metric, monitor=name, mode=mode)
     trainer = whole_steps(config.trainer, feeds.train, folder)
     total_steps = planned_steps(trainer, feeds.train)
     optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
@@ -79,20 +83,6 @@ def resolve(
         metric=metric,
         monitor=f"val/{metric}",
         mode=best_mode(metric),
-    )
-
-
-def _resolve_own(config: RunConfig, precision: Choice[Precision], world: int) -> Settings:
-    monitor = config.checkpoint.metric
-    return Settings(
-        asked=config,
-        values=plain(config),
-        trainer=trainer_of_own(config, world),
-        precision=precision,
-        optim=config.optim,
-        metric=None if monitor is None else plain_name(monitor, "val"),
-        monitor=monitor,
-        mode=mode_of(monitor or ""),
     )
 
 
@@ -149,9 +139,6 @@ def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, fold
     name, why, evidence = ranks.agreed("precision", choose)
     folder.decision("precision", name, why, evidence)
     return Choice(Precision(name), why, evidence)
-
-
-# What is set in the process, and measured on the network that stands.
 
 
 def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:

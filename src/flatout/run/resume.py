@@ -22,6 +22,7 @@ from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
+from flatout.run.resolve import Settings
 from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs
 
 AUTO = "auto"
@@ -97,11 +98,9 @@ def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None
     return f"an earlier run of this command ended early ({os.path.relpath(newest)}): resume=auto resumes it"
 
 
-def where_to_start(
-    config: RunConfig, trainer: dict[str, Any], about: dict[str, Any], ranks: Ranks, folder: RunFolder
-) -> Start | None:
+def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder) -> Start | None:
     """The checkpoint to resume from, where the run is still the same; None at the beginning."""
-    found: list[Start] = []
+    config, found = settings.asked, list[Start]()
 
     def look() -> str:
         if config.resume is None:
@@ -118,13 +117,12 @@ def where_to_start(
         found.append(start)
         return str(start.checkpoint)
 
-    path = ranks.agreed("checkpoint", look)
-    start = None
+    start, path = None, ranks.agreed("checkpoint", look)
     if path:
         start = found[0] if found else Start(Path(path), require_whole(Path(path)))
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
             folder.say(line)
-        _require_more_to_train(trainer, start)
+        _require_more_to_train(settings.trainer, start)
         folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
         folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
@@ -135,7 +133,6 @@ def where_to_start(
 
 
 def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
-    """A run cannot be asked for less than it has done."""
     epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps") or -1
     begun = start.about["position"]["epoch"] + 1
     hint = "The run's model/ and report are what it has reached so far."

@@ -69,7 +69,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         feeds = None if config.has_own_parts else place_feeds(config, data, module, device, ranks)
         settings = resolve(config, module, feeds, device, ranks, folder)
         about = facts_to_compare(settings, data, module, feeds, ranks)
-        start = where_to_start(config, settings.trainer, about, ranks, folder)
+        start = where_to_start(settings, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
             reuse_layers(settings, data, module, feeds, ranks, folder)
         training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
@@ -84,18 +84,18 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             compile_network(settings, module, feeds, ranks, folder)
             fit_to_end(training, module, data, feeds, folder, start)
             load_best(training, module)
-            metrics = evaluate(training, module, data, feeds, device, folder, settings.metric)
+            metrics = evaluate(training, module, data, feeds, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)
             predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
-            training.loggers.log_final(metrics, training.curves.steps)
+            training.loggers.log_final(metrics, training.trainer.global_step)
             write_verdict(settings, module, feeds, training, folder)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(module, feeds, training, seconds, folder)
             if feeds is not None:
-                report_kind(config, data, module, feeds, predictor, seconds, folder)
+                report_kind(config, data, module, predictor, seconds, folder)
             write_reports(settings, module, per_class, charts, folder)
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 
@@ -124,7 +124,7 @@ def fit_to_end(
     training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, start: Start | None
 ) -> None:
     """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
-    trainer, curves, listeners = training.trainer, training.curves, list(training.curves.listeners)
+    trainer, listeners = training.trainer, list(training.curves.listeners)
     if feeds is not None:
         count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
         rows = plan.rows_per_batch * plan.parts
@@ -149,7 +149,6 @@ def fit_to_end(
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
-    curves.steps, curves.epochs = trainer.global_step, trainer.current_epoch
     require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
     report_early_end(training, folder)
     if skipped := training.loop.skipped:
@@ -203,19 +202,13 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
 
 
 def evaluate(
-    training: Training,
-    module: Any,
-    data: Any,
-    feeds: Feeds | None,
-    device: torch.device,
-    folder: RunFolder,
-    metric: str | None,
+    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, metric: str | None
 ) -> dict[str, float]:
     """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before.
 
     `metric` decides which checkpoint is best, and is also scored by whether a row was cut.
     """
-    metrics: dict[str, float] = {}
+    metrics, device = dict[str, float](), training.trainer.strategy.root_device
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
         folder.put(module.tune_answers(feeds, folder))

@@ -27,7 +27,6 @@ from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.checkpoints.kept import CHECKPOINTS, Start
-from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed, Feeds, free_memory
 from flatout.distributed.limits import limits
 from flatout.distributed.ranks import Ranks
@@ -102,7 +101,7 @@ def build_training(
         **planned,
     }
     results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
-    stopping = _early_stopping(config.checkpoint, settings)
+    stopping = _early_stopping(settings)
     profiled, profile = config.monitor.profile, list[L.Callback]()
     if profiled.enabled and folder.is_first:
         window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
@@ -130,7 +129,6 @@ def _checkpoints_of(settings: Settings, about: dict[str, Any], signals: Signals,
 
 
 def _listeners(settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool) -> list[Listener]:
-    """What receives the curves; nothing on ranks after the first."""
     if not folder.is_first:
         return []
     metric = settings.metric or "loss"
@@ -176,7 +174,6 @@ def _lightning_defaults(precision: Choice[Precision], ranks: Ranks, folder: Path
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "use_distributed_sampler": False,
         "default_root_dir": str(folder),
         "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
     }
@@ -242,7 +239,8 @@ def _has_means(module: nn.Module) -> bool:
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
 
 
-def _early_stopping(asked: CheckpointConfig, settings: Settings) -> list[EarlyStopping]:
+def _early_stopping(settings: Settings) -> list[EarlyStopping]:
+    asked = settings.asked.checkpoint
     if asked.patience is None or settings.monitor is None:
         return []
     least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}

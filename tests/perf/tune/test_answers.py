@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
+from flatout.perf.notes import Limit, MicroBatches, known_rows, micro_batch_key
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
 
 ANSWERS = Answers(
@@ -66,7 +67,7 @@ def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
         return micro_batch_key(model, longest=longest, device=torch.device("cpu"), precision=precision)
 
     assert key() == key() and len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
-    known = AnswerStore(tmp_path).known_micro_batch
+    known = partial(known_rows, tmp_path)
     assert known(key()) is None
     run, like_it = MicroBatches(tmp_path, {"layout": "flat"}), MicroBatches(tmp_path, {"layout": "padded"})
     run.note("training rows", Limit(16), key())

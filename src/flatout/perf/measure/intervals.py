@@ -40,10 +40,6 @@ class Interval:
         digits = 2 if self.value < 1.5 else 1
         return f"{self.value:.{digits}f}× ({self.low:.{digits}f}–{self.high:.{digits}f})"
 
-    def widened(self, factor: float) -> Interval:
-        """The same value, with both bounds further away by a factor of 1 or more."""
-        return Interval(self.value, self.low / factor, self.high * factor)
-
     def as_dict(self) -> dict[str, float]:
         return {"value": round(self.value, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
 

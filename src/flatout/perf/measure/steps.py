@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.distributed.limits import processor_seconds
 from flatout.engine.optimizer import clip_gradients
 from flatout.engine.precision import Precision, arithmetic
 from flatout.models.lean import LeanEmbedding
@@ -33,7 +34,7 @@ class Way:
 
     feed: Feed
     precision: Precision
-    threads: int
+    threads: int = field(default_factory=torch.get_num_threads)
     model: nn.Module
     cause: str = "as it was"
     override: str = ""
@@ -79,21 +80,15 @@ def endless(feed: Feed) -> Iterator[FlatBatch]:
 
 def measure_feed(feed: Feed, seconds: float) -> tuple[float, float] | None:
     """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not counted."""
-    batches = iter(feed)
+    batches, own = iter(feed), psutil.Process()
     next(batches, None)
-    began, busy_s, rows = time.perf_counter(), _processor_s(), 0
+    began, busy_s, rows = time.perf_counter(), processor_seconds(own), 0
     for batch in batches:
         rows += batch.num_real
         if time.perf_counter() - began > seconds:
             break
     took = max(time.perf_counter() - began, 1e-9)
-    return (rows / took, (_processor_s() - busy_s) / took) if rows else None
-
-
-def _processor_s() -> float:
-    """Processor time of this process and of its workers so far."""
-    own = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))  # user and system
+    return (rows / took, (processor_seconds(own) - busy_s) / took) if rows else None
 
 
 def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:

@@ -18,7 +18,6 @@ from filelock import Timeout
 from flatout.data.store.cache import default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
 from flatout.files import sync_folder, write_atomically
-from flatout.perf.notes import known_rows
 
 FOLDER = "tune"
 _SCHEMA = 1
@@ -70,17 +69,17 @@ class Answers:
             plain["choices"] = [Choice(**each) for each in values["choices"]]
             plain["tried"] = [Attempt(**each) for each in values["tried"]]
             found = cls(**plain)
-            is_sound = isinstance(found.values, dict) and isinstance(found.seconds + found.allowed_s, int | float)
+            if isinstance(found.values, dict) and isinstance(found.seconds + found.allowed_s, int | float):
+                return found
         except (KeyError, TypeError) as error:
             raise ValueError(f"no answers: {error}") from None
-        if not is_sound:
-            raise ValueError("no answers")
-        return found
+        raise ValueError("no answers")
 
 
 class AnswerStore:
     def __init__(self, cache: Path | str | None = None) -> None:
-        self.folder = (Path(cache).expanduser() if cache else default_cache_folder()) / FOLDER
+        self.cache = Path(cache).expanduser() if cache else default_cache_folder()
+        self.folder = self.cache / FOLDER
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}.json"
@@ -125,10 +124,6 @@ class AnswerStore:
         finally:
             if lock is not None:
                 lock.release()
-
-    def known_micro_batch(self, key: str) -> int | None:
-        """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
-        return known_rows(self.folder.parent, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def _way_of(parts: Parts, setting: Setting) -> Way:
     """The way that a setting asks for; the task is then on the device, and trains."""
     plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
     feed, model = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train().model
-    return Way(feed=feed, precision=setting.precision, threads=torch.get_num_threads(), model=model)
+    return Way(feed=feed, precision=setting.precision, model=model)
 
 
 def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
@@ -218,10 +218,8 @@ def longest_batch(parts: Parts, rows: int) -> FlatBatch:
 def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
     lengths = np.asarray(parts.split.lengths(TOKENS))[rows]
     ordered = np.asarray(rows, dtype=np.int64)[np.argsort(lengths, kind="stable")]
-    count = np.array([len(ordered)])
-    whole = BatchRows(
-        rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=np.array([True])
-    )
+    count, ends = np.array([len(ordered)]), np.array([True])
+    whole = BatchRows(rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=ends)
     # On the host, whatever the device: a store may be larger than that.
     batch = next(cut_run(Gatherer(parts.split, torch.device("cpu")).run(whole)))
     return batch if parts.device.type == "cpu" else batch.to(parts.device)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.engine.precision import Precision
+from flatout.perf.notes import known_rows
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
+from flatout.perf.tune.probe import Child, Here, Measured, Setting
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
-
-if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Child, Here, Measured, Setting
 
 _SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LOSS_ROWS = 32
@@ -81,14 +80,13 @@ class Search:
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
     def _begin(self) -> Measured | NoAnswer:
-        """The first probe: what the settings as they are do."""
         about = self.prober.ask("about", self.speeds.until)
         if isinstance(about, NoAnswer):
             return about
         self.speeds.about = about
         start = self.asked.start
         if "data.batch_size" not in self.asked.kept:
-            self._most = self.store.known_micro_batch(about["row_keys"][start.precision])
+            self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
@@ -205,9 +203,7 @@ class Search:
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """From the size as set on to larger ones, or else smaller, until two in a row are not faster; the rows of a
-        step stay.
-        """
+        """To larger sizes, or else to smaller ones, until two in a row are not faster; the rows of a step stay."""
         for up in (True, False):
             start, misses = self.now.rows, 0
             for rows in sizes if up else reversed(sizes):
@@ -222,9 +218,7 @@ class Search:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """From the first guess up, or else down, to the fewest rows that are as fast as twice as many; never below
-        what was set: rows are free to grow.
-        """
+        """From the first guess up, or else down, to the fewest rows as fast as twice as many; not below what is set."""
         ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
         guess = 0 if self.asked.is_cpu else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
@@ -240,7 +234,6 @@ class Search:
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
-        """Whether so many more rows at once are faster by what counts."""
         slow, fast = self._rate_of_rows(rows), self._rate_of_rows(more)
         return fast >= slow * (1 + self.settings.gain)
 

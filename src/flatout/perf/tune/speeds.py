@@ -24,8 +24,8 @@ class OpenSettings:
 
     settings: TuneConfig
     start: Setting  # the settings as they are, with the rules' answers where nothing was set
-    feeds: list[FeedKind]
-    precisions: list[Precision]
+    feeds: list[FeedKind] = field(default_factory=list)
+    precisions: list[Precision] = field(default_factory=list)
     step_rows: int  # rows of one device in an optimizer step
     num_rows: int  # rows of the training split
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits

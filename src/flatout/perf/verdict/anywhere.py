@@ -145,7 +145,7 @@ class Verdict(RunCurves):
         return evidence_of_own(self, trainer, self._fetches.ms)
 
     def _steps_of(self, trainer: L.Trainer) -> int:
-        return self.throughput.total.batches // trainer.accumulate_grad_batches
+        return self.throughput.volume.total.batches // trainer.accumulate_grad_batches
 
 
 def split_line(evidence: Evidence) -> str:

@@ -145,9 +145,10 @@ class OwnTask:
                 group["lr"] = 0.0
         standing: Any = _Standing(trainer, self.optimizers)
         self.model.trainer = standing
+        own = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
         for each in self.model.modules():
             if isinstance(each, L.LightningModule):
-                vars(each).update(_OF_A_COPY | {"optimizers": self._own_optimizers})
+                vars(each).update(_OF_A_COPY | {"optimizers": lambda use_pl_optimizer=True: own})
         self._nothing = nn.Parameter(torch.zeros((), device=device))
         self._batches = 0
 
@@ -170,9 +171,6 @@ class OwnTask:
         if not self.model.automatic_optimization or loss is None:
             return self._nothing * 0
         return loss / self.trainer.accumulate_grad_batches
-
-    def _own_optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        return self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
 
 
 def ignore(*_: Any, **__: Any) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -23,7 +22,6 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError, first_line
-from flatout.models.lean import LeanEmbedding
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
 from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
@@ -100,8 +98,7 @@ def try_feeds(
 
 
 def _way_of(task: Task, feed: Feed) -> Way:
-    precision = by_lightning_name(str(task.trainer.precision))
-    return Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    return Way(feed=feed, precision=by_lightning_name(str(task.trainer.precision)), model=task.model)
 
 
 @contextmanager
@@ -110,7 +107,6 @@ def _nothing_stays(task: Task) -> Iterator[None]:
     kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     threads, was_training = torch.get_num_threads(), task.model.training
     devices = [task.device] if task.device.type == "cuda" else []
-    lean = [module for module in task.model.modules() if isinstance(module, LeanEmbedding)]
     recombined = [(each, each.next) for each in getattr(task, "recombined", [])]
     with torch.random.fork_rng(devices):
         task.model.train()
@@ -121,9 +117,6 @@ def _nothing_stays(task: Task) -> Iterator[None]:
             task.model.train(was_training)
             task.zero_grad()
             torch.set_num_threads(threads)
-            for embedding in lean:
-                embedding.clear()
-                embedding.keeps_gradient = False
             for each, place in recombined:
                 each.next = place
 
@@ -221,10 +214,8 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
 
 
 def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
-    rows, batches_per_step = way.feed.num_rows / max(1, len(way.feed)), way.feed.plan.accumulate
-    about: dict[str, Any] = {"rows_per_batch": rows, "batches_per_step": batches_per_step}
-    gain = speedup(before, after)
-    return Tried.by(gain, statistics.median(before), cause=way.cause, override=way.override, **about)
+    gain, was, rows = speedup(before, after), statistics.median(before), way.feed.num_rows / max(1, len(way.feed))
+    return Tried.by(gain, was, way.cause, way.override, rows, way.feed.plan.accumulate)
 
 
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
@@ -247,7 +238,6 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
 
 
 def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
-    """A guess at the time of the fewest rounds."""
     step_s = evidence.ms_of(*COMPUTED) * evidence.accumulate / 1000
     starts_s = _START_S * sum(side.way.feed.kind is FeedKind.workers for side in sides)
     return _FED_ROUNDS * (starts_s + sum(max(_FED_S, side.steps * step_s) for side in sides))

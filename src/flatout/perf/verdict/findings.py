@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
@@ -26,12 +26,13 @@ _QUICKER = 0.25
 """By how much steps that nothing interrupts may be quicker than steps between callbacks: threads stay awake."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     cause: str
     limit: str  # in words, as they stand after "limited by"
     share: float  # of the time, what it takes
     evidence: str
+    _: KW_ONLY
     override: str | None = None  # what to type, where that removes the cause
     advice: str | None = None  # what to do where no override does it
     gain: Interval | None = None  # how many times as fast the run would be, where that was measured
@@ -106,9 +107,10 @@ class Finding:
         return self.share >= _PLAIN_SHARE if is_gain_unknown else self.worth >= _PLAIN_GAIN
 
 
-def carried_over(gain: Interval) -> Interval:
+def carried_over(value: float, low: float, high: float) -> Interval:
     """A gain of steps as the gain of a run: the bounds with what predictions miss by."""
-    return gain.widened(math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(gain.value))))
+    missed = math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(value)))
+    return Interval(value, low / missed, high * missed)
 
 
 def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> Interval:
@@ -123,22 +125,7 @@ def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> 
     left = max(total - ms, 1e-3 * total)
     quicker = (1 - kept) * min(left, model + evidence.ms.get("other", 0.0))
     low, high = total / left, total / max(left - quicker, 1e-3 * total)
-    return carried_over(Interval(math.sqrt(low * high), low, high))
-
-
-def gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
-    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
-
-    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
-    else stands between steps, too: garbage of the compiler is cleared away there.
-    """
-    clocked = gain_without(evidence, ms, interrupts=True)
-    if evidence.eager_ms is None:
-        return clocked
-    total = max(evidence.total_ms, 1e-9)
-    left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
-    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
-    return carried_over(Interval(tried, min(tried, clocked.value), max(most, clocked.value)))
+    return carried_over(math.sqrt(low * high), low, high)
 
 
 def gain_of(evidence: Evidence, tried: Tried) -> Interval:
@@ -155,7 +142,7 @@ def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
     total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
     bounds = (changed / max(times, 1e-9) + each_batch + kept for times in (steps.value, steps.low, steps.high))
-    return carried_over(Interval(*(total / max(left, 1e-9) for left in bounds)))
+    return carried_over(*(total / max(left, 1e-9) for left in bounds))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
@@ -175,8 +162,8 @@ def by_trying(
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
     why = f"{also}; {why}" if also else why
-    fix: dict[str, Any] = {"override": tried.override, "gain": gain, "changes_training": changes_training}
-    return Finding(cause=cause, limit=limit, share=1 - 1 / gain.value, evidence=why, **fix)
+    share, fix = 1 - 1 / gain.value, tried.override
+    return Finding(cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training)
 
 
 def by_removing(
@@ -185,5 +172,5 @@ def by_removing(
     """A part that its fix takes away, where that is worth naming."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain, share = gain_without(evidence, ms, interrupts=True), ms / evidence.total_ms
-    return Finding(cause=cause, limit=limit, share=share, evidence=why, override=override, gain=gain, **more)
+    gain = gain_without(evidence, ms, interrupts=True)
+    return Finding(cause, limit, ms / evidence.total_ms, why, override=override, gain=gain, **more)

@@ -1,11 +1,10 @@
-"""The evidence and the verdict of a run: while it trains, at its end, and for a finished run folder."""
+"""The evidence of a run: while it trains, at its end, and for a run folder."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,87 +15,23 @@ import torch
 
 from flatout.callbacks.clock import PARTS, compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
-from flatout.data.batches.feed import Feed, Feeds
+from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import FeedKind, PlanSettings
-from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import cores_here
-from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.errors import UserError, require
-from flatout.models.encoder.transformer import Transformer
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
-from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
 from flatout.perf.verdict.rules import findings
 from flatout.report.page import read_curves
 from flatout.report.summary import SCHEMA, read_summary
 from flatout.run_log import RunLog
-from flatout.tasks.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judging:
-    """What a verdict needs to know of a run's settings."""
-
-    batches_in_epoch: int
-    effective_batch: int | None
-    is_precision_asked: bool  # whether the settings name fp32 or bf16, and no measurement chose it
-    is_compiled: bool
-    may_try: bool  # whether it may try other settings
-    pieces: int  # micro-batches of a training batch
 
 
 def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
     """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
-    evidence = evidence_of(curves, feed, precision, curves.throughput.counted().batches / max(1, batches_an_epoch))
+    batches = curves.throughput.volume.counted().batches
+    evidence = evidence_of(curves, feed, precision, batches / max(1, batches_an_epoch))
     if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
         log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
-
-
-def judge(task: Task, feeds: Feeds, curves: RunCurves, known: Judging, log: RunLog) -> Evidence | None:
-    """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
-    evidence, is_alone = _evidence_of(task, feeds, curves, known), feeds.train.plan.world == 1
-    ranks: list[dict[str, float]] = []
-    if not is_alone:
-        tries = known.may_try and evidence is not None
-        seconds = SHARE * evidence.total_ms * evidence.batches / 1000 if tries and evidence is not None else 0.0
-        ranks = _of_all_ranks(task, feeds, curves, seconds, known.pieces)
-    if evidence is None:
-        log.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
-    elif not is_alone:
-        evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
-    elif known.may_try:
-        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=known.is_compiled))
-    return evidence
-
-
-def _evidence_of(task: Task, feeds: Feeds, curves: RunCurves, known: Judging) -> Evidence | None:
-    epochs = curves.throughput.total.batches / max(1, known.batches_in_epoch)
-    evidence = evidence_of(curves, feeds.train, str(task.trainer.precision), epochs)
-    if evidence is None:
-        return None
-    evidence.effective_batch, evidence.pieces = known.effective_batch, known.pieces
-    evidence.tuned_layers = _tuned_layers(task)
-    usual = choose_precision(Precision.auto, task.device).value
-    if known.is_precision_asked and LIGHTNING_NAMES[usual] != evidence.precision:
-        evidence.native = usual.value
-    return evidence
-
-
-def _tuned_layers(task: Task) -> int:
-    """Layers of a pretrained encoder of which all are trained."""
-    network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
-    if not is_pretrained or not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
-        return 0
-    return len(network.in_order()) if all(weight.requires_grad for weight in network.parameters()) else 0
-
-
-def _of_all_ranks(task: Task, feeds: Feeds, curves: RunCurves, seconds: float, pieces: int) -> list[dict[str, float]]:
-    """Each rank's parts of a batch, and what it takes alone."""
-    counted = curves.timer.counted()
-    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
-    if seconds and pieces == 1:
-        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
-            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
-    return of_all_ranks(own)
 
 
 def evidence_in(folder: Path) -> Evidence:
@@ -148,7 +83,7 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
     `fetch_ms`: what a batch took to come out of the loader; the wait that curves show has Lightning's own work in it.
     """
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
-    epochs = curves.throughput.counted().batches / max(1.0, float(trainer.num_training_batches))
+    epochs = curves.throughput.volume.counted().batches / max(1.0, float(trainer.num_training_batches))
     loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)
     found = evidence_of(curves, loader, str(trainer.precision), epochs)
     if found is None:
@@ -162,12 +97,12 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
 def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
     """What was measured so far; None where it is too little for a verdict."""
     throughput, plan, clock = curves.throughput, feed.plan, curves.clock
-    counted = throughput.counted()
+    counted = throughput.volume.counted()
     batches = counted.batches
     steps = batches // plan.accumulate
     if steps < LEAST_STEPS:
         return None
-    seen, split = curves.monitor.summary(), curves.timer.counted().split()
+    seen, split = curves.monitor.summary(), curves.timer.times.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(

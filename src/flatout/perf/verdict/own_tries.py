@@ -41,8 +41,7 @@ from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 _AHEAD = 4  # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5
 """The longest batch for which half a millisecond matters, which is what a loop may save; of the time that is left, what
-the loops may take; a guess at what their Trainer takes to begin.
-"""
+the loops may take; a guess at what their Trainer takes to begin."""
 _COMPILES, _LEAST_COMPILE_S, _COMPILE_SHARE = 0.3, 8.0, 0.7
 """Share of a model's passes from which on compiling is tried, the least time for it, and its share of what is left."""
 _BACKEND, _AGAIN_S = "inductor", 0.05
@@ -77,7 +76,7 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
     about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
     feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
-    was = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    was = Way(feed=feed, precision=precision, model=task.model)
     evidence.native = _other_precision(precision, device)
     if evidence.share("wait") >= experiments.WAITS and experiments.try_feeds(
         task, was, _other_loaders, evidence, until
@@ -104,7 +103,6 @@ def _other_precision(precision: Precision, device: torch.device) -> str:
 
 
 def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
-    """A few other DataLoaders, what is likeliest first."""
     feed: Any = was.feed
     if not feed.is_torchs:
         evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
@@ -185,9 +183,8 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
     saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
     gain = speedup([1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved])
-    fix: dict[str, Any] = {"cause": "loop", "override": "Trainer(callbacks=[FastLoop()])"}
-    sizes: dict[str, Any] = {"rows_per_batch": evidence.rows_per_batch, "batches_per_step": evidence.accumulate}
-    evidence.tried.append(Tried.by(gain, was_rate, **fix, **sizes))
+    fix, sizes = "Trainer(callbacks=[FastLoop()])", (evidence.rows_per_batch, evidence.accumulate)
+    evidence.tried.append(Tried.by(gain, was_rate, "loop", fix, *sizes))
 
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:

@@ -9,20 +9,13 @@ A cause that is known only by trying is a line of `_by_other_ways`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import fmean as mean
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import (
-    Finding,
-    best_tried,
-    by_removing,
-    by_trying,
-    carried_over,
-    gain_uncompiled,
-    gain_without,
-)
+from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _MOST_OTHERS = 3
@@ -76,15 +69,15 @@ def waiting(evidence: Evidence) -> Finding | None:
     if evidence.feed_alone is not None:
         busy = "" if evidence.feed_cores is None else f" and keeps {evidence.feed_cores:.1f} cores busy"
         why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{busy}, {why}"
-    finding: dict[str, Any] = {"cause": "data", "limit": "waiting for data", "share": share, "evidence": why}
+    finding = partial(Finding, "data", "waiting for data", share, why)
     if (found := best_tried(evidence, "data")) is not None:
-        return Finding(**finding, override=found[0].override, gain=found[1])
+        return finding(override=found[0].override, gain=found[1])
     if evidence.untested or any(tried.cause == "data" for tried in evidence.tried):
-        return Finding(**finding, override=evidence.untested or None)
+        return finding(override=evidence.untested or None)
     if evidence.feed == OWN_LOADER:
-        return Finding(**finding, advice="more num_workers in your DataLoader")
+        return finding(advice="more num_workers in your DataLoader")
     others = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}
-    return Finding(**finding, override=others.get(evidence.feed), advice="try more data.workers")
+    return finding(override=others.get(evidence.feed), advice="try more data.workers")
 
 
 def callbacks(evidence: Evidence) -> Finding | None:
@@ -107,10 +100,10 @@ def host_reads(evidence: Evidence) -> Finding | None:
         return None
     override = f"~callbacks.{max(evidence.reads, key=lambda each: evidence.reads[each])}"
     why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
-    limit = "waiting for numbers of the device"
     # The host may need some of that time itself: nothing is sure to be gained.
-    gain = carried_over(Interval(1 / max(1 - share, 1e-3), 1.0, 1 / max(1 - share, 1e-3)))
-    return Finding(cause="reads", limit=limit, share=share, evidence=why, override=override, gain=gain)
+    most = 1 / max(1 - share, 1e-3)
+    gain = carried_over(most, 1.0, most)
+    return Finding("reads", "waiting for numbers of the device", share, why, override=override, gain=gain)
 
 
 def logging(evidence: Evidence) -> Finding | None:
@@ -156,8 +149,7 @@ def precision(evidence: Evidence) -> Finding | None:
     if not is_card or evidence.native in ("", "fp32") or any(each.cause == "precision" for each in evidence.tried):
         return by_trying(evidence, "precision", limit)
     why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
-    override = f"precision={evidence.native}"
-    return Finding(cause="precision", limit=limit, share=share, evidence=why, override=override, is_only_seen=True)
+    return Finding("precision", limit, share, why, override=f"precision={evidence.native}", is_only_seen=True)
 
 
 def padding(evidence: Evidence) -> Finding | None:
@@ -168,7 +160,7 @@ def padding(evidence: Evidence) -> Finding | None:
     if evidence.padding_share < 0.3:
         return None
     share = evidence.padding_share * evidence.share("forward", "backward")
-    return Finding(cause="padding", limit="padding", share=share, evidence=also, advice="a model that runs flat")
+    return Finding("padding", "padding", share, also, advice="a model that runs flat")
 
 
 def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
@@ -194,7 +186,22 @@ def optimizing(evidence: Evidence) -> Finding | None:
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
     found = best_tried(evidence, "batch")
     fix: dict[str, Any] = {} if found is None else {"override": found[0].override, "gain": found[1]}
-    return Finding(cause="optimizer", limit="the optimizer", share=share, evidence=why, **fix)
+    return Finding("optimizer", "the optimizer", share, why, **fix)
+
+
+def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
+    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
+
+    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
+    else stands between steps, too: garbage of the compiler is cleared away there.
+    """
+    clocked = gain_without(evidence, ms, interrupts=True)
+    if evidence.eager_ms is None:
+        return clocked
+    total = max(evidence.total_ms, 1e-9)
+    left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
+    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
+    return carried_over(tried, min(tried, clocked.value), max(most, clocked.value))
 
 
 def compiling(evidence: Evidence) -> Finding | None:
@@ -202,11 +209,10 @@ def compiling(evidence: Evidence) -> Finding | None:
     if (share := evidence.compiling_share) < LEAST_COMPILING:
         return None
     why = f"{evidence.compiled['graphs']:.0f} graphs in {evidence.compiled['seconds']:.0f} s"
-    gain = gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
+    gain = _gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
     if evidence.eager_ms is not None:
         why += f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f} as it was"
-    about: dict[str, Any] = {"cause": "compile", "limit": "compiling again and again", "override": "compile=false"}
-    return Finding(**about, share=share, evidence=why, gain=gain)
+    return Finding("compile", "compiling again and again", share, why, override="compile=false", gain=gain)
 
 
 def framework(evidence: Evidence) -> Finding | None:
@@ -215,9 +221,9 @@ def framework(evidence: Evidence) -> Finding | None:
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    is_own, limit = evidence.feed == OWN_LOADER, "small batches"
+    is_own = evidence.feed == OWN_LOADER
     advice = "try larger batches in your DataLoader" if is_own else "try a larger data.batch_size"
-    return Finding(cause="batch", limit=limit, share=share, evidence=why, advice=advice, changes_training=True)
+    return Finding("batch", "small batches", share, why, advice=advice, changes_training=True)
 
 
 def tuning_whole(evidence: Evidence) -> Finding | None:
@@ -229,16 +235,11 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
     forward_ms, backward_ms = (evidence.ms.get(part, 0.0) * cut / layers for part in ("forward", "backward"))
     # They are computed once, forwards, where they were computed both ways in each epoch.
     saved_ms = forward_ms * (1 - 1 / epochs) + backward_ms
-    return Finding(
-        cause="layers",
-        limit=f"tuning all {layers} layers, and freezing {cut} changes what is learned",
-        share=saved_ms / max(evidence.total_ms, 1e-9),
-        evidence="by arithmetic, not tried; python -m flatout probe scores each layer first",
-        override=f"model.freeze_layers={cut} model.reuse=true",
-        gain=gain_without(evidence, saved_ms),
-        changes_training=True,
-        comes_last=True,
-    )
+    limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
+    share, gain = saved_ms / max(evidence.total_ms, 1e-9), gain_without(evidence, saved_ms)
+    why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
+    fix = f"model.freeze_layers={cut} model.reuse=true"
+    return Finding("layers", limit, share, why, override=fix, gain=gain, changes_training=True, comes_last=True)
 
 
 def _nothing_left(evidence: Evidence) -> Finding:
@@ -247,7 +248,7 @@ def _nothing_left(evidence: Evidence) -> Finding:
     begin = "nothing left to gain: near the roof," if is_near else "nothing found that would make it faster:"
     mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
     text = f"{begin} {share:.0%} of the time in {limit}{mfu}"
-    return Finding(cause="nothing", limit=limit, share=share, evidence=text)
+    return Finding("nothing", limit, share, text)
 
 
 # The machine around a run: memory, the card, other processes, and the other ranks.
@@ -260,10 +261,10 @@ def swapping(evidence: Evidence) -> Finding | None:
         return None
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
-    share, limit = evidence.share("wait", *MODEL), "memory that is swapped"
+    share = evidence.share("wait", *MODEL)
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
     fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
-    return Finding(cause="memory", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
+    return Finding("memory", "memory that is swapped", share, why, advice=fix, is_only_seen=True)
 
 
 def cut_batches(evidence: Evidence) -> Finding | None:
@@ -272,10 +273,9 @@ def cut_batches(evidence: Evidence) -> Finding | None:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
-    override = f"precision={evidence.native}" if is_wide else None
-    fix: dict[str, Any] = {"override": override, "advice": "for encoders try model.gradient_checkpointing=true"}
-    share = evidence.share("forward", "backward")
-    return Finding(cause="memory", limit="memory", share=share, evidence=why, **fix, is_only_seen=True)
+    override, share = f"precision={evidence.native}" if is_wide else None, evidence.share("forward", "backward")
+    advice = "for encoders try model.gradient_checkpointing=true"
+    return Finding("memory", "memory", share, why, override=override, advice=advice, is_only_seen=True)
 
 
 def throttling(evidence: Evidence) -> Finding | None:
@@ -292,8 +292,8 @@ def throttling(evidence: Evidence) -> Finding | None:
     facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
     why += f" of {most:.0f}" if most else ""
-    limit, fix = "the card's clocks being held down", _HOLDING[reason]
-    return Finding(cause="throttling", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
+    limit = "the card's clocks being held down"
+    return Finding("throttling", limit, share, why, advice=_HOLDING[reason], is_only_seen=True)
 
 
 def shared_card(evidence: Evidence) -> Finding | None:
@@ -303,17 +303,17 @@ def shared_card(evidence: Evidence) -> Finding | None:
     if share < 0.3:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
-    limit, fix = "a card that others use too", "another card by CUDA_VISIBLE_DEVICES"
-    return Finding(cause="shared", limit=limit, share=share, evidence=why, advice=fix, is_only_seen=True)
+    fix = "another card by CUDA_VISIBLE_DEVICES"
+    return Finding("shared", "a card that others use too", share, why, advice=fix, is_only_seen=True)
 
 
 def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
-    finding: dict[str, Any] = {"cause": "cpu", "is_only_seen": True, "takes_cores": True}
+    starving: dict[str, Any] = {"is_only_seen": True, "takes_cores": True}
     held = evidence.host.get("cpu_held_back_share") or 0.0
     if held >= 0.2:
         why, limit = f"throttled in {held:.0%} of its periods", "the container's limit of cores"
-        return Finding(**finding, limit=limit, share=held, evidence=why, advice="allow it more cores")
+        return Finding("cpu", limit, held, why, advice="allow it more cores", **starving)
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
         return None
@@ -327,7 +327,7 @@ def starved(evidence: Evidence) -> Finding | None:
     advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
     if evidence.device == "cpu" and left < evidence.threads:  # threads of one product wait for the slowest of them
         advice += f"; until then threads={left}"
-    return Finding(**finding, limit="other processes on these cores", share=share, evidence=why, advice=advice)
+    return Finding("cpu", "other processes on these cores", share, why, advice=advice, **starving)
 
 
 def uneven_ranks(evidence: Evidence) -> Finding | None:
@@ -343,7 +343,7 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
     why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
     fix = f"look at rank {slowest}'s machine, or leave it out"
     share, gain = behind / evidence.total_ms, gain_without(evidence, behind)
-    return Finding(cause="ranks", limit="the slowest rank", share=share, evidence=why, advice=fix, gain=gain)
+    return Finding("ranks", "the slowest rank", share, why, advice=fix, gain=gain)
 
 
 def communicating(evidence: Evidence) -> Finding | None:
@@ -360,29 +360,9 @@ def communicating(evidence: Evidence) -> Finding | None:
     why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
     whole = evidence.effective_batch
     name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
-    fix: dict[str, Any] = {"override": f"data.{name}={2 * now}", "gain": gain_without(evidence, saved)}
-    about: dict[str, Any] = {"cause": "communication", "limit": "exchanging gradients", "changes_training": True}
-    return Finding(**about, **fix, share=share, evidence=why)
+    fix, gain = f"data.{name}={2 * now}", gain_without(evidence, saved)
+    return Finding("communication", "exchanging gradients", share, why, override=fix, gain=gain, changes_training=True)
 
 
-RULES: list[Callable[[Evidence], Finding | None]] = [
-    waiting,
-    padding,
-    callbacks,
-    host_reads,
-    logging,
-    validating,
-    saving,
-    precision,
-    optimizing,
-    compiling,
-    swapping,
-    cut_batches,
-    throttling,
-    shared_card,
-    starved,
-    uneven_ranks,
-    communicating,
-    framework,
-    tuning_whole,
-]
+RULES = [waiting, padding, callbacks, host_reads, logging, validating, saving, precision, optimizing, compiling]
+RULES += [swapping, cut_batches, throttling, shared_card, starved, uneven_ranks, communicating, framework, tuning_whole]

@@ -19,10 +19,10 @@ from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Setting
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
-from flatout.perf.tune.tuning import RunSettings, is_outdated, kept, override_line, smallest
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result
-from flatout.run.parts import answers_in, open_settings, with_answers
+from flatout.run.parts import answers_in, with_answers
+from flatout.run.tuning import is_outdated, kept, override_line, smallest
 from tests.cli.test_train import run_train
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
@@ -51,11 +51,10 @@ def choices(result: Result) -> dict[str, dict[str, Any]]:
 # What is open, and what is kept.
 
 
-def composed(*words: str) -> tuple[RunSettings, list[str]]:
+def composed(*words: str) -> tuple[RunConfig, list[str]]:
     from tests.cli.test_train import compose_run
 
-    config = compose_run(["tune=auto", *words])
-    return open_settings(config), ["tune=auto", *words]
+    return compose_run(["tune=auto", *words]), ["tune=auto", *words]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +85,8 @@ def test_what_a_step_is_made_of_stays_open_where_only_its_rows_are_said(word):
 
 def test_from_python_what_differs_from_the_default_was_asked_for():
     python = RunConfig(data=TextDataConfig(batch_size=32), tune=TuneConfig(enabled=True))
-    assert kept(open_settings(python), [])["data.batch_size"] == "asked for"
-    assert "data.batch_size" not in kept(open_settings(RunConfig(tune=TuneConfig(enabled=True))), [])
+    assert kept(python, [])["data.batch_size"] == "asked for"
+    assert "data.batch_size" not in kept(RunConfig(tune=TuneConfig(enabled=True)), [])
 
 
 def test_answers_become_settings_and_words():

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import torch
 
+from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
@@ -30,11 +31,11 @@ from flatout.engine.compile import why_not
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
-from flatout.perf.notes import memory_key
+from flatout.perf.notes import known_rows, memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, Choice
 from flatout.perf.tune.probe import Child, Here, Setting
 from flatout.perf.tune.search import Search
-from flatout.perf.tune.settings import TuneConfig, is_typed
+from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
@@ -59,25 +60,11 @@ class FoundAnswers:
     lines: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """The settings that measuring decides, and those that its answers depend on."""
-
-    data: Any
-    network: Any
-    task: Any
-    optim: OptimConfig
-    trainer: dict[str, Any]
-    precision: Precision
-    compile: bool
-    tune: TuneConfig
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to decide: these settings, for this store and device."""
 
-    settings: RunSettings
+    config: RunConfig
     store: Store
     ranks: Ranks
     device: torch.device
@@ -104,18 +91,18 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
 
 def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers:
     """The answers for one device: measured before, or now."""
-    settings, asked = question.settings, asked_of(question)
-    key, store = recipe_key(asked_about(question, asked)), AnswerStore(settings.data.cache)
-    with store.measuring(key, settings.tune.budget_s + _WAIT_S, say):
-        known = None if settings.tune.fresh else store.read(key)
+    tune, asked = question.config.tune, asked_of(question)
+    key, store = recipe_key(asked_about(question, asked)), AnswerStore(question.config.data.cache)
+    with store.measuring(key, tune.budget_s + _WAIT_S, say):
+        known = None if tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
             return FoundAnswers(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
-        say(f"tune: measuring in a process apart, for {settings.tune.budget_s:g} s at most")
+        say(f"tune: measuring in a process apart, for {tune.budget_s:g} s at most")
         answers = Search(asked, question.prober, store).decide()
         answers.values |= question.confirmed.values
         if answers.step_s is not None:
             store.write(key, answers)
-    count = len([row for row in answers.tried if row.rows_per_s is not None])
+    count = sum(row.rows_per_s is not None for row in answers.tried)
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
     if answers.unrest > _BUSY:
@@ -128,7 +115,7 @@ def is_outdated(known: Answers, asked: OpenSettings, store: AnswerStore) -> bool
     """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
     if known.step_s is None:
         return True
-    most = store.known_micro_batch(known.row_key) if known.row_key else None
+    most = known_rows(store.cache, known.row_key) if known.row_key else None
     if most is not None and known.values.get("data.batch_size", 0) > most:
         return True
     growth = asked.planned_steps / max(known.planned_steps, 1)
@@ -164,29 +151,29 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
 
 
 def asked_of(question: Question) -> OpenSettings:
-    settings, ranks, device = question.settings, question.ranks, question.device
-    data, splits, tokens = settings.data, question.store.splits, settings.data.tokens_per_batch
+    config, ranks, device = question.config, question.ranks, question.device
+    data, splits, tokens = config.data, question.store.splits, config.data.tokens_per_batch
     split, slower = splits["train"], question.confirmed.slower
     rows, accumulate = data.batches(ranks.world)
     plan = PlanSettings(rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world)
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
     kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device, None).kind
     fitting = [each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)]
-    precision = choose_precision(settings.precision, device).value
+    precision = choose_precision(config.precision, device).value
     native = precisions(device)  # fp32 stands for comparison
     steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
     # A rank has its card, or its share of what this machine, or this container, has free.
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes() // ranks.local_world
     return OpenSettings(
-        settings=settings.tune,
+        settings=config.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
         feeds=[each for each in fitting if each is kind or f"data.feed={each}" not in slower],
         precisions=[each for each in native if each is Precision.fp32 or f"precision={each}" not in slower],
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
-        planned_steps=planned_steps(settings.trainer, feed),
-        kept=kept(settings, question.overrides) | question.confirmed.why,
-        room_bytes=int(free * (1 - settings.tune.memory_margin)),
+        planned_steps=planned_steps(config.trainer, feed),
+        kept=kept(config, question.overrides) | question.confirmed.why,
+        room_bytes=int(free * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_cut,
         counts_time=question.counts_time,
@@ -201,46 +188,44 @@ def precisions(device: torch.device) -> list[Precision]:
     return [Precision.fp32, *([Precision.bf16] if has_bf16 else []), *([Precision.fp16] if is_gpu else [])]
 
 
-def kept(settings: RunSettings, overrides: Sequence[str]) -> dict[str, str]:
+def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
     """Settings that are not looked at, and why; an empty reason where the person asked to leave them alone."""
-    tune, has_lr = settings.tune, not overrides and settings.optim.lr is not None
-    asked = "asked for"
+    tune, has_lr, asked = config.tune, not overrides and config.optim.lr is not None, "asked for"
     looked_at = {  # by the setting: whether it is wanted, and why it stays all the same
-        "data.feed": (tune.feed, "" if settings.data.feed is FeedKind.auto else asked),
-        "precision": (tune.precision, "" if settings.precision is Precision.auto else asked),
-        "data.batch_size": (tune.batch_size, _why_rows_are_kept(settings, overrides)),
-        "compile": (tune.compile, asked if settings.compile or is_typed("compile", overrides) else ""),
+        "data.feed": (tune.feed, "" if config.data.feed is FeedKind.auto else asked),
+        "precision": (tune.precision, "" if config.precision is Precision.auto else asked),
+        "data.batch_size": (tune.batch_size, _why_rows_are_kept(config, overrides)),
+        "compile": (tune.compile, asked if config.compile or is_typed("compile", overrides) else ""),
         "optim.lr": (tune.learning_rate, asked if has_lr or is_typed("optim.lr", overrides) else ""),
     }
     return {name: why if is_wanted else "" for name, (is_wanted, why) in looked_at.items() if why or not is_wanted}
 
 
-def _why_rows_are_kept(settings: RunSettings, overrides: Sequence[str]) -> str:
-    data = settings.data
+def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
+    data = config.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
     for name in ("batch_size", "accumulate"):
         default = type(data).__dataclass_fields__[name].default
         if is_typed(f"data.{name}", overrides) or (not overrides and getattr(data, name) != default):
             return "asked for"
-    counting = [name for name in _BATCH_COUNTS if type(settings.trainer.get(name)) is int]
+    counting = [name for name in _BATCH_COUNTS if type(config.trainer.get(name)) is int]
     return f"trainer.{counting[0]} counts batches" if counting else ""
 
 
 def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
     """Everything that answers depend on, as plain values."""
-    settings, ranks = question.settings, question.ranks
-    split, tune, data = question.store.splits["train"], settings.tune, settings.data
+    config, ranks, split = question.config, question.ranks, question.store.splits["train"]
+    tune, data, optim = config.tune, config.data, plain(config.optim)
     lengths = np.asarray(split.lengths(TOKENS))
     quantiles = np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist() if len(lengths) else []
-    optim = plain(settings.optim)
     if not tune.learning_rate:
         for name in ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr"):
             optim.pop(name)
     classes = question.store.facts.get("class_counts") or []
     return {
-        "model": [type(settings.network).__name__, plain(settings.network)],
-        "task": [type(settings.task).__name__, plain(settings.task)],
+        "model": [type(config.model).__name__, plain(config.model)],
+        "task": [type(config.task).__name__, plain(config.task)],
         "optim": optim,
         "vocabulary": plain(getattr(data, "vocabulary", None)),
         "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
