@@ -179,7 +179,6 @@ class RunConfig:
 
 
 def _require_own_parts(module: Any, data: Any) -> None:
-    """Refuse parts that a Trainer could not train, in one sentence each, before anything starts."""
     is_own_module, is_data = isinstance(module, L.LightningModule), isinstance(data, L.LightningDataModule)
     hint = "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
     is_fit = is_data or not isinstance(data, L.LightningModule)
@@ -189,13 +188,10 @@ def _require_own_parts(module: Any, data: Any) -> None:
     name = type(module).__name__.removesuffix("Config")
     what = f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
     require(not (reads_ours and is_own_data), "task", what, hint="Set task._target_ to your LightningModule.")
-    if is_own_module:
-        for hook, gives in (("training_step", "the loss of a batch"), ("configure_optimizers", "the optimizer")):
-            _require_hook(module, L.LightningModule, "task", hook, gives)
-    if is_own_data:
-        _require_hook(data, L.LightningDataModule, "data", "train_dataloader", "a DataLoader of the training rows")
-
-
-def _require_hook(part: Any, base: type, where: str, hook: str, gives: str) -> None:
-    is_defined = getattr(type(part), hook) is not getattr(base, hook)
-    require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")
+    of_module = {"training_step": "the loss of a batch", "configure_optimizers": "the optimizer"}
+    of_data = {"train_dataloader": "a DataLoader of the training rows"}
+    hooks = [("task", module, L.LightningModule, each) for each in of_module.items() if is_own_module]
+    hooks += [("data", data, L.LightningDataModule, each) for each in of_data.items() if is_own_data]
+    for where, part, base, (hook, gives) in hooks:
+        is_defined = getattr(type(part), hook) is not getattr(base, hook)
+        require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")
