@@ -64,12 +64,10 @@ class Checkup(_Found):
 
     problem: Problem
     columns: dict[str, Any]
-    rows: dict[str, int] = field(default_factory=dict)
-    """Rows of each split."""
+    rows: dict[str, int] = field(default_factory=dict)  # rows of each split
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Rows of each class, or entities of each type, by split."""
-    lengths: dict[str, Lengths] = field(default_factory=dict)
-    """Tokens a row, by split."""
+    lengths: dict[str, Lengths] = field(default_factory=dict)  # tokens a row, by split
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -119,7 +117,6 @@ def check(config: TextDataConfig) -> Checkup:
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
-    """What would end a run."""
     for split in wanted:
         if not found.rows.get(split):
             what, hint = f"no rows are left for the {split} split", "give more rows, or a file for each split"

@@ -172,8 +172,7 @@ class LostWords:
         self.census = census
         self.rows = self.words = self.words_lost = 0
         self.entities_lost: dict[str, int] = {}
-        self.straddling: list[int] = []
-        """Rows of which the last entity was cut in two."""
+        self.straddling: list[int] = []  # rows of which the last entity was cut in two
 
     def add(self, ids: NDArray[np.int32], offsets: NDArray[np.int64], kept: NDArray[np.int64]) -> None:
         """Take in some rows, of which the first `kept` words each were kept."""

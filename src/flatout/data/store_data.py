@@ -24,7 +24,7 @@ from flatout.data.info import DataInfo
 from flatout.data.store.store import Ragged, Store, StoreSplit
 from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
-from flatout.run_log import PrintLog, RunLog
+from flatout.run_log import RunLog
 
 Config = TypeVar("Config", bound=FeedingConfig)
 Info = TypeVar("Info", bound=DataInfo)
@@ -62,7 +62,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             where, known = f"{type(self).__name__}.{name}", did_you_mean(name, names)
             require(name in names, where, "no such setting", hint=known)
         self.config: Config = self.settings(**settings)
-        self.seed, self.run_log = seed, PrintLog() if log is None else log
+        self.seed, self.run_log = seed, RunLog() if log is None else log
         self._info: Info | None = None
         self._is_announced = self._has_fitted = False
         self._placement: Placement | None = None
@@ -188,7 +188,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """The kind of all feeds on a device, chosen and reported once."""
         if device not in self._choices:
             num_bytes = sum(split.num_bytes for split in self.store.splits.values())
-            choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device, None)
+            choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device)
             self._report("feed", choice.kind.value, choice.why, choice.evidence)
             self._read_with_care()
         return self._choices[device]
@@ -210,8 +210,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return self._placement
         if trainer is None:
             return Placement()
-        network = getattr(trainer.lightning_module, "model", None)
-        layout = Layout.of(network)
+        layout = Layout.of(getattr(trainer.lightning_module, "model", None))
         repeats = bool(getattr(trainer, "overfit_batches", 0))
         return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats)
 

@@ -23,8 +23,7 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
-TOPIC = "topic"
-"""The column of the built-in headlines that knows what a row is about."""
+TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
 
 
 class TextSource:
@@ -34,8 +33,7 @@ class TextSource:
         """`group`: the column whose equal values stay in one split."""
         self.config, self.tables, self.roles = config, tables, roles
         self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
-        self.columns = roles
-        """The columns as they are given."""
+        self.columns = roles  # the columns as they are given
         self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
 
     @property

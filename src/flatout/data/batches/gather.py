@@ -121,8 +121,7 @@ class Run:
     target_offsets_R: Tensor | None
     target_bounds: NDArray[np.int64] | None
     """Where each batch's labels begin, known to the host; only for several labels a row."""
-    copied: Any = None
-    """What a GPU marks when it has copied them; None where nothing is to be waited for."""
+    copied: Any = None  # what a GPU marks when it has copied them; None where nothing is to be waited for
 
 
 class Gatherer:

@@ -59,12 +59,10 @@ class EncodedBlock:
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
-    unknown: int
-    """Tokens that are not in the vocabulary."""
+    unknown: int  # tokens that are not in the vocabulary
     truncated_rows: int
     truncated_tokens: int
-    whole_lengths: NDArray[np.int64]
-    """Tokens of each row before it was cut."""
+    whole_lengths: NDArray[np.int64]  # tokens of each row before it was cut
 
     @classmethod
     def of(cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int) -> EncodedBlock:
