@@ -31,6 +31,7 @@ OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
+_BASES: dict[str, type] = {"data": L.LightningDataModule, "model": nn.Module, "task": L.LightningModule}
 _NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
@@ -123,8 +124,7 @@ class RunConfig:
         """Refuse what a Python user may pass in the place of something else."""
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
-        kinds = {"data": L.LightningDataModule, "model": nn.Module, "task": L.LightningModule}
-        for name, kind in kinds.items():
+        for name, kind in _BASES.items():
             part, what = getattr(self, name), f"{type(getattr(self, name)).__name__} is no {kind.__name__}"
             is_part = self.has_own_parts or part is None or is_dataclass(part) or isinstance(part, kind)
             require(is_part, name, what, allowed="one of your own, or settings of flatout")
@@ -188,10 +188,12 @@ def _require_own_parts(module: Any, data: Any) -> None:
     name = type(module).__name__.removesuffix("Config")
     what = f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
     require(not (reads_ours and is_own_data), "task", what, hint="Set task._target_ to your LightningModule.")
-    of_module = {"training_step": "the loss of a batch", "configure_optimizers": "the optimizer"}
-    of_data = {"train_dataloader": "a DataLoader of the training rows"}
-    hooks = [("task", module, L.LightningModule, each) for each in of_module.items() if is_own_module]
-    hooks += [("data", data, L.LightningDataModule, each) for each in of_data.items() if is_own_data]
-    for where, part, base, (hook, gives) in hooks:
-        is_defined = getattr(type(part), hook) is not getattr(base, hook)
+    hooks: list[tuple[str, Any, str, str]] = []
+    if is_own_module:
+        hooks += [("task", module, "training_step", "the loss of a batch")]
+        hooks += [("task", module, "configure_optimizers", "the optimizer")]
+    if is_own_data:
+        hooks += [("data", data, "train_dataloader", "a DataLoader of the training rows")]
+    for where, part, hook, gives in hooks:
+        is_defined = getattr(type(part), hook) is not getattr(_BASES[where], hook)
         require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")

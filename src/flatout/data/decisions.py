@@ -44,8 +44,7 @@ class DecidedTable(Table):
                 values = as_texts(decoded(block.column(name))).to_pylist()
                 for place in places:
                     values[place] = self.labels[int(rows[place])]
-                labels = pa.array(values, pa.large_string())
-                block = block.set_column(block.schema.names.index(name), name, labels)
+                block = block.set_column(block.schema.names.index(name), name, pa.array(values, pa.large_string()))
             yield block
 
 

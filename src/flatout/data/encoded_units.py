@@ -9,6 +9,7 @@ source that has grown takes those it had before from there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -89,7 +90,7 @@ class EncodedUnits:
         self.used: dict[str, dict[str, Any]] = {}
         """Of each full unit where its rows begin in every split, and what was counted of them."""
         self.found = 0  # units that were there
-        self._rows: dict[str, int] = {}
+        self._rows: Counter[str] = Counter()
         self._open_whole = lru_cache(None)(self.stores.opened)
 
     def read(self, unit: Unit) -> BySplit:
@@ -97,11 +98,10 @@ class EncodedUnits:
         if unit.is_full:
             key = unit.key(self.how)
             found = self._kept(key, unit)
-            self.used[key] = {split: [self._rows.get(split, 0), *_counted(block)] for split, block in found.items()}
+            self.used[key] = {split: [self._rows[split], *_counted(block)] for split, block in found.items()}
         else:
             found = unit.encoded(self.encode)
-        for split, block in found.items():
-            self._rows[split] = self._rows.get(split, 0) + len(block.lengths)
+        self._rows.update({split: len(block.lengths) for split, block in found.items()})
         return found
 
     def write(self, unit: Unit) -> None:

@@ -127,8 +127,7 @@ class Feed:
     def __iter__(self) -> Iterator[FlatBatch]:
         if self.consumed >= len(self) or not self.keeps_position:
             self.consumed = 0
-        plan = self._make_plan(self.epoch)
-        batches = self._batches(plan, self.consumed)
+        batches = self._batches(self._make_plan(self.epoch), self.consumed)
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)

@@ -79,7 +79,11 @@ class StoreSplit:
     """One split of an open store: its columns, mapped into memory."""
 
     def __init__(self, name: str, num_rows: int, columns: dict[str, Array | Ragged]) -> None:
-        self.name, self.num_rows, self.columns = name, num_rows, columns
+        self.name, self.num_rows, self._columns = name, num_rows, columns
+
+    @property
+    def columns(self) -> dict[str, Array | Ragged]:
+        return self._columns
 
     def ragged(self, name: str) -> Ragged:
         column = self.columns[name]

@@ -94,8 +94,7 @@ class Vocabulary:
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
-        documents = _documents(_without_special(texts))
-        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch_fast(_documents(_without_special(texts)), add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
         tokens, lengths = ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
