@@ -141,13 +141,13 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
     few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
     given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
     vocabulary = given or train_encoder(few.get("train", []), config.vocabulary)
-    losses: dict[str, tuple[int, Lengths]] = {}
+    losses = {}
     for split, blocks in few.items():
         encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]
-        losses[split] = (sum(each.unknown for each in encoded), Lengths())
+        lengths = found.lengths[split] = Lengths()
         for each in encoded:
-            losses[split][1].add(each.whole_lengths)
-    found.lengths = {split: lengths for split, (_, lengths) in losses.items()}
+            lengths.add(each.whole_lengths)
+        losses[split] = (sum(each.unknown for each in encoded), lengths)
     return loss_remarks(losses, config.max_length)
 
 

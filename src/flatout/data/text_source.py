@@ -48,7 +48,8 @@ class TextSource:
             own, first_row = fates[name], 0
             for block in table.blocks(self._columns_read_again()):
                 fate = own[first_row : first_row + block.num_rows]
-                self._require_same(len(fate) == block.num_rows, table)
+                if len(fate) != block.num_rows:
+                    raise changed(table.name)
                 rows = np.arange(first_row, first_row + block.num_rows)
                 first_row += block.num_rows
                 for split in splits:
@@ -56,7 +57,8 @@ class TextSource:
                     if mask.any():
                         yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
                 advance(block.num_rows)
-            self._require_same(first_row == len(own), table)
+            if first_row != len(own):
+                raise changed(table.name)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
@@ -68,10 +70,6 @@ class TextSource:
         what = f"column {name!r} of {self.name} holds numbers only"
         hint = f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as texts."
         require(has_words or self.config.text is not None, "data.text", what, allowed=f"columns: {columns}", hint=hint)
-
-    def _require_same(self, is_same: bool, table: Table) -> None:
-        if not is_same:
-            raise changed(table.name)
 
     def _columns_read_again(self) -> list[str]:
         return [*self.roles.columns, *([TOPIC] if self.config.is_sample and self.roles.label else [])]
