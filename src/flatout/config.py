@@ -39,15 +39,19 @@ _NAMES = "letters, digits, '_', '-', '+' and '.'"
 class MonitorConfig:
     """What a run prints and measures while it trains."""
 
-    flush_every: int = setting(50, least=1)
-    """Optimizer steps between two rows of metrics.csv; losses stay on the device until then."""
+    flush_every: int = setting(
+        50, "Optimizer steps between two rows of metrics.csv; losses stay on the device until then.", least=1
+    )
     progress: bool = setting(True, "Whether a terminal shows a progress line.")
     profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
-    verdict: bool = setting(True)
-    """Whether the end of a run measures what could be faster, in at most a tenth of the training time."""
-    rival: bool = setting(True)
-    """Whether a simple model is trained on the same rows and stands beside the result, in at most a tenth of the run's
-    time and 20 s."""
+    verdict: bool = setting(
+        True, "Whether the end of a run measures what could be faster, in at most a tenth of the training time."
+    )
+    rival: bool = setting(
+        True,
+        "Whether a simple model is trained on the same rows and stands beside the result, in at most a tenth of the "
+        "run's time and 20 s.",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "monitor")
@@ -65,28 +69,49 @@ class RunConfig:
     monitor: MonitorConfig = setting(MonitorConfig, "What a run prints and measures.")
     trainer: dict[str, Any] = setting(dict, "Arguments of Lightning's Trainer.")
     logger: Any = setting(
-        None, allowed="tensorboard, csv, wandb, mlflow, none, or a list of them", example="[tensorboard,csv]"
+        None,
+        "Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard.",
+        allowed="tensorboard, csv, wandb, mlflow, none, or a list of them",
+        example="[tensorboard,csv]",
     )
-    """Loggers of curves: tensorboard, csv, wandb, mlflow, none, or several; null: tensorboard."""
     callbacks: dict[str, Any] = setting(
         dict,
         "Your own Lightning callbacks, each under a name of your choice.",
         allowed="a mapping of names to `_target_` and its arguments",
         example="+callbacks.stop._target_=lightning.pytorch.callbacks.Timer +callbacks.stop.duration=00:01:00:00",
     )
-    allow_targets: list[str] = setting(list, allowed="a list of packages, modules or classes", example="[my_package]")
-    """Packages of yours whose classes a `_target_` may name; on the command line only."""
-    precision: Precision = setting(Precision.auto)
-    """Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs."""
-    compile: Any = setting(None, allowed="auto, true, false", example="false")
-    """auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false."""
-    tune: TuneConfig = setting(TuneConfig)
-    """What a run measures before training; auto: all that the settings leave open."""
-    resume: str | None = setting(None, allowed="auto, the path of a run folder, null", example="auto")
-    """auto: continue the last run of this command; a run folder: continue that run; null: a new run."""
+    allow_targets: list[str] = setting(
+        list,
+        "Packages of yours whose classes a `_target_` may name; on the command line only.",
+        allowed="a list of packages, modules or classes",
+        example="[my_package]",
+    )
+    precision: Precision = setting(
+        Precision.auto,
+        "Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs.",
+    )
+    compile: Any = setting(
+        None,
+        "auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false.",
+        allowed="auto, true, false",
+        example="false",
+    )
+    tune: TuneConfig = setting(
+        TuneConfig, "What a run measures before training; auto: all that the settings leave open."
+    )
+    resume: str | None = setting(
+        None,
+        "auto: continue the last run of this command; a run folder: continue that run; null: a new run.",
+        allowed="auto, the path of a run folder, null",
+        example="auto",
+    )
     resume_anyway: bool = setting(False, "Whether a run resumes although its data or settings have changed.")
-    threads: int | None = setting(None, least=1, example="4")
-    """Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine."""
+    threads: int | None = setting(
+        None,
+        "Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine.",
+        least=1,
+        example="4",
+    )
     seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
     name: str = setting("default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_NAMES)
     output: str = setting("outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs")

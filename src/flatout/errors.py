@@ -4,18 +4,14 @@ They have one shape: where (a key, a file, a row), what is wrong (with the value
 Entry points print it without a traceback and exit with code 2;
 an error of any other class is a defect of ours and keeps its traceback.
 
-A field of a Config is `setting(default, sentence, …)` with its range and an example; a long sentence stands below it.
-`check_settings` holds values to it, and `python -m flatout settings` prints it. Models import this module and nothing
-else of ours.
+A field of a Config is `setting(default, sentence, …)` with its range and an example. `check_settings` holds values to
+it, and `python -m flatout settings` prints it. Models import this module and nothing else of ours.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import errno
-import inspect
-import itertools
 import json
 import math
 import os
@@ -26,7 +22,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,7 +115,7 @@ def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: 
 class About:
     """What the fields of Configs say of themselves."""
 
-    does: str = ""  # empty where the sentence stands below the field
+    does: str
     example: str = ""  # a value, or whole words of a command line where other settings belong to it
     allowed: str = ""  # what the setting may be, where its type and its range do not say it
     hint: str = ""
@@ -151,7 +146,7 @@ def _in_words(bound: float | None) -> str:
     return "" if bound is None else "2**63 - 1" if bound == LARGEST_SEED else f"{bound:,}"
 
 
-def setting(default: Any, does: str = "", **about: Any) -> Any:
+def setting(default: Any, does: str, **about: Any) -> Any:
     """A field of a Config with all that is known of it; `about` are the other fields of `About`.
 
     `default` is a value, or a class or function that makes one. Choices are those of a default that is of an Enum.
@@ -167,24 +162,6 @@ def setting(default: Any, does: str = "", **about: Any) -> Any:
 def about_settings(kind: Any) -> dict[str, About]:
     """What the fields of a Config say, by their names."""
     return {each.name: each.metadata[_ABOUT] for each in fields(kind) if _ABOUT in each.metadata}
-
-
-def sentence_below(kind: type, name: str) -> str:
-    """What stands below a field of a Config, in its class or in one that it inherits from."""
-    classes = [each for each in kind.__mro__ if name in vars(each).get("__annotations__", {})]
-    return _sentences(inspect.getfile(classes[0]))[classes[0].__name__, name]
-
-
-@cache
-def _sentences(file: str) -> dict[tuple[str, str], str]:
-    """What stands below the fields of all classes of a file, by the names of class and field."""
-    found, body = {}, ast.parse(Path(file).read_text(encoding="utf-8")).body
-    for kind in (each for each in body if isinstance(each, ast.ClassDef)):
-        for above, below in itertools.pairwise(kind.body):
-            match above, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
-                    found[kind.name, name] = " ".join(sentence.split())
-    return found
 
 
 def check_settings(config: Any, prefix: str = "") -> None:

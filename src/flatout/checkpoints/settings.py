@@ -13,16 +13,21 @@ class CheckpointConfig:
     """What counts as best, when to stop waiting for better, and how often a checkpoint is made."""
 
     metric: str | None = setting(
-        None, allowed="a metric of the problem, with a loss as val_loss, or null", example="macro_f1"
+        None,
+        "Validation metric to choose by, such as accuracy or macro_f1; null: the problem's usual one.",
+        allowed="a metric of the problem, with a loss as val_loss, or null",
+        example="macro_f1",
     )
-    """Validation metric to choose by, such as accuracy or macro_f1; null: the problem's usual one."""
-    patience: int | None = setting(5, least=1)
-    """Validations without a better metric before training stops; null: never."""
+    patience: int | None = setting(
+        5, "Validations without a better metric before training stops; null: never.", least=1
+    )
     min_delta: float = setting(0.0, "Least change that counts as better.", least=0, example="0.001")
-    every_minutes: float | None = setting(10.0, above=0)
-    """Minutes between two checkpoints while training; null: only after validations."""
-    every_steps: int | None = setting(None, above=0, example="1000")
-    """Optimizer steps between two checkpoints; null: minutes decide."""
+    every_minutes: float | None = setting(
+        10.0, "Minutes between two checkpoints while training; null: only after validations.", above=0
+    )
+    every_steps: int | None = setting(
+        None, "Optimizer steps between two checkpoints; null: minutes decide.", above=0, example="1000"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "checkpoint")

@@ -28,7 +28,7 @@ from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.composing import COMPONENTS, ours_of_trainer
 from flatout.cli.words import in_short
 from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
-from flatout.errors import About, UserError, about_settings, sentence_below
+from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _KEY_WIDTH, _HELP_WIDTH = 42, 36
@@ -110,8 +110,7 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
         elif said := about.get(field.name):
             allowed = said.allowed or ", ".join(filter(None, (describe_type(hint), said.range)))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            does = said.does or sentence_below(kind, field.name)
-            yield Setting(key, option, does, allowed, as_word(default), _example(key, said, default))
+            yield Setting(key, option, said.does, allowed, as_word(default), _example(key, said, default))
 
 
 def _example(key: str, about: About, default: Any) -> str:

@@ -22,17 +22,25 @@ _FURTHEST = 4096  # how far from the wanted number others are looked for
 class FeedingConfig:
     """Splits, batches and the store: the settings that texts and bit strings share."""
 
-    validation_share: float = setting(0.1, above=0, below=0.5)
-    """Share of the training rows taken for validation when no file is given."""
-    test_share: float = setting(0.1, above=0, below=0.5)
-    """Share of the training rows taken for the test when neither file is given."""
-    split_seed: int = setting(0, allowed="a whole number, each one another split")
-    """Chooses which rows are taken; the same content always falls in the same split."""
+    validation_share: float = setting(
+        0.1, "Share of the training rows taken for validation when no file is given.", above=0, below=0.5
+    )
+    test_share: float = setting(
+        0.1, "Share of the training rows taken for the test when neither file is given.", above=0, below=0.5
+    )
+    split_seed: int = setting(
+        0,
+        "Chooses which rows are taken; the same content always falls in the same split.",
+        allowed="a whole number, each one another split",
+    )
     batch_size: int = setting(128, "Rows one device computes at once.", least=1)
     tokens_per_batch: int | None = setting(
-        None, least=1, allowed="a whole number, null, the tokens of the longest row or more", example="4096"
+        None,
+        "Cap on the tokens one device computes at once; replaces batch_size.",
+        least=1,
+        allowed="a whole number, null, the tokens of the longest row or more",
+        example="4096",
     )
-    """Cap on the tokens one device computes at once; replaces batch_size."""
     accumulate: int = setting(1, "Batches one device computes before the optimizer steps.", least=1)
     effective_batch: int | None = setting(
         None,
@@ -42,11 +50,16 @@ class FeedingConfig:
         example="512",
     )
     eval_batch_size: int = setting(1024, "Rows one device computes at once in validation and test.", least=1)
-    feed: FeedKind = setting(FeedKind.auto)
-    """Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits."""
+    feed: FeedKind = setting(
+        FeedKind.auto,
+        "Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits.",
+    )
     workers: int = setting(2, "Processes of the `workers` feed.", least=1, example="data.feed=workers data.workers=4")
-    cache: str | None = setting(None, example="/data/cache")
-    """Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder."""
+    cache: str | None = setting(
+        None,
+        "Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder.",
+        example="/data/cache",
+    )
     read: ReadingConfig = setting(ReadingConfig, "How files are written, where they do not say so themselves.")
 
     def __post_init__(self) -> None:

@@ -29,21 +29,43 @@ SAMPLES: dict[type, Callable[[Any, str], Table]] = {
 class TextDataConfig(FeedingConfig):
     """Texts and labels: where they are, what their columns are, how they become batches."""
 
-    source: Any = setting(None, allowed=SOURCES, example="news.csv")
-    """Everything at once: a file whose rows are split here, a folder with a file for each split or a folder of texts
-    for each class, or a data set of the Hub by its name (`name` or `owner/name`, with `:configuration` if it has any).
-    From Python also a mapping of columns, or a pandas, pyarrow or datasets table or dictionary of tables."""
-    train: Any = setting(None, allowed=FOLDERS, example="train.csv")
-    """The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as
-    'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines."""
-    validation: Any = setting(None, allowed=FILES, example="data.train=train.csv data.validation=dev.csv")
-    """The validation rows; null: taken from the training rows."""
-    test: Any = setting(None, allowed=FILES, example="data.train=train.csv data.test=test.csv")
-    """The test rows; null: taken from the training rows when no validation rows are given either."""
-    text: Any = setting(None, allowed="a column, or a list of columns", example="[title,body]")
-    """Column of the texts, or a list of columns to be joined; null: found by its name."""
-    join: str = setting(" ", example="data.text=[title,body] data.join=' - '")
-    """What stands between the texts of several columns."""
+    source: Any = setting(
+        None,
+        "Everything at once: a file whose rows are split here, a folder with a file for each split or a "
+        "folder of texts for each class, or a data set of the Hub by its name (`name` or `owner/name`, with "
+        "`:configuration` if it has any). From Python also a mapping of columns, or a pandas, pyarrow or "
+        "datasets table or dictionary of tables.",
+        allowed=SOURCES,
+        example="news.csv",
+    )
+    train: Any = setting(
+        None,
+        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as "
+        "'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines.",
+        allowed=FOLDERS,
+        example="train.csv",
+    )
+    validation: Any = setting(
+        None,
+        "The validation rows; null: taken from the training rows.",
+        allowed=FILES,
+        example="data.train=train.csv data.validation=dev.csv",
+    )
+    test: Any = setting(
+        None,
+        "The test rows; null: taken from the training rows when no validation rows are given either.",
+        allowed=FILES,
+        example="data.train=train.csv data.test=test.csv",
+    )
+    text: Any = setting(
+        None,
+        "Column of the texts, or a list of columns to be joined; null: found by its name.",
+        allowed="a column, or a list of columns",
+        example="[title,body]",
+    )
+    join: str = setting(
+        " ", "What stands between the texts of several columns.", example="data.text=[title,body] data.join=' - '"
+    )
     pair: bool = setting(
         False,
         "Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs.",
@@ -51,21 +73,45 @@ class TextDataConfig(FeedingConfig):
         allowed="true or false, with data.text=[FIRST,SECOND]",
     )
     label: str | None = setting(None, "Column of the labels; null: found by its name.", example="topic")
-    problem: Problem = setting(Problem.single, example="regression")
-    """One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm."""
-    label_delimiter: str | None = setting(None, example="data.problem=multi data.label_delimiter='|'")
-    """What separates the labels of a row when there are several in one string."""
-    max_classes: int | None = setting(None, least=2, example="5000")
-    """Most classes; null: half the training rows and at most 20,000, because a column of ids is no label."""
-    split_by: SplitBy = setting(SplitBy.content, example="stratified")
-    """How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its old split;
-    stratified: with the same share of each class; group: whole groups of `data.group`."""
-    group: str | None = setting(None, example="data.split_by=group data.group=author")
-    """Column whose equal values stay in one split, for split_by=group."""
-    exclude: str | None = setting(None, allowed="a csv file, or null", example="audit/suspects.csv")
-    """A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one."""
-    relabel: str | None = setting(None, allowed="a csv file, or null", example="corrected.csv")
-    """A csv that gives rows another label, by the columns `row` (from 1), `file`, and `label` or `likely`."""
+    problem: Problem = setting(
+        Problem.single,
+        "One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm.",
+        example="regression",
+    )
+    label_delimiter: str | None = setting(
+        None,
+        "What separates the labels of a row when there are several in one string.",
+        example="data.problem=multi data.label_delimiter='|'",
+    )
+    max_classes: int | None = setting(
+        None,
+        "Most classes; null: half the training rows and at most 20,000, because a column of ids is no label.",
+        least=2,
+        example="5000",
+    )
+    split_by: SplitBy = setting(
+        SplitBy.content,
+        "How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its "
+        "old split; stratified: with the same share of each class; group: whole groups of `data.group`.",
+        example="stratified",
+    )
+    group: str | None = setting(
+        None,
+        "Column whose equal values stay in one split, for split_by=group.",
+        example="data.split_by=group data.group=author",
+    )
+    exclude: str | None = setting(
+        None,
+        "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one.",
+        allowed="a csv file, or null",
+        example="audit/suspects.csv",
+    )
+    relabel: str | None = setting(
+        None,
+        "A csv that gives rows another label, by the columns `row` (from 1), `file`, and `label` or `likely`.",
+        allowed="a csv file, or null",
+        example="corrected.csv",
+    )
     clean: CleaningConfig = setting(CleaningConfig, "What is done with rows that are not as they should be.")
     sample: Any = setting(
         None,
@@ -75,21 +121,31 @@ class TextDataConfig(FeedingConfig):
         example="data=tweets data.sample.rows=5000",
     )
     max_length: int = setting(128, "Longest row in tokens; what is longer is cut, and counted.", least=1)
-    long: Long = setting(Long.cut, example="model=transformer data.long=head_tail")
-    """What an encoder reads of a long text: its first `max_length` tokens, its first quarter of them and the rest from
-    its end (head_tail), or all of them in windows whose answers are joined."""
+    long: Long = setting(
+        Long.cut,
+        "What an encoder reads of a long text: its first `max_length` tokens, its first quarter of them and the rest "
+        "from its end (head_tail), or all of them in windows whose answers are joined.",
+        example="model=transformer data.long=head_tail",
+    )
     window: int = setting(
-        128, least=1, example="model=transformer data.long=windows data.window=128 data.max_length=1024"
+        128,
+        "Tokens of a window for data.long=windows, special ones included; data.max_length is then the longest text.",
+        least=1,
+        example="model=transformer data.long=windows data.window=128 data.max_length=1024",
     )
-    """Tokens of a window for data.long=windows, special ones included; data.max_length is then the longest text."""
     overlap: int = setting(
-        16, least=0, example="model=transformer data.long=windows data.overlap=32 data.max_length=1024"
+        16,
+        "Tokens that a window shares with the one before it.",
+        least=0,
+        example="model=transformer data.long=windows data.overlap=32 data.max_length=1024",
     )
-    """Tokens that a window shares with the one before it."""
     vocabulary: VocabularyConfig = setting(VocabularyConfig, "How texts become numbers in models trained from scratch.")
-    tokenizer: str | None = setting(None, example="model=transformer data.tokenizer=bert-base-uncased")
-    """Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary of the
-    training rows."""
+    tokenizer: str | None = setting(
+        None,
+        "Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary "
+        "of the training rows.",
+        example="model=transformer data.tokenizer=bert-base-uncased",
+    )
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()

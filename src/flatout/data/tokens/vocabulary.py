@@ -42,8 +42,10 @@ class VocabularyKind(StrEnum):
 class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
-    kind: VocabularyKind = setting(VocabularyKind.word)
-    """Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get)."""
+    kind: VocabularyKind = setting(
+        VocabularyKind.word,
+        "Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get).",
+    )
     size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
     min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)
     lowercase: bool = setting(True, "Whether `The` and `the` are one word.")
