@@ -26,7 +26,7 @@ from flatout.perf.tune.settings import TuneConfig
 from flatout.run.kinds import kind_of
 from flatout.run.parts import build_parts, question, with_answers
 from flatout.run.tuning import asked_of, measured_for
-from flatout.run_log import PrintLog
+from flatout.run_log import RunLog
 
 _LEAST = 0.95
 """Nothing is taken that is not faster, so what was chosen may be slower by noise alone."""
@@ -54,7 +54,7 @@ def claims(options: Options) -> Iterator[Claim]:
 def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     """One choice, what it brings, and what it took."""
     device, ranks = Ranks().device(config.trainer.get("accelerator", "auto")), Ranks()
-    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
+    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
     asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)

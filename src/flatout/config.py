@@ -31,6 +31,7 @@ OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
+_BASES: dict[str, type] = {"data": L.LightningDataModule, "model": nn.Module, "task": L.LightningModule}
 _NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
@@ -148,8 +149,7 @@ class RunConfig:
         """Refuse what a Python user may pass in the place of something else."""
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
-        kinds = {"data": L.LightningDataModule, "model": nn.Module, "task": L.LightningModule}
-        for name, kind in kinds.items():
+        for name, kind in _BASES.items():
             part, what = getattr(self, name), f"{type(getattr(self, name)).__name__} is no {kind.__name__}"
             is_part = self.has_own_parts or part is None or is_dataclass(part) or isinstance(part, kind)
             require(is_part, name, what, allowed="one of your own, or settings of flatout")
@@ -204,7 +204,6 @@ class RunConfig:
 
 
 def _require_own_parts(module: Any, data: Any) -> None:
-    """Refuse parts that a Trainer could not train, in one sentence each, before anything starts."""
     is_own_module, is_data = isinstance(module, L.LightningModule), isinstance(data, L.LightningDataModule)
     hint = "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
     is_fit = is_data or not isinstance(data, L.LightningModule)
@@ -214,13 +213,12 @@ def _require_own_parts(module: Any, data: Any) -> None:
     name = type(module).__name__.removesuffix("Config")
     what = f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
     require(not (reads_ours and is_own_data), "task", what, hint="Set task._target_ to your LightningModule.")
+    hooks: list[tuple[str, Any, str, str]] = []
     if is_own_module:
-        for hook, gives in (("training_step", "the loss of a batch"), ("configure_optimizers", "the optimizer")):
-            _require_hook(module, L.LightningModule, "task", hook, gives)
+        hooks += [("task", module, "training_step", "the loss of a batch")]
+        hooks += [("task", module, "configure_optimizers", "the optimizer")]
     if is_own_data:
-        _require_hook(data, L.LightningDataModule, "data", "train_dataloader", "a DataLoader of the training rows")
-
-
-def _require_hook(part: Any, base: type, where: str, hook: str, gives: str) -> None:
-    is_defined = getattr(type(part), hook) is not getattr(base, hook)
-    require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")
+        hooks += [("data", data, "train_dataloader", "a DataLoader of the training rows")]
+    for where, part, hook, gives in hooks:
+        is_defined = getattr(type(part), hook) is not getattr(_BASES[where], hook)
+        require(is_defined, where, f"{type(part).__name__} has no {hook}", hint=f"Define it: it returns {gives}.")

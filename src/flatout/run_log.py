@@ -1,4 +1,4 @@
-"""Where the parts of a run report messages and automatic decisions: a protocol, a printer, and the run's `log.txt`."""
+"""Where the parts of a run report messages and automatic decisions: a printer, and the run's `log.txt`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,9 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 Say = Callable[[str], None]  # prints a line, or passes it on
-
-
-class RunLog(Protocol):
-    """What a part needs to report; it gets one when it is built."""
-
-    def say(self, text: str) -> None:
-        """Report one line."""
-
-    def decision(self, name: str, value: object, why: str, evidence: str) -> None:
-        """Report one automatic choice, its reason, and what the reason rests on."""
 
 
 def print_line(text: str) -> None:
@@ -31,13 +21,14 @@ def print_line(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
 
 
-class PrintLog:
-    """Prints one line for each message: the log of a part in a plain Trainer."""
+class RunLog:
+    """Where a part reports; this one prints, for parts in a plain Trainer, and a run folder keeps what it is given."""
 
     def say(self, text: str) -> None:
         print_line(text)
 
     def decision(self, name: str, value: object, why: str, evidence: str) -> None:
+        """Report one automatic choice, its reason, and what the reason rests on."""
         self.say(decision_line(name, value, why, evidence))
 
 

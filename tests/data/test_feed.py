@@ -172,10 +172,9 @@ def test_big_token_ids_survive_their_two_bytes(make_split):
 
 def test_auto_takes_the_resident_feed_only_where_the_store_fits():
     cpu = torch.device("cpu")
-    assert choose_feed(FeedKind.auto, 1_000, cpu, None).kind is FeedKind.resident
-    assert choose_feed(FeedKind.auto, 10**15, cpu, None).kind is FeedKind.threaded
-    assert choose_feed(FeedKind.auto, 1_000, cpu, lambda batch: batch).kind is FeedKind.workers
-    assert choose_feed(FeedKind.workers, 1_000, cpu, None).why == "asked for"
+    assert choose_feed(FeedKind.auto, 1_000, cpu).kind is FeedKind.resident
+    assert choose_feed(FeedKind.auto, 10**15, cpu).kind is FeedKind.threaded
+    assert choose_feed(FeedKind.workers, 1_000, cpu).why == "asked for"
 
 
 def test_gathering_on_a_device_equals_gathering_on_the_host(make_split):

@@ -20,7 +20,7 @@ from flatout.run.kinds import kind_of
 from flatout.run.parts import find_confirmed, question
 from flatout.run.run_folder import SETTINGS
 from flatout.run.tuning import asked_of, measured_for
-from flatout.run_log import PrintLog
+from flatout.run_log import RunLog
 from tests.perf.tune.planted import SMALL
 
 CPU = torch.device("cpu")
@@ -94,7 +94,7 @@ def test_rows_of_a_step_stay_where_batches_are_put_together(tmp_path):
 def test_tune_sets_what_was_confirmed_and_names_its_evidence(tmp_path):
     build = build_run(tmp_path)
     confirm_beside(build, "data.feed=threaded", 1.4)
-    data = kind_of(build.data).data.of(build.data, seed=build.seed, log=PrintLog())
+    data = kind_of(build.data).data.of(build.data, seed=build.seed, log=RunLog())
     data.prepare_data()
     data.setup()
     asked = question(build, data, Ranks(), CPU, WORDS, counts_time=False)

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from flatout import TextCNNConfig, UserError
 from flatout.engine.precision import Precision, choose_precision
 from flatout.run.trainer import choose_strategy
-from flatout.run_log import PrintLog
+from flatout.run_log import RunLog
 from flatout.tasks import Classifier
 
 
@@ -22,7 +22,7 @@ class Two:
 def chosen(asked: str, device: str) -> dict:
     cpu = torch.device("cpu")
     task, precision = Classifier(TextCNNConfig()), choose_precision(Precision.fp32, cpu)
-    return choose_strategy(asked, task, torch.device(device), precision, Two(), PrintLog())
+    return choose_strategy(asked, task, torch.device(device), precision, Two(), RunLog())
 
 
 def test_gradients_are_sent_in_bf16_between_gpus_where_that_is_asked_for(capsys):

@@ -34,7 +34,7 @@ from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import call_before_validation, callbacks_of, is_fitting
 from flatout.errors import UserError, require
-from flatout.run_log import PrintLog, RunLog
+from flatout.run_log import RunLog
 from flatout.tasks.task import Task
 
 
@@ -98,7 +98,7 @@ class ExactCheckpoint(Checkpoint):
         super().__init__()
         require(keep >= 1, "ExactCheckpoint.keep", f"{keep}", allowed="1 or more")
         self.folder, self.keep = Path(folder), keep
-        self.about, self.run_log = about, PrintLog() if log is None else log
+        self.about, self.run_log = about, RunLog() if log is None else log
         self.best_so_far = Best(monitor, mode, min_delta)
         self.when = SaveSchedule(every_steps, every_minutes, signals or Signals())
         self.boundary = Boundary(others_draw=others_draw)

@@ -105,8 +105,7 @@ class Boundary:
 
     def is_behind_loader(self, trainer: L.Trainer) -> bool:
         """Whether a loader that has a state was read further: it cannot say where the boundary was."""
-        is_read = self._batches is not None and self._batches != _batches_taken(trainer)
-        return is_read and bool(loader_states(trainer))
+        return self._batches is not None and self._batches != _batches_taken(trainer) and bool(loader_states(trainer))
 
     def begin_validation(self, trainer: L.Trainer) -> None:
         """Keep what a validation changes: a run that ends inside of it begins it again."""

@@ -36,7 +36,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     """Build or open the store, with the lines that a run would print of its data."""
     from flatout.data.text_preparation import encode_part
     from flatout.run.kinds import kind_of
-    from flatout.run_log import PrintLog
+    from flatout.run_log import RunLog
 
     hint = "Call prepare_data of your DataModule."
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
@@ -49,7 +49,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     if arguments.on == "ray":
         each = engine.on_ray(partial(encode_part, config.data), arguments.parts)
         print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
-    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=PrintLog())
+    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
     print_line(f"store: {data.info.store.folder}; python -m train with the same data.… settings opens it")

@@ -64,12 +64,10 @@ class Checkup(_Found):
 
     problem: Problem
     columns: dict[str, Any]
-    rows: dict[str, int] = field(default_factory=dict)
-    """Rows of each split."""
+    rows: dict[str, int] = field(default_factory=dict)  # rows of each split
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     """Rows of each class, or entities of each type, by split."""
-    lengths: dict[str, Lengths] = field(default_factory=dict)
-    """Tokens a row, by split."""
+    lengths: dict[str, Lengths] = field(default_factory=dict)  # tokens a row, by split
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -119,7 +117,6 @@ def check(config: TextDataConfig) -> Checkup:
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
-    """What would end a run."""
     for split in wanted:
         if not found.rows.get(split):
             what, hint = f"no rows are left for the {split} split", "give more rows, or a file for each split"
@@ -144,13 +141,13 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
     few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
     given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
     vocabulary = given or train_encoder(few.get("train", []), config.vocabulary)
-    losses: dict[str, tuple[int, Lengths]] = {}
+    losses = {}
     for split, blocks in few.items():
         encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]
-        losses[split] = (sum(each.unknown for each in encoded), Lengths())
+        lengths = found.lengths[split] = Lengths()
         for each in encoded:
-            losses[split][1].add(each.whole_lengths)
-    found.lengths = {split: lengths for split, (_, lengths) in losses.items()}
+            lengths.add(each.whole_lengths)
+        losses[split] = (sum(each.unknown for each in encoded), lengths)
     return loss_remarks(losses, config.max_length)
 
 

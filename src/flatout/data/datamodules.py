@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -171,9 +172,8 @@ class LostWords:
     def __init__(self, census: TagCensus) -> None:
         self.census = census
         self.rows = self.words = self.words_lost = 0
-        self.entities_lost: dict[str, int] = {}
-        self.straddling: list[int] = []
-        """Rows of which the last entity was cut in two."""
+        self.entities_lost: Counter[str] = Counter()
+        self.straddling: list[int] = []  # rows of which the last entity was cut in two
 
     def add(self, ids: NDArray[np.int32], offsets: NDArray[np.int64], kept: NDArray[np.int64]) -> None:
         """Take in some rows, of which the first `kept` words each were kept."""
@@ -184,8 +184,7 @@ class LostWords:
         if (lengths > kept).any():
             found, names = find_entities(ids, offsets), list(self.census.types)
             end = kept[found.row]
-            for kind in found.kind[found.start >= end]:
-                self.entities_lost[names[kind]] = self.entities_lost.get(names[kind], 0) + 1
+            self.entities_lost.update(names[kind] for kind in found.kind[found.start >= end])
             self.straddling += (found.row[(found.start < end) & (found.stop > end)] + first).tolist()
 
     def facts(self) -> dict[str, Any]:

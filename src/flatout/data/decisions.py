@@ -20,8 +20,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, as_texts, decoded
 from flatout.errors import UserError, printable, require
 
-Line = dict[str, str]
-"""A line of a file, by its columns."""
+Line = dict[str, str]  # a line of a file, by its columns
 
 
 class DecidedTable(Table):
@@ -30,8 +29,7 @@ class DecidedTable(Table):
     def __init__(self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]) -> None:
         self.inner: Table = table
         self.name, self.columns, self._roles = table.name, table.columns, roles
-        self.excluded = np.array(sorted(excluded), np.int64)
-        """Numbers of rows from 0."""
+        self.excluded = np.array(sorted(excluded), np.int64)  # numbers of rows from 0
         self.labels, self.relabelled = dict(labels), np.array(sorted(labels), np.int64)
 
     def fingerprint(self) -> str:
@@ -46,8 +44,7 @@ class DecidedTable(Table):
                 values = as_texts(decoded(block.column(name))).to_pylist()
                 for place in places:
                     values[place] = self.labels[int(rows[place])]
-                labels = pa.array(values, pa.large_string())
-                block = block.set_column(block.schema.names.index(name), name, labels)
+                block = block.set_column(block.schema.names.index(name), name, pa.array(values, pa.large_string()))
             yield block
 
 

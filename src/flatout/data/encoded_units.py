@@ -9,10 +9,10 @@ source that has grown takes those it had before from there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,13 @@ import xxhash
 
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.store.cache import Cache, Recipe, recipe_key
-from flatout.data.store.store import SCHEMA, Column, DamagedStore, Store, StoreWriter, read_manifest
+from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
 from flatout.data.tables.splits import bytes_of
 from flatout.data.tokens.vocabulary import EncodedBlock
 
-UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
-"""A unit is full with so many texts, or when they have so many bytes."""
-FACT = "units"
-"""The fact of a store that says which units it was made from, and where their rows begin in each split."""
-_LOST = ("unknown", "truncated_rows", "truncated_tokens")
-"""What encoded rows count of themselves."""
+UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26  # a unit is full with so many texts, or when they have so many bytes
+FACT = "units"  # the fact of a store that says which units it was made from, and where their rows begin in each split
+_LOST = ("unknown", "truncated_rows", "truncated_tokens")  # what encoded rows count of themselves
 Encode = Callable[[pa.Array], EncodedBlock]
 BySplit = dict[str, EncodedBlock]
 
@@ -92,21 +89,19 @@ class EncodedUnits:
         self.cache.remove_leftovers()
         self.used: dict[str, dict[str, Any]] = {}
         """Of each full unit where its rows begin in every split, and what was counted of them."""
-        self.found = 0
-        """Units that were there."""
-        self._rows: dict[str, int] = {}
-        self._opened: dict[str, Store | None] = {}
+        self.found = 0  # units that were there
+        self._rows: Counter[str] = Counter()
+        self._open_whole = lru_cache(None)(self.stores.opened)
 
     def read(self, unit: Unit) -> BySplit:
         """The rows of a unit, from where they lie or encoded now; every one of a source is asked for, in order."""
         if unit.is_full:
             key = unit.key(self.how)
             found = self._kept(key, unit)
-            self.used[key] = {split: [self._rows.get(split, 0), *_counted(block)] for split, block in found.items()}
+            self.used[key] = {split: [self._rows[split], *_counted(block)] for split, block in found.items()}
         else:
             found = unit.encoded(self.encode)
-        for split, block in found.items():
-            self._rows[split] = self._rows.get(split, 0) + len(block.lengths)
+        self._rows.update({split: len(block.lengths) for split, block in found.items()})
         return found
 
     def write(self, unit: Unit) -> None:
@@ -117,10 +112,8 @@ class EncodedUnits:
     def _of_stores(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Of each unit that a finished store was made from, that store's key, and where the unit's rows are."""
         found: dict[str, tuple[str, dict[str, Any]]] = {}
-        for whole in self.stores.all_keys():
-            with suppress(DamagedStore, OSError):
-                units = read_manifest(self.stores.folder / whole)["facts"].get(FACT, {})
-                found |= {key: (whole, starts) for key, starts in units.items()}
+        for store in self.stores.entries():
+            found |= {key: (store.key, starts) for key, starts in store.manifest["facts"].get(FACT, {}).items()}
         return found
 
     def _kept(self, key: str, unit: Unit) -> BySplit:
@@ -145,9 +138,7 @@ class EncodedUnits:
         if key not in self._of_stores:
             return None
         whole, starts = self._of_stores[key]
-        if whole not in self._opened:
-            self._opened[whole] = self.stores.opened(whole)
-        store = self._opened[whole]
+        store = self._open_whole(whole)
         return None if store is None else {split: _rows_of(store, split, *start) for split, start in starts.items()}
 
 

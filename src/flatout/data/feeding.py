@@ -15,8 +15,7 @@ from flatout.errors import UserError, check_settings, require, setting
 FILES = "a file, a pattern, a list of files; from Python a table"
 FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
 SOURCES = "a file, a pattern, a list of files, a folder, a name of the Hub; from Python a table"
-_FURTHEST = 4096
-"""How far from the wanted number others are looked for."""
+_FURTHEST = 4096  # how far from the wanted number others are looked for
 
 
 @dataclass(kw_only=True, slots=True)

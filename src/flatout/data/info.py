@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from flatout.data.tables.roles import Roles
     from flatout.data.tokens.subwords import Encoder
 
-NO_TAG = -100
-"""Stands where a token begins no word."""
+NO_TAG = -100  # stands where a token begins no word
 _TOKENS_A_PIECE = 1 << 22
 
 
@@ -30,16 +29,11 @@ class Labels:
     """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
 
     problem: Problem
-    classes: list[str]
-    """In the order of the outputs; one name for a number."""
-    counts: list[int]
-    """Training rows of each class; their number for a number."""
-    num_rows: int
-    """Training rows."""
-    mean: float = 0.0
-    """Mean of the training targets of a regression."""
-    spread: float = 1.0
-    """Their standard deviation."""
+    classes: list[str]  # in the order of the outputs; one name for a number
+    counts: list[int]  # training rows of each class; their number for a number
+    num_rows: int  # training rows
+    mean: float = 0.0  # mean of the training targets of a regression
+    spread: float = 1.0  # their standard deviation
 
     @property
     def num_outputs(self) -> int:
@@ -50,12 +44,9 @@ class Labels:
 class TagLabels:
     """What a tagger's outputs mean, and what of each split it never sees."""
 
-    names: list[str]
-    """O, then B and I of each type."""
-    words_per_row: float
-    """Words of a training row on average, by which the loss is divided."""
-    lost: dict[str, dict[str, Any]]
-    """The words and entities of each split that lie beyond the longest row."""
+    names: list[str]  # O, then B and I of each type
+    words_per_row: float  # words of a training row on average, by which the loss is divided
+    lost: dict[str, dict[str, Any]]  # the words and entities of each split that lie beyond the longest row
     counts: list[int] = field(default_factory=list)
     """Training words of each tag, of those that the model sees; empty until they are counted."""
 
@@ -70,8 +61,7 @@ class DataInfo:
 
     store: Store
     report: CacheReport
-    source: str
-    """Name of the table of the training rows."""
+    source: str  # name of the table of the training rows
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -94,12 +84,9 @@ class TokenInfo(DataInfo):
     """What texts and tagged words have in common."""
 
     vocabulary: Encoder
-    roles: Roles
-    """The columns of the source that hold texts and labels."""
-    max_length: int
-    """Longest row in tokens."""
-    long_texts: LongTexts = CUT
-    """How texts longer than that, or than a window, become rows."""
+    roles: Roles  # the columns of the source that hold texts and labels
+    max_length: int  # longest row in tokens
+    long_texts: LongTexts = CUT  # how texts longer than that, or than a window, become rows
 
     @property
     def classes(self) -> list[str]:
@@ -125,10 +112,8 @@ class TextInfo(TokenInfo):
     """Texts with classes or numbers."""
 
     labels: Labels
-    escapes: Escapes
-    """How escapes in texts are read (`data.clean.escapes`)."""
-    label_delimiter: str | None
-    """What separates the labels of a row."""
+    escapes: Escapes  # how escapes in texts are read (`data.clean.escapes`)
+    label_delimiter: str | None  # what separates the labels of a row
 
     @property
     def problem(self) -> Problem:

@@ -8,14 +8,14 @@ on their own: Lightning's distributed sampler finds nothing to replace. The posi
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Self, TypeVar
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from flatout.data.batches.feed import Feed, FeedChoice, Feeds, choose_feed
+from flatout.data.batches.feed import Feed, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.large_plan import WINDOW_ROWS, is_large, is_sorted_by
 from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
@@ -24,7 +24,7 @@ from flatout.data.info import DataInfo
 from flatout.data.store.store import Ragged, Store, StoreSplit
 from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
-from flatout.run_log import PrintLog, RunLog
+from flatout.run_log import RunLog
 
 Config = TypeVar("Config", bound=FeedingConfig)
 Info = TypeVar("Info", bound=DataInfo)
@@ -62,11 +62,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             where, known = f"{type(self).__name__}.{name}", did_you_mean(name, names)
             require(name in names, where, "no such setting", hint=known)
         self.config: Config = self.settings(**settings)
-        self.seed, self.run_log = seed, PrintLog() if log is None else log
+        self.seed, self.run_log = seed, RunLog() if log is None else log
         self._info: Info | None = None
         self._is_announced = self._has_fitted = False
         self._placement: Placement | None = None
-        self._choices: dict[torch.device, FeedChoice] = {}
+        self._kinds: dict[torch.device, FeedKind] = {}
         self._feeds: dict[str, Feed] = {}
         self._position: dict[str, int] = dict(_START)
 
@@ -152,24 +152,19 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     def _plan(self, name: str, place: Placement) -> PlanSettings:
         """Training rows in random order, by steps; all other rows by length, the same in each pass."""
-        shared: dict[str, Any] = {"layout": place.layout, "rank": place.rank, "world": place.world}
-        shared["is_stream"] = self.is_stream
+        config, is_stream = self.config, self.is_stream
+        plan = PlanSettings(layout=place.layout, rank=place.rank, world=place.world, is_stream=is_stream)
         if name != "train":
-            return PlanSettings(rows_per_batch=self.config.eval_batch_size, shuffle=False, **shared)
-        return PlanSettings(
-            rows_per_batch=self.config.batches(place.world)[0],
-            tokens_per_batch=self.config.tokens_per_batch,
-            accumulate=self._accumulation(place),
-            repeats=place.repeats,
-            seed=self.seed,
-            **shared,
-        )
+            return replace(plan, rows_per_batch=config.eval_batch_size, shuffle=False)
+        rows, cap = config.batches(place.world)[0], config.tokens_per_batch
+        plan = replace(plan, rows_per_batch=rows, tokens_per_batch=cap, accumulate=self._accumulation(place))
+        return replace(plan, repeats=place.repeats, seed=self.seed)
 
     def _feed(self, name: str) -> Feed:
         """The feed of a split: the one there is where nothing has changed, so that its position is kept."""
         place = self._current_placement()
         plan, device, is_train = self._plan(name, place), place.device, name == "train"
-        kind = self._choose_kind(device).kind
+        kind = self._choose_kind(device)
         if not is_train and kind is not FeedKind.resident:
             kind = FeedKind.threaded  # rows that are only evaluated need no worker processes
         kept = self._feeds.get(name)
@@ -184,14 +179,14 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         self._feeds[name] = feed
         return feed
 
-    def _choose_kind(self, device: torch.device) -> FeedChoice:
+    def _choose_kind(self, device: torch.device) -> FeedKind:
         """The kind of all feeds on a device, chosen and reported once."""
-        if device not in self._choices:
-            num_bytes = sum(split.num_bytes for split in self.store.splits.values())
-            choice = self._choices[device] = choose_feed(self.config.feed, num_bytes, device, None)
+        if device not in self._kinds:
+            choice = choose_feed(self.config.feed, sum(split.num_bytes for split in self.store.splits.values()), device)
+            self._kinds[device] = choice.kind
             self._report("feed", choice.kind.value, choice.why, choice.evidence)
             self._read_with_care()
-        return self._choices[device]
+        return self._kinds[device]
 
     def _read_with_care(self) -> None:
         """Read no pages ahead where the rows that are shuffled together are more than memory holds."""
@@ -210,8 +205,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return self._placement
         if trainer is None:
             return Placement()
-        network = getattr(trainer.lightning_module, "model", None)
-        layout = Layout.of(network)
+        layout = Layout.of(getattr(trainer.lightning_module, "model", None))
         repeats = bool(getattr(trainer, "overfit_batches", 0))
         return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats)
 

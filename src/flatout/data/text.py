@@ -184,8 +184,7 @@ class TextDataConfig(FeedingConfig):
         if self.sample is None:
             self.sample = TaggedTweetsConfig() if is_tagged else HeadlinesConfig()
         kind = type(self.sample)
-        allowed = ", ".join(known.__name__ for known in SAMPLES)
-        require(kind in SAMPLES, "data.sample", kind.__name__, allowed=allowed)
+        require(kind in SAMPLES, "data.sample", kind.__name__, allowed=", ".join(known.__name__ for known in SAMPLES))
         fits = not self.is_sample or is_tagged == (kind is TaggedTweetsConfig)
         hint = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
         require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", hint=hint)

@@ -8,6 +8,7 @@ is kept in the store's facts, so an opened store says the same as a built one.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,13 +33,12 @@ from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
 from flatout.data.text_source import TOPIC, TextSource
-from flatout.data.tokens.long_texts import Long
+from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import UserError, require
 
-TextBlocks = Iterable[tuple[str, TextBlock]]
-"""Blocks of rows, each with its split."""
+TextBlocks = Iterable[tuple[str, TextBlock]]  # blocks of rows, each with its split
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -230,8 +230,10 @@ class TextPreparation:
         for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):
             given = dict.fromkeys(_TARGETS[self.config.problem], targets)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
-            totals[split].windows += self.config.long_texts.windows_of(encoded.lengths)
-            totals[split].add(encoded, is_clean=_is_clean(block) if self.config.is_sample else None)
+            totals[split].add(encoded, self.config.long_texts)
+            if self.config.is_sample and TOPIC in block.block.schema.names:
+                is_clean = pc.equal(block.block.column("label"), block.block.column(TOPIC))
+                totals[split].counts["clean"] += pc.sum(is_clean).as_py() or 0
         return totals
 
     def _encoded(
@@ -259,14 +261,14 @@ class TextPreparation:
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
         lines, long = [f"rows: {counts}{how}"], self.config.long_texts
         if long.window:
-            windows = ", ".join(f"{split} {total.windows:,}" for split, total in totals.items())
+            windows = ", ".join(f"{split} {total.counts['windows']:,}" for split, total in totals.items())
             lines.append(f"windows: {windows}, of {long.window} tokens, {long.overlap} shared by neighbours")
         return lines
 
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
         account = [] if self.config.is_sample else surveyed.account()
         found = all_remarks(surveyed.findings.values())
-        losses = {split: (total.unknown, total.lengths) for split, total in totals.items()}
+        losses = {split: (total.counts["unknown"], total.lengths) for split, total in totals.items()}
         lost = loss_remarks(losses, self.config.max_length)
         return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
 
@@ -275,36 +277,18 @@ class TextPreparation:
 class _Totals:
     """What the encoded rows of one split add up to."""
 
-    tokens: int = 0
-    unknown: int = 0
-    truncated_rows: int = 0
-    truncated_tokens: int = 0
-    windows: int = 0
-    lengths: Lengths = field(default_factory=Lengths)
-    """Lengths before anything is cut."""
-    clean: int | None = None
-    """Rows whose label is the sample's clean topic."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Tokens, those unknown, what was cut, windows, and in a sample that knows them the rows with their clean label."""
+    lengths: Lengths = field(default_factory=Lengths)  # lengths before anything is cut
 
-    def add(self, block: EncodedBlock, is_clean: int | None) -> None:
-        self.tokens += len(block.tokens)
-        self.unknown += block.unknown
-        self.truncated_rows += block.truncated_rows
-        self.truncated_tokens += block.truncated_tokens
+    def add(self, block: EncodedBlock, long: LongTexts) -> None:
+        self.counts.update(tokens=len(block.tokens), unknown=block.unknown, windows=long.windows_of(block.lengths))
+        self.counts.update(truncated_rows=block.truncated_rows, truncated_tokens=block.truncated_tokens)
         self.lengths.add(block.whole_lengths)
-        if is_clean is not None:
-            self.clean = (self.clean or 0) + is_clean
 
     def facts(self) -> dict[str, Any]:
-        rows = max(1, self.lengths.rows)
-        shares = {"mean_length": self.tokens / rows, "unknown_share": self.unknown / max(1, self.tokens)}
-        cut = {"truncated_rows": self.truncated_rows, "truncated_tokens": self.truncated_tokens}
-        known = {} if self.clean is None else {"ceiling": self.clean / rows}
-        return {"rows": self.lengths.rows, "tokens": self.tokens, **shares, **cut, **known}
-
-
-def _is_clean(block: TextBlock) -> int | None:
-    """Rows whose label is the clean one; None where that is unknown."""
-    if TOPIC not in block.block.schema.names:
-        return None
-    same = pc.equal(block.block.column("label"), block.block.column(TOPIC))
-    return int(pc.sum(same).as_py() or 0)
+        rows, tokens = max(1, self.lengths.rows), self.counts["tokens"]
+        shares = {"mean_length": tokens / rows, "unknown_share": self.counts["unknown"] / max(1, tokens)}
+        cut = {name: self.counts[name] for name in ("truncated_rows", "truncated_tokens")}
+        known = {"ceiling": self.counts["clean"] / rows} if "clean" in self.counts else {}
+        return {"rows": self.lengths.rows, "tokens": tokens, **shares, **cut, **known}

@@ -23,8 +23,7 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
-TOPIC = "topic"
-"""The column of the built-in headlines that knows what a row is about."""
+TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
 
 
 class TextSource:
@@ -34,8 +33,7 @@ class TextSource:
         """`group`: the column whose equal values stay in one split."""
         self.config, self.tables, self.roles = config, tables, roles
         self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
-        self.columns = roles
-        """The columns as they are given."""
+        self.columns = roles  # the columns as they are given
         self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
 
     @property
@@ -50,7 +48,8 @@ class TextSource:
             own, first_row = fates[name], 0
             for block in table.blocks(self._columns_read_again()):
                 fate = own[first_row : first_row + block.num_rows]
-                self._require_same(len(fate) == block.num_rows, table)
+                if len(fate) != block.num_rows:
+                    raise changed(table.name)
                 rows = np.arange(first_row, first_row + block.num_rows)
                 first_row += block.num_rows
                 for split in splits:
@@ -58,7 +57,8 @@ class TextSource:
                     if mask.any():
                         yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
                 advance(block.num_rows)
-            self._require_same(first_row == len(own), table)
+            if first_row != len(own):
+                raise changed(table.name)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""
@@ -70,10 +70,6 @@ class TextSource:
         what = f"column {name!r} of {self.name} holds numbers only"
         hint = f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as texts."
         require(has_words or self.config.text is not None, "data.text", what, allowed=f"columns: {columns}", hint=hint)
-
-    def _require_same(self, is_same: bool, table: Table) -> None:
-        if not is_same:
-            raise changed(table.name)
 
     def _columns_read_again(self) -> list[str]:
         return [*self.roles.columns, *([TOPIC] if self.config.is_sample and self.roles.label else [])]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 _WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
 
@@ -88,9 +88,3 @@ def share_of(tensor: Tensor, like: Tensor) -> Tensor:
 
     cut = cast(Any, like)
     return distribute_tensor(tensor.to(like.device), cut.device_mesh, cut.placements, src_data_rank=None)
-
-
-def shares_of(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """A `state_dict` of whole tensors as `module` can load it."""
-    own = module.state_dict()
-    return {name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in state.items()}

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
-from flatout.distributed.collectives import share_of, shares_of, whole
+from flatout.distributed.collectives import share_of, whole
 from flatout.models.contract import contract
 
 
@@ -94,7 +94,9 @@ class SharedOut(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         module = self.lightning_module
         assert module is not None
-        module.load_state_dict(shares_of(checkpoint["state_dict"], module), strict=strict)
+        own, given = module.state_dict(), checkpoint["state_dict"].items()
+        shares = {name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in given}
+        module.load_state_dict(shares, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """What an optimizer remembers, as it would without sharing; on the first rank."""

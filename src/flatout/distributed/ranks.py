@@ -111,24 +111,29 @@ class Ranks:
 
     def agreed(self, name: str, make: Callable[[], Any]) -> Any:
         """What `make` returns on the first rank, plain values, on every rank; if it fails there, all ranks end."""
-        if not self.are_several:
-            return make()
-        store, key = _key_value_store(), _new_key(name)
-        text = _publish(store, key, lambda: json.dumps(make())) if self.is_first else self._read(store, key, 0)
-        return json.loads(text)
+        return self._exchanged(name, make, range(1))[0]
 
-    def gathered(self, name: str, make: Callable[[], str]) -> list[str]:
+    def gathered(self, name: str, make: Callable[[], Any]) -> list[Any]:
         """The values that `make` returns on each rank, in their order, on every rank; if one fails, all ranks end."""
+        return self._exchanged(name, make, range(self.world))
+
+    def _exchanged(self, name: str, make: Callable[[], Any], givers: range) -> list[Any]:
         if not self.are_several:
             return [make()]
-        store, key = _key_value_store(), _new_key(name)
-        _publish(store, f"{key}/{self.rank}", make)
-        return [self._read(store, f"{key}/{rank}", rank) for rank in range(self.world)]
+        # All ranks ask in the same order; a number tells apart the trainings of one script.
+        store = dist.PrefixStore(f"flatout/{next(_asked)}/{name}", _key_value_store())
+        if self.rank in givers:
+            try:
+                store.set(str(self.rank), json.dumps(make()))
+            except BaseException:
+                store.set(str(self.rank), _FAILED)  # the others wait for it
+                raise
+        return [json.loads(self._read(store, rank)) for rank in givers]
 
-    def _read(self, store: dist.Store, key: str, rank: int) -> str:
+    def _read(self, store: dist.Store, rank: int) -> str:
         try:
-            store.wait([key], _PATIENCE)
-            value = store.get(key).decode()
+            store.wait([str(rank)], _PATIENCE)
+            value = store.get(str(rank)).decode()
         except (RuntimeError, ValueError):  # the first rank is gone, and with it the store
             value = _FAILED
         if value == _FAILED:
@@ -158,7 +163,6 @@ class Ranks:
         return _Started(self, self._sees_only_its_device())
 
     def _sees_only_its_device(self) -> bool:
-        """Whether a scheduler shows each rank no device but its own."""
         return self.local_world > 1 and torch.cuda.is_available() and torch.cuda.device_count() == 1
 
 
@@ -175,22 +179,6 @@ class _Started(TorchElasticEnvironment):
     def node_rank(self) -> int:
         # A rank that sees one device only looks like a machine to Lightning, which counts devices by machine.
         return self.ranks.rank // (1 if self.is_node else self.ranks.local_world)
-
-
-def _new_key(name: str) -> str:
-    """All ranks ask in the same order; a number tells apart the trainings of one script."""
-    return f"flatout/{next(_asked)}/{name}"
-
-
-def _publish(store: dist.Store, key: str, make: Callable[[], str]) -> str:
-    """Make a value for the other ranks, which wait for it; where that fails they must not wait on."""
-    try:
-        value = make()
-    except BaseException:
-        store.set(key, _FAILED)
-        raise
-    store.set(key, value)
-    return value
 
 
 def _key_value_store() -> dist.Store:

@@ -16,11 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _ECHO_S = 1.0  # a terminal and a launcher both pass a signal on to a rank; within this time they are one
-
-
-def asking() -> list[signal.Signals]:
-    return [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
 
 
 class Signals:
@@ -36,7 +33,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in asking():
+            for number in ASKING:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
                     self._before[number] = signal.signal(number, self._take)
         return self

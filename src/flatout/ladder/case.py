@@ -39,7 +39,7 @@ from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.contract import recommended_lr
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
-from flatout.run_log import PrintLog
+from flatout.run_log import RunLog
 
 Written = tuple[dict[str, pa.Table], list[str], dict[str, Any]]
 """The rows of each split, the words of a run of ours that reads them, and what the usual program is given."""
@@ -47,7 +47,7 @@ _CELL = pa.large_string()
 _WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
 
-class Silent(PrintLog):
+class Silent(RunLog):
     """Prints nothing: each run reports its own data."""
 
     def say(self, text: str) -> None:

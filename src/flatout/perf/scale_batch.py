@@ -29,7 +29,7 @@ from flatout.perf.tune.probe import Here, Parts, Setting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
-from flatout.run_log import PrintLog, RunLog
+from flatout.run_log import RunLog
 from flatout.tasks.task import Task
 
 
@@ -61,7 +61,7 @@ class ScaleBatch(Callback):
         self.max_batch_size = max_batch_size
         asked: dict[str, Any] = {"budget_s": budget_s, "gain": gain, "steps": steps, "memory_margin": memory_margin}
         self.settings = TuneConfig(enabled=True, effective_batch=StepRows.free, **asked)
-        self.run_log: RunLog = log or PrintLog()
+        self.run_log: RunLog = log or RunLog()
         self.batch_size: int | None = None
         """The size in use, once it is decided."""
         self.learning_rate: float | None = None

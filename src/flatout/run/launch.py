@@ -41,7 +41,7 @@ from flatout.data.text import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
 from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
-from flatout.distributed.signals import asking
+from flatout.distributed.signals import ASKING
 from flatout.engine.run_length import validations
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.report.summary import mark_broken
@@ -208,7 +208,7 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
 def _launch_of(count: int) -> LaunchConfig:
     """So many processes on this machine, on ports that are free; one that dies is not started again."""
     # Older releases pass on no other signals than their own four, and wait half a minute.
-    newer = {"signals_to_handle": ",".join(each.name for each in asking()), "shutdown_timeout": _SHUTDOWN_S}
+    newer = {"signals_to_handle": ",".join(each.name for each in ASKING), "shutdown_timeout": _SHUTDOWN_S}
     known: Any = {name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__}
     known |= {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     known |= {"local_addr": "localhost", "max_restarts": 0, "start_method": "forkserver"}
@@ -219,7 +219,7 @@ def _launch_of(count: int) -> LaunchConfig:
 def _handlers_given_back() -> Iterator[None]:
     """Torch's launcher takes the handlers of signals and keeps them."""
     is_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in asking()} if is_main else {}
+    handlers = {number: signal.getsignal(number) for number in ASKING} if is_main else {}
     try:
         yield
     finally:

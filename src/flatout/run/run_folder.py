@@ -25,7 +25,7 @@ from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, plain, read_summary
-from flatout.run_log import LogFile, decision_line
+from flatout.run_log import LogFile, RunLog, decision_line
 
 if TYPE_CHECKING:
     from flatout.config import RunConfig
@@ -38,7 +38,7 @@ _PATIENCE_S = 30.0  # how long a run that is just ending may still hold its fold
 
 
 @dataclass(slots=True)
-class RunFolder:
+class RunFolder(RunLog):
     """Where one run puts everything, and the two things it always writes: its summary and its log."""
 
     path: Path

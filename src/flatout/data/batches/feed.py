@@ -28,9 +28,7 @@ from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, Stream
 from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import free_bytes
 
-Transform = Callable[[FlatBatch], FlatBatch]
-"""A change of a batch that differs in each epoch, such as dropping words."""
-AnyPlan = Plan | LargePlan
+Transform = Callable[[FlatBatch], FlatBatch]  # a change of a batch that differs in each epoch, such as dropping words
 _ROWS_A_RUN = 8192
 _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
@@ -45,12 +43,10 @@ class FeedChoice:
     evidence: str
 
 
-def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device, transform: Transform | None) -> FeedChoice:
+def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> FeedChoice:
     """The kind asked for, or the fastest that the device's free memory allows."""
     if kind is not FeedKind.auto:
         return FeedChoice(kind, "asked for", f"data.feed={kind}")
-    if transform is not None:
-        return FeedChoice(FeedKind.workers, "a transform runs in each epoch", "a transform is set")
     free = free_memory(device)
     evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
     if num_bytes <= _RESIDENT_SHARE * free:
@@ -83,13 +79,11 @@ class Feed:
         assert kind is not FeedKind.auto, "choose_feed decides first"
         self.split, self.plan, self.kind = split, plan, kind
         self.device, self.transform, self.workers = torch.device(device), transform, workers
-        self.batches_a_run = batches_a_run
-        """Most that are gathered at once."""
+        self.batches_a_run = batches_a_run  # most that are gathered at once
         self.keeps_position = keeps_position
         """False: each pass starts with the first batch, even after a pass that stopped early, as validation may."""
         self.epoch = self.consumed = 0
-        self.wait_s = self.transfer_s = 0.0
-        """What was waited for batches, and what of it for their way to the device."""
+        self.wait_s = self.transfer_s = 0.0  # what was waited for batches, and what of it for their way to the device
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler, self.batch_sampler = self, None
         self._lengths = split.lengths(TOKENS)
@@ -133,8 +127,7 @@ class Feed:
     def __iter__(self) -> Iterator[FlatBatch]:
         if self.consumed >= len(self) or not self.keeps_position:
             self.consumed = 0
-        plan = self._make_plan(self.epoch)
-        batches = self._batches(plan, self.consumed)
+        batches = self._batches(self._make_plan(self.epoch), self.consumed)
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
@@ -144,13 +137,13 @@ class Feed:
             self.consumed += 1
             yield batch
 
-    def _make_plan(self, epoch: int) -> AnyPlan:
+    def _make_plan(self, epoch: int) -> Plan:
         if self.plan.is_stream:
             return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
         kind = LargePlan if is_large(self.num_rows, self.plan) else Plan
         return kind(self._lengths, self.plan, epoch)
 
-    def _batches(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
+    def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
             return self._from_workers(plan, start)
         gatherer = self._gatherer
@@ -172,7 +165,7 @@ class Feed:
                 ahead = pool.submit(make)
                 yield await_run(run, self.device)
 
-    def _from_workers(self, plan: AnyPlan, start: int) -> Iterator[FlatBatch]:
+    def _from_workers(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
         loader = DataLoader(
             _PlannedBatches(self.split, plan, self.transform),
             sampler=range(start, plan.num_batches),
@@ -192,7 +185,7 @@ class Feed:
         self.transfer_s += time.perf_counter() - began
         return moved
 
-    def _spans(self, plan: AnyPlan, start: int) -> Iterator[tuple[int, int]]:
+    def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
         rows_a_batch = max(1, self.num_rows // max(1, plan.num_batches * self.plan.world))
         step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
@@ -224,12 +217,9 @@ def _end_with(parent: int, number: int) -> None:
 class _PlannedBatches(Dataset[FlatBatch]):
     """One batch by its number: what a worker process makes."""
 
-    def __init__(self, split: StoreSplit, plan: AnyPlan, transform: Transform | None) -> None:
+    def __init__(self, split: StoreSplit, plan: Plan, transform: Transform | None) -> None:
         self.plan, self.transform = plan, transform
         self.gatherer = Gatherer(split, torch.device("cpu"))
-
-    def __len__(self) -> int:
-        return self.plan.num_batches
 
     def __getitem__(self, number: int) -> FlatBatch:
         batch = next(cut_run(self.gatherer.run(self.plan.batches(number, number + 1))))

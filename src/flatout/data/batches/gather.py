@@ -84,8 +84,7 @@ class DeviceColumn:
         self.lengths, self.device = column.lengths, device
         # torch knows few operations on uint16: the same bits are held as int16 and widened when gathered.
         self.is_narrow = column.values.dtype == np.uint16
-        values = column.values.view(np.int16) if self.is_narrow else column.values
-        self.values = torch.from_numpy(values).to(device)
+        self.values = torch.from_numpy(column.values.view(np.int16) if self.is_narrow else column.values).to(device)
         self.offsets = torch.from_numpy(column.offsets).to(device)
 
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -121,8 +120,7 @@ class Run:
     target_offsets_R: Tensor | None
     target_bounds: NDArray[np.int64] | None
     """Where each batch's labels begin, known to the host; only for several labels a row."""
-    copied: Any = None
-    """What a GPU marks when it has copied them; None where nothing is to be waited for."""
+    copied: Any = None  # what a GPU marks when it has copied them; None where nothing is to be waited for
 
 
 class Gatherer:
@@ -145,8 +143,7 @@ class Gatherer:
         elif self.targets is not None:
             targets = self.targets[on_device(rows, self.device)]
             targets = targets if targets.is_floating_point() else targets.long()
-        lengths_R = torch.from_numpy(lengths)
-        return Run(batches, lengths_R, tokens_T, offsets_R, targets, target_offsets_R, target_bounds)
+        return Run(batches, torch.from_numpy(lengths), tokens_T, offsets_R, targets, target_offsets_R, target_bounds)
 
 
 def move_run(run: Run, device: torch.device) -> Run:

@@ -22,7 +22,7 @@ def is_large(num_rows: int, settings: PlanSettings) -> bool:
     return settings.shuffle and settings.tokens_per_batch is None and num_rows > WINDOW_ROWS
 
 
-class LargePlan:
+class LargePlan(Plan):
     """One epoch of one rank, as `Plan`; the last window that was read is kept."""
 
     def __init__(self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0) -> None:
@@ -38,10 +38,6 @@ class LargePlan:
     @property
     def num_steps(self) -> int:
         return -(-len(self.lengths) // self._step_rows)
-
-    @property
-    def num_batches(self) -> int:
-        return self.num_steps * self.settings.accumulate
 
     def rows_of_step(self, step: int) -> Rows:
         number, place = divmod(step, self._window_steps)

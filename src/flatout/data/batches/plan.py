@@ -40,16 +40,11 @@ class FeedKind(StrEnum):
 class BatchRows:
     """A run of consecutive batches: whose rows, how many each, and how many of those count."""
 
-    rows: Rows
-    """[R] row numbers, batch after batch, each batch shortest row first."""
-    bounds: Rows
-    """[batches + 1] where each batch begins in `rows`."""
-    num_real: Rows
-    """[batches] rows that count in each batch."""
-    step_rows: Rows
-    """[batches] real rows of the optimizer step each batch belongs to, over all ranks."""
-    ends_step: NDArray[np.bool_]
-    """[batches] whether the optimizer steps after it."""
+    rows: Rows  # [R] row numbers, batch after batch, each batch shortest row first
+    bounds: Rows  # [batches + 1] where each batch begins in `rows`
+    num_real: Rows  # [batches] rows that count in each batch
+    step_rows: Rows  # [batches] real rows of the optimizer step each batch belongs to, over all ranks
+    ends_step: NDArray[np.bool_]  # [batches] whether the optimizer steps after it
 
 
 class Layout(StrEnum):
@@ -68,28 +63,19 @@ class Layout(StrEnum):
 class PlanSettings:
     """What a plan depends on besides the lengths and the epoch."""
 
-    rows_per_batch: int = 32
-    """Rows one rank computes at once."""
+    rows_per_batch: int = 32  # rows one rank computes at once
     tokens_per_batch: int | None = None
     """Cap on the tokens one rank computes at once (padding counted where the layout pads); replaces rows_per_batch."""
-    accumulate: int = 1
-    """Batches one rank computes before the optimizer steps."""
-    layout: Layout = Layout.flat
-    """Whether rows of like length are put together."""
-    shuffle: bool = True
-    """Random order, another each epoch; otherwise all rows by length."""
-    repeats: bool = False
-    """Whether each epoch repeats the order of the first."""
-    seed: int = 0
-    """Start of every random order."""
-    rank: int = 0
-    """Which of the `world` plans this is."""
-    world: int = 1
-    """Ranks that share each step."""
+    accumulate: int = 1  # batches one rank computes before the optimizer steps
+    layout: Layout = Layout.flat  # whether rows of like length are put together
+    shuffle: bool = True  # random order, another each epoch; otherwise all rows by length
+    repeats: bool = False  # whether each epoch repeats the order of the first
+    seed: int = 0  # start of every random order
+    rank: int = 0  # which of the `world` plans this is
+    world: int = 1  # ranks that share each step
     is_stream: bool = False
     """Whether rows continue each other: a recording's chunks stand in batches one after the other."""
-    megabatch_steps: int = 100
-    """Steps' worth of random rows that are sorted together when the layout pads."""
+    megabatch_steps: int = 100  # steps' worth of random rows that are sorted together when the layout pads
 
     def __post_init__(self) -> None:
         require(self.rows_per_batch > 0, "data.batch_size", f"{self.rows_per_batch} rows", allowed="1 or more")

@@ -53,8 +53,7 @@ from flatout.data.store.store import (
 from flatout.errors import UserError, out_of_space
 from flatout.files import let_time_move, sync_folder, sync_tree
 
-Recipe = dict[str, Any]
-"""Everything a store's content depends on, as plain JSON values under readable names."""
+Recipe = dict[str, Any]  # everything a store's content depends on, as plain JSON values under readable names
 Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
@@ -75,8 +74,7 @@ class CacheReport:
     key: str
     hit: bool
     seconds: float
-    reason: str
-    """Why it was not there, in words; empty for a hit."""
+    reason: str  # why it was not there, in words; empty for a hit
 
     def line(self) -> str:
         if self.hit:
@@ -93,6 +91,7 @@ class CacheEntry:
     num_bytes: int
     rows: dict[str, int]
     built: str
+    manifest: dict[str, Any]
 
 
 def default_cache_folder() -> Path:
@@ -164,10 +163,6 @@ class Cache:
         except (DamagedStore, OSError):
             return None
 
-    def all_keys(self) -> list[str]:
-        """Of all stores, by the names of their folders."""
-        return [folder.name for folder in self._folders()]
-
     def entries(self) -> list[CacheEntry]:
         """Finished stores, newest first."""
         found = []
@@ -176,7 +171,7 @@ class Cache:
                 manifest = read_manifest(folder)
                 num_bytes = sum(file["bytes"] for file in manifest["files"].values())
                 rows = {name: split["rows"] for name, split in manifest["splits"].items()}
-                found.append(CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"]))
+                found.append(CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"], manifest))
         return sorted(found, key=lambda entry: entry.built, reverse=True)
 
     def verify(self) -> dict[str, list[str]]:
@@ -188,7 +183,7 @@ class Cache:
 
     def clear(self, key: str | None = None) -> int:
         """Remove one store, or all and whatever dead builders left behind; returns how many finished ones went."""
-        keys = self.all_keys()
+        keys = [folder.name for folder in self._folders()]
         if key is not None and key not in keys:
             raise UserError("cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty")
         with self._refusals_told(), written():
@@ -242,9 +237,7 @@ class Cache:
         """What of the recipe differs from the newest store of the same data, in words."""
         for entry in self.entries():
             if entry.name == name and entry.key != key:
-                with suppress(DamagedStore, OSError):
-                    before = read_manifest(self.folder / entry.key)["recipe"]
-                    return "; ".join(_differences(before, recipe)) or "made by another version"
+                return "; ".join(_differences(entry.manifest["recipe"], recipe)) or "made by another version"
         return "first time for this data"
 
     @contextmanager

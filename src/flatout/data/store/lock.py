@@ -80,7 +80,6 @@ def key_of_building(folder: Path) -> str:
 
 
 def _builder(folder: Path, key: str) -> str:
-    """The process that builds `key`, as its folder names it."""
     for path in folder.glob(f"{BUILDING}{key}-*@*"):
         process, _, machine = path.name.removeprefix(f"{BUILDING}{key}-").rpartition("-")[0].partition("@")
         return f"process {process} on {machine}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 SCHEMA = 2
 MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
-_BYTES_A_RAGGED_ROW = 8 + 4
-"""Of its offset and its length."""
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 
 Array = NDArray[Any]
@@ -36,12 +34,9 @@ Array = NDArray[Any]
 class Column:
     """How one column lies on disk."""
 
-    dtype: str
-    """Numpy's name of the type of a value."""
-    ragged: bool = False
-    """Any number of values a row, instead of `width`."""
-    width: int = 0
-    """Values a row of a fixed column; 0 for a plain value."""
+    dtype: str  # numpy's name of the type of a value
+    ragged: bool = False  # any number of values a row, instead of `width`
+    width: int = 0  # values a row of a fixed column; 0 for a plain value
 
 
 class DamagedStore(Exception):
@@ -54,8 +49,7 @@ class WriteFailed(Exception):
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
         self.error = error
-        self.needed: int | None = None
-        """Bytes of the whole store, where they are known."""
+        self.needed: int | None = None  # bytes of the whole store, where they are known
 
 
 @contextmanager
@@ -226,8 +220,6 @@ def file_checksum(path: Path) -> str:
 
 
 class _FileWriter:
-    """Appends arrays to one file and keeps its checksum."""
-
     def __init__(self, path: Path, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
         with written():
@@ -254,13 +246,11 @@ class SplitWriter:
     def __init__(self, folder: Path, name: str, columns: dict[str, Column]) -> None:
         with written():
             (folder / name).mkdir()
-        self.name, self.columns, self.num_rows = name, columns, 0
-        self.asked_rows = self.asked_bytes = 0
-        """What was to be written, whether the disk has taken it or not."""
+        self.name, self.columns = name, columns
+        self.num_rows = self.num_bytes = 0  # what was to be written, whether the disk has taken it or not
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
-        self._begun = dict.fromkeys(columns, 0)
-        """Values of a row that is not whole yet."""
+        self._begun = dict.fromkeys(columns, 0)  # values of a row that is not whole yet
         try:
             for column, spec in columns.items():
                 self._open(folder, f"{name}/{column}.bin", spec.dtype)
@@ -274,26 +264,19 @@ class SplitWriter:
     def extend(self, name: str, values: Array) -> None:
         """Add the next values of a ragged column's row, which `append` completes: a row may be larger than memory."""
         assert self.columns[name].ragged
-        self.asked_bytes += values.size * np.dtype(self.columns[name].dtype).itemsize
-        self._files[f"{self.name}/{name}.bin"].append(values)
+        self._write({f"{self.name}/{name}.bin": values})
         self._begun[name] += len(values)
 
     def append(self, **blocks: Array | tuple[Array, Array]) -> None:
         """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
         assert blocks.keys() == self.columns.keys()
-        self._note_asked(blocks)
-        counts = {self._append(name, block) for name, block in blocks.items()}
+        counts = {len(block[1] if isinstance(block, tuple) else block) for block in blocks.values()}
         assert len(counts) == 1, f"columns of unequal length: {counts}"
         self.num_rows += counts.pop()
-
-    def _note_asked(self, blocks: Mapping[str, Array | tuple[Array, Array]]) -> None:
-        rows = 0
+        parts: dict[str, Array] = {}
         for name, block in blocks.items():
-            values, lengths = block if isinstance(block, tuple) else (block, None)
-            rows = len(values) if lengths is None else len(lengths)
-            size = np.dtype(self.columns[name].dtype).itemsize
-            self.asked_bytes += np.size(values) * size + (0 if lengths is None else rows * _BYTES_A_RAGGED_ROW)
-        self.asked_rows += rows
+            parts |= self._parts(f"{self.name}/{name}", name, block)
+        self._write(parts)
 
     def close(self) -> dict[str, Any]:
         return {name: file.close() for name, file in self._files.items()}
@@ -304,21 +287,23 @@ class SplitWriter:
             with suppress(WriteFailed):
                 file.close()
 
-    def _append(self, name: str, block: Array | tuple[Array, Array]) -> int:
-        path = f"{self.name}/{name}"
+    def _parts(self, path: str, name: str, block: Array | tuple[Array, Array]) -> dict[str, Array]:
+        """What a block of a column adds to each of its files."""
         if not isinstance(block, tuple):
-            self._files[f"{path}.bin"].append(block)
-            return len(block)
+            return {f"{path}.bin": block}
         values, lengths = block
         ends = np.cumsum(lengths, dtype=np.int64)
         count = len(values) + self._begun[name]
         assert count == (int(ends[-1]) if len(ends) else 0)
-        self._files[f"{path}.bin"].append(values)
-        self._files[f"{path}.offsets.bin"].append(ends + self._totals[name])
-        self._files[f"{path}.lengths.bin"].append(lengths)
+        offsets = ends + self._totals[name]
         self._totals[name] += count
         self._begun[name] = 0
-        return len(lengths)
+        return {f"{path}.bin": values, f"{path}.offsets.bin": offsets, f"{path}.lengths.bin": lengths}
+
+    def _write(self, parts: dict[str, Array]) -> None:
+        self.num_bytes += sum(np.size(values) * self._files[path].dtype.itemsize for path, values in parts.items())
+        for path, values in parts.items():
+            self._files[path].append(values)
 
     def _open(self, folder: Path, name: str, dtype: str) -> _FileWriter:
         self._files[name] = _FileWriter(folder / name, dtype)
@@ -345,10 +330,10 @@ class StoreWriter:
 
     def expected_bytes(self) -> int | None:
         """What the whole store will take, judged by the rows that came so far; None while that is unknown."""
-        rows = sum(split.asked_rows for split in self._splits)
+        rows = sum(split.num_rows for split in self._splits)
         if not rows or self.expected_rows is None:
             return None
-        return sum(split.asked_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
+        return sum(split.num_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
 
     def abandon(self) -> None:
         """Close every file of a store that will not be finished."""

@@ -12,8 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-_HEAD_SHARE = 4
-"""A quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)."""
+_HEAD_SHARE = 4  # a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510).
 
 Counts = NDArray[np.int64]
 Tokens = NDArray[np.int32]
@@ -32,10 +31,8 @@ class LongTexts:
     """How long texts become rows."""
 
     kind: Long = Long.cut
-    window: int = 0
-    """Tokens of a window with its frame; 0 where there are none."""
-    overlap: int = 0
-    """Tokens that a window shares with the one before it."""
+    window: int = 0  # tokens of a window with its frame; 0 where there are none
+    overlap: int = 0  # tokens that a window shares with the one before it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", Long(self.kind))  # as a file has it

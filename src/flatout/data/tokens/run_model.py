@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ENCODER, _SETTINGS, _WEIGHTS = "encoder.json", "config.json", "model.safetensors"
-_NET = "net."
-"""What the names of weights begin with, before those of transformers."""
+_NET = "net."  # what the names of weights begin with, before those of transformers
 _KEY, _MOST_CHARACTERS = "model.pretrained", 50_000_000
 
 

@@ -29,19 +29,15 @@ from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 
-PAIR = "\ue003"
-"""Stands between the two texts of a pair; a character of Unicode's private range."""
+PAIR = "\ue003"  # stands between the two texts of a pair; a character of Unicode's private range
 _NOTHING = "?"
 _BEGINS = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
-_ENDINGS = (".json", ".txt", ".jinja", ".model")
-"""Of a tokenizer's files: all are data."""
+_ENDINGS = (".json", ".txt", ".jinja", ".model")  # of a tokenizer's files: all are data
 _KIND = "subwords"
-Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
-"""Ids of texts, one run after the other, and how many each has."""
-Part = Any
-"""Ids that every row gets, or the runs of all rows with their lengths and how much of each is kept."""
+Runs = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of texts, one run after the other, and how many each has
+Part = Any  # ids that every row gets, or the runs of all rows with their lengths and how much of each is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +46,14 @@ class Frame:
 
     opening: list[int]
     closing: list[int]
-    parting: list[int]
-    """Between the texts of a pair."""
+    parting: list[int]  # between the texts of a pair
     padding: int
     unknown: int
-    separator: int | None
-    """The id after which a pair's second text begins, for models that number the texts of a pair."""
+    separator: int | None  # the id after which a pair's second text begins, for models that number the texts of a pair
 
     @property
     def size(self) -> int:
         return len(self.opening) + len(self.closing)
-
-    def of_marks(self) -> Frame:
-        """As long, of zeros."""
-        return replace(self, opening=[0] * len(self.opening), closing=[0] * len(self.closing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +61,8 @@ class EncodedWords:
     """Token ids of rows of words, and where each word begins."""
 
     block: EncodedBlock
-    firsts: NDArray[np.bool_]
-    """For each token whether it is the first of a word."""
-    words: NDArray[np.int64]
-    """Words of each row that were kept."""
+    firsts: NDArray[np.bool_]  # for each token whether it is the first of a word
+    words: NDArray[np.int64]  # words of each row that were kept
 
 
 class Subwords:
@@ -179,7 +167,7 @@ class Subwords:
         runs = self._runs(firsts)
         if seconds is not None:
             return self._framed_pairs(runs, self._runs(seconds), max_length)
-        return self._framed(runs, max_length) if long.kind is Long.cut else self._framed_pieces(runs, max_length, long)
+        return self._framed(runs, max_length, long)
 
     def encode_words(self, words: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedWords:
         """Ids of rows that are lists of words; a word of which no token fits is lost, and one window has each word."""
@@ -194,35 +182,32 @@ class Subwords:
                 runs.append(np.array(encoding.ids, np.int32))
                 firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
         tokens, lengths = _joined(runs)
-        frame = partial(self._framed_pieces, long=long) if long.window else self._framed
-        block = frame((tokens, lengths), max_length)
+        long = long if long.window else CUT
+        block = self._framed((tokens, lengths), max_length, long)
         # The same frame around the marks: nothing of a frame begins a word.
-        marks = frame((_joined(firsts)[0], lengths), max_length, marks=True).tokens == 1
+        marks = self._framed((_joined(firsts)[0], lengths), max_length, long, marks=True).tokens == 1
         ends = np.cumsum(block.lengths, dtype=np.int64)
         total = np.append(0, np.cumsum(marks))
         return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
 
     def _runs(self, texts: pa.Array) -> Runs:
-        """Ids of each text, one run after the other, without a frame."""
         encoded = (self.tokenizer.encode_batch_fast(rows, add_special_tokens=False) for rows in _pieces(texts))
         return _joined([np.array(encoding.ids, np.int32) for encodings in encoded for encoding in encodings])
 
-    def _framed(self, runs: Runs, max_length: int, *, marks: bool = False) -> EncodedBlock:
-        frame, (tokens, lengths) = self.frame.of_marks() if marks else self.frame, runs
-        cut = np.minimum(lengths, max(1, max_length - frame.size))
-        whole = _put_together([frame.opening, (tokens, lengths, cut), frame.closing], len(lengths))
-        return EncodedBlock.of(whole, cut + frame.size, lengths + frame.size, frame.unknown)
-
-    def _framed_pieces(self, runs: Runs, max_length: int, long: LongTexts, *, marks: bool = False) -> EncodedBlock:
-        """Each window in a frame, or the first and the last tokens in one; a mark stays in one window."""
-        frame, (tokens, lengths) = self.frame.of_marks() if marks else self.frame, runs
+    def _framed(self, runs: Runs, max_length: int, long: LongTexts, *, marks: bool = False) -> EncodedBlock:
+        """Each text or window in a frame, or the first and the last tokens in one; a mark stays in one window."""
+        frame, (tokens, lengths) = self.frame, runs
+        if marks:  # as long, of zeros
+            frame = replace(frame, opening=[0] * len(frame.opening), closing=[0] * len(frame.closing))
         kept = np.minimum(lengths, max(1, max_length - frame.size))
-        starts, sizes, text = long.pick(lengths, kept, frame.size)
-        tokens = pieces_of(tokens, lengths, starts, sizes, text)
-        tokens = tokens * long.answers_of(sizes, text) if marks else tokens
-        framed = sizes if long.window else kept
-        whole = _put_together([frame.opening, (tokens, framed, framed), frame.closing], len(framed))
-        rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else kept + frame.size
+        there, framed, rows = lengths, kept, kept + frame.size
+        if long.kind is not Long.cut:
+            starts, sizes, text = long.pick(lengths, kept, frame.size)
+            tokens = pieces_of(tokens, lengths, starts, sizes, text)
+            tokens = tokens * long.answers_of(sizes, text) if marks else tokens
+            there = framed = sizes if long.window else kept
+            rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else rows
+        whole = _put_together([frame.opening, (tokens, there, framed), frame.closing], len(framed))
         block = EncodedBlock.of(whole, kept + frame.size, lengths + frame.size, frame.unknown)
         return replace(block, lengths=rows.astype(np.int32))
 
@@ -237,8 +222,7 @@ class Subwords:
         return EncodedBlock.of(whole, cuts + more_cuts + added, first[1] + second[1] + added, frame.unknown)
 
 
-Encoder = Vocabulary | Subwords
-"""Whatever turns blocks of texts into ids."""
+Encoder = Vocabulary | Subwords  # whatever turns blocks of texts into ids
 
 
 def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encoder:
@@ -264,7 +248,6 @@ def _joined(runs: list[NDArray[Any]]) -> Runs:
 
 
 def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
-    """Rows made of several parts, one after the other."""
     kept = [np.full(num_rows, len(part)) if not isinstance(part, tuple) else part[2] for part in parts]
     lengths = np.sum(kept, axis=0, dtype=np.int64)
     place = np.cumsum(lengths) - lengths

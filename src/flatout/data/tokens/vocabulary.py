@@ -61,12 +61,10 @@ class EncodedBlock:
 
     tokens: NDArray[np.int32]
     lengths: NDArray[np.int32]
-    unknown: int
-    """Tokens that are not in the vocabulary."""
+    unknown: int  # tokens that are not in the vocabulary
     truncated_rows: int
     truncated_tokens: int
-    whole_lengths: NDArray[np.int64]
-    """Tokens of each row before it was cut."""
+    whole_lengths: NDArray[np.int64]  # tokens of each row before it was cut
 
     @classmethod
     def of(cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int) -> EncodedBlock:
@@ -98,8 +96,7 @@ class Vocabulary:
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
-        documents = _documents(_without_special(texts))
-        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+        encodings = self.tokenizer.encode_batch_fast(_documents(_without_special(texts)), add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
         tokens, lengths = ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1

@@ -30,7 +30,7 @@ from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.judge import evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
-from flatout.run_log import PrintLog, RunLog
+from flatout.run_log import RunLog
 
 _LOOK_S = 2.0  # a look takes some 2 ms of the processor: each second it would be the most that the verdict costs
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
@@ -51,7 +51,7 @@ class Verdict(RunCurves):
         """`seconds`: most that the races at the end of `fit` take; they never take more than a tenth of the run."""
         require(seconds >= 0, "seconds", f"{seconds:g}", allowed="0 or more")
         super().__init__([])
-        self.seconds, self._log = seconds, log or PrintLog()
+        self.seconds, self._log = seconds, log or RunLog()
         self.verdict: dict[str, Any] | None = None
         """In the words of `summary.json`; None before the end of a training that was long enough."""
         self.evidence: Evidence | None = None
