@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
     from flatout.tasks.metrics import Counted
 
-_LONGEST = 22
-"""Letters of a class in a figure."""
-_DPI = 108
-"""Half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked."""
+_LONGEST = 22  # letters of a class in a figure
+_DPI = 108  # half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked
 _COMPARED = (
     *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
     *("precision", "seed", "trainer.max_epochs"),

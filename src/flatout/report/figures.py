@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WIDTH, HEIGHT = 460, 220
-"""Of an ordinary chart, in pixels."""
+WIDTH, HEIGHT = 460, 220  # of an ordinary chart, in pixels
 COLOURS = ("#2a83a3", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
-STEPS = (1, 2, 5, 10)
-"""Ticks lie so far apart, times a power of ten."""
-LETTER = 6.2
-"""Width of a letter in an ordinary text, in pixels."""
+STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
+LETTER = 6.2  # width of a letter in an ordinary text, in pixels
 INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", GRID: "var(--grid)", PAPER: "var(--paper)"}
 _STYLE = {

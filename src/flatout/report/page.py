@@ -45,8 +45,7 @@ _CHARTS = {
     "error on validation": ("val/rmse", "val/mae"),
 }
 RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
-_MOST_POINTS = 600
-"""Of a longer recording so many samples about its middle are drawn."""
+_MOST_POINTS = 600  # of a longer recording so many samples about its middle are drawn
 _SCORES = ("precision", "recall", "f1")
 
 

@@ -31,21 +31,14 @@ class TrialRow:
     """One trial of a sweep; a value that is not known yet is None or empty."""
 
     number: int
-    status: str
-    """One of `STATUSES`."""
-    value: float | None
-    """The validation metric; of a pruned trial, the last value reported."""
-    params: dict[str, Any]
-    """Values by their keys, as you write them in an override."""
+    status: str  # one of `STATUSES`
+    value: float | None  # the validation metric; of a pruned trial, the last value reported
+    params: dict[str, Any]  # values by their keys, as you write them in an override
     seconds: float | None
-    note: str = ""
-    """Why it failed, or when it was pruned."""
-    folder: str = ""
-    """Its run folder, relative to the sweep's."""
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    """The values it reported, as (step, value)."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Validation and test metrics of a complete trial."""
+    note: str = ""  # why it failed, or when it was pruned
+    folder: str = ""  # its run folder, relative to the sweep's
+    curve: list[tuple[int, float]] = field(default_factory=list)  # the values it reported, as (step, value)
+    metrics: dict[str, float] = field(default_factory=dict)  # validation and test metrics of a complete trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +46,13 @@ class SweepReport:
     """Everything that the page of a sweep shows."""
 
     name: str
-    command: str
-    """The command that started it, as you type it."""
+    command: str  # the command that started it, as you type it
     metric: str
-    mode: str
-    """max or min."""
-    space: dict[str, str]
-    """The values searched, by key, as they were written."""
+    mode: str  # max or min
+    space: dict[str, str]  # the values searched, by key, as they were written
     trials: list[TrialRow]
-    best_overrides: str
-    """The command that trains the best setting again; empty while no trial is complete."""
-    log_keys: frozenset[str] = frozenset()
-    """Keys whose values differ by factors."""
+    best_overrides: str  # the command that trains the best setting again; empty while no trial is complete
+    log_keys: frozenset[str] = frozenset()  # keys whose values differ by factors
     importance: dict[str, float] = field(default_factory=dict)
     """Shares that sum to 1; empty where there are too few trials."""
     confirmed: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -134,7 +122,6 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         curves=_charts(report, best),
         slices=slices,
         slices_note=note,
-        parallel=_parallel(report, complete, by_importance),
         trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
         trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
@@ -155,10 +142,10 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
         for trial in report.trials
         if trial.status == "complete" and is_number(trial.value)
     ]
-    lines = []
-    for trial in report.trials:
-        points = [point for point in trial.curve if all(map(is_number, point))]
-        lines.append(sweep_charts.Line(trial.number, _kind(trial, best), points))
+    lines = [
+        [Dot(trial.number, _kind(trial, best), *point) for point in trial.curve if all(map(is_number, point))]
+        for trial in report.trials
+    ]
     history = sweep_charts.history_chart(dots, metric=report.metric, mode=report.mode)
     learning = sweep_charts.learning_chart(lines, metric=report.metric, mode=report.mode)
     return [chart for chart in (history, learning) if chart]
@@ -178,21 +165,6 @@ def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> 
         charts.append(sweep_charts.slice_chart(key, dots, results, log=key in report.log_keys))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
     return [chart for chart in charts if chart], f"{note}{sweep_charts.far_worse(results, values)}."
-
-
-def _parallel(report: SweepReport, complete: Sequence[TrialRow], keys: Sequence[str]) -> list[Chart]:
-    if not complete:
-        return []
-    scales = {}
-    for key in keys:
-        if values := [trial.params[key] for trial in complete if key in trial.params]:
-            scales[key] = sweep_charts.value_scale(values, log=key in report.log_keys)
-    results = [trial.value for trial in complete if is_number(trial.value)]
-    scales[report.metric] = sweep_charts.metric_scale(results, report.mode)
-    placed = [trial.params | {report.metric: trial.value} for trial in complete]
-    lines = [{key: values[key] for key in scales if key in values} for values in placed]
-    chart = sweep_charts.parallel_chart(scales, lines)
-    return [chart] if chart else []
 
 
 def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
