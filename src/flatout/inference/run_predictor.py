@@ -50,8 +50,7 @@ TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 """Of a model that reads texts, and of an encoder what transformers needs to build it."""
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
-Advance = Callable[[int], None]
-"""Is called with each number of rows done."""
+Advance = Callable[[int], None]  # is called with each number of rows done
 
 
 class ModelFolder:
@@ -179,10 +178,8 @@ class Answered:
     """Rows with what the run answers."""
 
     block: pa.RecordBatch
-    replaced: list[str] = field(default_factory=list)
-    """Columns of the file that gave way to answers of the same name."""
-    done: int = 0
-    """Rows of the file that these answers finish."""
+    replaced: list[str] = field(default_factory=list)  # columns of the file that gave way to answers of the same name
+    done: int = 0  # rows of the file that these answers finish
 
     @classmethod
     def beside(cls, block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
@@ -198,14 +195,12 @@ class Answered:
 class Scored:
     """What a run's answers to a file are worth."""
 
-    counts: dict[str, int]
-    """The rows, first of all."""
+    counts: dict[str, int]  # the rows, first of all
     values: dict[str, float]
     per_class: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    intervals: dict[str, Interval] = field(default_factory=dict)
-    """The 95 % interval of each metric that has one."""
+    intervals: dict[str, Interval] = field(default_factory=dict)  # the 95 % interval of each metric that has one
 
 
 @dataclass

@@ -41,10 +41,8 @@ from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
 _SAMPLES_A_BLOCK, _ROWS_A_BATCH = 4096, 1024
-_GROUPS = 512
-"""Of more recordings than these the errors of several are added up for an interval."""
-_OTHER_RATE = 0.05
-"""Share by which the median time between samples may differ from training."""
+_GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
+_OTHER_RATE = 0.05  # share by which the median time between samples may differ from training
 
 
 @dataclass(slots=True)

@@ -57,8 +57,7 @@ class TaggedRows:
     ids: NDArray[np.int64]
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
-    lost: int
-    """Words that the model did not see."""
+    lost: int  # words that the model did not see
 
     @classmethod
     def untagged(cls, offsets: NDArray[np.int64], lost: int = 0) -> TaggedRows:

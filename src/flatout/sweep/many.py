@@ -38,11 +38,9 @@ class Multirun:
 
     folder: Path
     words: list[str]
-    again: str
-    """The command that resumes it."""
+    again: str  # the command that resumes it
     is_again: bool = False
-    train: Sequence[str] = ("python", "-m", "train")
-    """The words before those of a trial, to train it alone."""
+    train: Sequence[str] = ("python", "-m", "train")  # the words before those of a trial, to train it alone
 
 
 def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None) -> list[Ending]:

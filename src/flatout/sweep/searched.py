@@ -36,14 +36,10 @@ _SCHEMA = 1
 class Begun:
     """The command that began a sweep."""
 
-    typed: Sequence[str] = ()
-    """Its words, to resume it by."""
-    conf: str | None = None
-    """The folder behind `--config-dir`."""
-    command: str = ""
-    """All of it, as a line to copy."""
-    train: Sequence[str] = ()
-    """What `python -m train` needs before the words of a trial."""
+    typed: Sequence[str] = ()  # its words, to resume it by
+    conf: str | None = None  # the folder behind `--config-dir`
+    command: str = ""  # all of it, as a line to copy
+    train: Sequence[str] = ()  # what `python -m train` needs before the words of a trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,7 @@ class Searched:
 
     settings: SweeperSettings
     space: Space
-    fixed: list[str]
-    """Words that are the same in all trials."""
+    fixed: list[str]  # words that are the same in all trials
     compose: Compose
     folder: Path
     begun: Begun = Begun()

@@ -34,8 +34,7 @@ from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _NAME = "sweep"
-_FEW = 9
-"""Two cuts to a third each."""
+_FEW = 9  # two cuts to a third each
 _STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
 _ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
@@ -214,8 +213,7 @@ class Interval:
 
     low: float
     high: float
-    is_log: bool = False
-    """Whether equal factors count as equal steps."""
+    is_log: bool = False  # whether equal factors count as equal steps
     is_whole: bool = False
     step: int = 1
 

@@ -35,8 +35,7 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
-_SAME_MISTAKES = 3
-"""So many trials in a row that fail by the same mistake end the sweep."""
+_SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "
 
 
@@ -169,8 +168,7 @@ class _Run:
             raise UserError("sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)
 
 
-_SHARE = 0.02
-"""Of the time, the most that is spent on writing the page while trials run."""
+_SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
 _FILE = "confirmed.json"
 Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
 """Runs what it is asked for, so many in all; trials as they end."""
@@ -273,12 +271,9 @@ class Confirmation:
     """What became of the confirming runs."""
 
     wanted: int = 0
-    done: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Metrics of the complete ones, by their seeds."""
-    ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)
-    """Those that have just run, with their seeds."""
-    why_not: str = ""
-    """What kept one of them from being complete."""
+    done: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of the complete ones, by their seeds
+    ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)  # those that have just run, with their seeds
+    why_not: str = ""  # what kept one of them from being complete
 
     def lines(self, metric: str) -> list[str]:
         """What there is to tell; nothing where none was asked for."""

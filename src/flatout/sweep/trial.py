@@ -36,14 +36,10 @@ class Trial:
     number: int
     folder: Path
     job: RunJob
-    overrides: list[str]
-    """Everything that was typed, for this trial."""
-    changed: list[str]
-    """What tells it from the others."""
-    is_again: bool = False
-    """Whether its folder may hold an interrupted run, which is resumed; else it must be new."""
-    name: str = ""
-    """What it is called, where that is not its number."""
+    overrides: list[str]  # everything that was typed, for this trial
+    changed: list[str]  # what tells it from the others
+    is_again: bool = False  # whether its folder may hold an interrupted run, which is resumed; else it must be new
+    name: str = ""  # what it is called, where that is not its number
 
     @property
     def label(self) -> str:
@@ -56,16 +52,13 @@ class Ending:
 
     status: Status
     seconds: float
-    value: float | None = None
-    """The validation metric of its best checkpoint; of a pruned trial the last one seen."""
+    value: float | None = None  # the validation metric of its best checkpoint; of a pruned trial the last one seen
     metrics: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    """Why it failed, or where it was pruned."""
+    note: str = ""  # why it failed, or where it was pruned
     is_mistake: bool = False
 
 
-Ask = Callable[[], Trial | None]
-"""Gives the next trial; None when there are no more."""
+Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
 Judge = Callable[[Trial, int, float], bool]
 """Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
 
@@ -144,8 +137,7 @@ class _Row:
     settings: str
     status: str = "running"
     value: float | None = None
-    count: int = 0
-    """Of its validations."""
+    count: int = 0  # of its validations
     seconds: float = 0.0
     note: str = ""
     begun: float = field(default_factory=time.monotonic)

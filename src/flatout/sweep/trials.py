@@ -35,12 +35,10 @@ from flatout.report.summary import mark_broken
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
-TOO_LONG = "ran longer than"
-"""How the note begins of a trial that was stopped at its limit."""
+TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
 _TIMES, OUTPUT_FILE = 3, "output.txt"
 """How often a trial is begun whose machine was lost; the file of what a trial prints."""
-_GRACE_S = 6.0
-"""How long a trial may take to write down that it was stopped."""
+_GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
 
 
 def endings(
@@ -297,8 +295,7 @@ class Slot:
     """One share of the machine."""
 
     cores: list[int]
-    gpus: list[str]
-    """As CUDA_VISIBLE_DEVICES names them."""
+    gpus: list[str]  # as CUDA_VISIBLE_DEVICES names them
 
     def take(self) -> None:
         """Keep this process to its share, before it computes anything."""
