@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,6 @@ class _NoSuchMetric(UserError):
 
 
 class _Run:
-    """A sweep from its start, or its resumption, to its end."""
-
     def __init__(self, searched: Searched, study: Study, findings: Findings, slots: Slots, started: float) -> None:
         self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
         settings = searched.settings
@@ -119,22 +116,22 @@ class _Run:
         best = self.study.best()
         if best is None or not self.searched.settings.confirm:
             return
-        is_over = self.until is not None and time.monotonic() >= self.until
-        chosen, run = self.study.settings(best), partial(self._endings, judge=None)
-        self.findings.confirmation = confirm(self.searched, chosen, best.number, run, is_over)
+        is_over, chosen = self.until is not None and time.monotonic() >= self.until, self.study.settings(best)
+        self.findings.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
         """The next trial that can be composed; settings that do not go together are a failed trial."""
         while (asked := self.study.ask()) is not None:
+            number, chosen = asked
             try:
-                return self.searched.trial(asked.number, asked.settings)
+                return self.searched.trial(number, chosen)
             except Exception as error:  # your own classes are made here and may raise anything: this trial failed
                 is_mistake = isinstance(error, UserError)
                 if not is_mistake:
                     traceback.print_exc()
                 note = str(error) if is_mistake else f"{type(error).__name__}: {last_line(error)}"
-                print(f"trial {asked.number}: failed, {note}  {' '.join(words(asked.settings))}")
-                self.study.tell(asked.number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))
+                print(f"trial {number}: failed, {note}  {' '.join(words(chosen))}")
+                self.study.tell(number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))
                 self.findings.keep()
                 self._count_mistake(is_mistake, note)
         return None
@@ -143,9 +140,9 @@ class _Run:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
         return self.study.should_end(trial.number, count, value) and count < trial.job.validations
 
-    def _endings(self, ask: Ask, total: int, judge: Judge | None) -> Iterator[tuple[Trial, Ending]]:
+    def _endings(self, ask: Ask, total: int, judge: Judge | None = None) -> Iterator[tuple[Trial, Ending]]:
         metric = self.findings.metric
-        board = Board(f"sweep in {self.searched.folder}", f"val/{metric}", self.study.mode, total, print)
+        board = Board(f"sweep in {self.searched.folder}", f"val/{metric}", self.study.mode, total)
         running = endings(ask, self.slots, board, metric=metric, judge=judge, limit_s=self.limit_s, until=self.until)
         with closing(board), closing(running):
             yield from running
@@ -222,7 +219,7 @@ class Findings:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
         return SweepReport(
             name=self.experiment,
-            command=self.searched.begun.command,
+            command=self.searched.line,
             metric=f"val/{self.metric}",
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},
@@ -237,11 +234,10 @@ class Findings:
     def _row(self, trial: FrozenTrial) -> TrialRow:
         facts = trial.user_attrs
         values = sorted(trial.intermediate_values.items())
-        last = values[-1][1] if values else None
         return TrialRow(
             number=trial.number,
             status=self.study.status(trial),
-            value=trial.value if trial.value is not None else last,
+            value=trial.value if trial.value is not None or not values else values[-1][1],
             params=self._params(trial),
             seconds=facts.get("seconds"),
             note=facts.get("note", ""),
@@ -262,7 +258,6 @@ def _counts(report: SweepReport) -> str:
 
 
 def _plain(part: Part, text: str) -> Any:
-    """A setting's text as what it says."""
     return yaml.safe_load(text) if isinstance(part, Choice) else int(text) if part.is_whole else float(text)
 
 

@@ -14,8 +14,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.run_log import Say
-
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
@@ -71,8 +69,8 @@ _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running":
 class Board:
     """Shows every trial that starts, is validated and ends."""
 
-    def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Say) -> None:
-        self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say
+    def __init__(self, title: str, metric: str, mode: str, total: int) -> None:
+        self.title, self.metric, self.mode, self.total = title, metric, mode, total
         console = Console()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._running: dict[int, _Row] = {}
@@ -96,7 +94,7 @@ class Board:
         self.draw(now=True)
         value = "" if row.value is None else f"{self.metric} {row.value:.4f}"
         words = ", ".join(filter(None, [row.status, value, f"{row.seconds:.1f} s", row.note]))
-        self.say(f"{row.label}: {words}  {row.settings}")
+        print(f"{row.label}: {words}  {row.settings}")
 
     def draw(self, *, now: bool = False) -> None:
         """Twice a second, or at once."""
@@ -107,10 +105,10 @@ class Board:
     def table(self) -> Table:
         """Running trials, then the best ones, then the latest of the others."""
         count = len(self._ended) + len(self._running)
-        title = Text(f"{self.title}: {count}{f' of {self.total}' if self.total else ''} trials")
+        title = Text(f"{self.title}: {count} of {self.total} trials")
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name in ("trial", "", self.metric, "validations", "seconds"):
-            table.add_column(name, justify="left" if not name else "right")
+            table.add_column(name, justify="right" if name else "left")
         table.add_column("settings", overflow="fold")
         sign = -1 if self.mode == "max" else 1
         complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
@@ -131,8 +129,6 @@ class Board:
 
 @dataclass(slots=True)
 class _Row:
-    """What is shown of one trial."""
-
     label: str
     settings: str
     status: str = "running"
