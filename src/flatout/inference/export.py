@@ -45,8 +45,7 @@ _JOINED = {
 }
 """What is answered to several windows."""
 _TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
-_MOST_IN_ONE_FILE = 1 << 30
-"""Bytes of weights; an ONNX file cannot be larger than twice that, so more lie in a file beside it."""
+_MOST_IN_ONE_FILE = 1 << 30  # bytes of weights; more lie beside the ONNX file, which may have twice that at most
 
 
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:

@@ -117,7 +117,6 @@ def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table,
 
 
 def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
-    """Their files and who answers, by name."""
     plain, *onnx = texts_of_folder(predictor, folder).items()
     found: dict[str, tuple[str, Any]] = {"predict": ("", predictor), "transformers fp32": (WEIGHTS, plain[1])}
     if bf16_is_native_on_cpu():

@@ -46,8 +46,7 @@ from flatout.tasks.score_intervals import Interval
 _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
-TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
-"""Of a model that reads texts, and of an encoder what transformers needs to build it."""
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"  # of models of texts; what transformers builds an encoder by
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]  # is called with each number of rows done

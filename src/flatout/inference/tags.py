@@ -165,7 +165,6 @@ class TagPredictor(RunPredictor):
             yield answered
 
     def _words(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        """Block by block the lists of words, beside all columns."""
         column = options.text or self.roles.texts[0]
         require_columns(table, {"--text": column})
         for _, block in self.blocks(table):

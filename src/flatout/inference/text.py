@@ -148,7 +148,6 @@ class Predictor(RunPredictor):
         return in_order(answer, others, blocks)
 
     def _texts(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        """Block by block the texts, beside all columns."""
         roles, findings = options.roles(self.roles), Findings(table.name)
         require_text_columns(table, roles.texts)
         for rows, block in self.blocks(table):

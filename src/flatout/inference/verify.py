@@ -91,7 +91,6 @@ def _words(answer: Any, numbers: list[float]) -> Any:
 
 
 def _apart(one: Parted, other: Parted) -> float:
-    """Largest difference of the numbers that both have."""
     return max((abs(a - b) for a, b in zip(one[1], other[1], strict=False)), default=0.0)
 
 

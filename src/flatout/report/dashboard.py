@@ -59,7 +59,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     found: Layout = {}
     for heading, title, tags in charts:
         known = [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]
-        if known or not tags:
+        if known:
             found.setdefault(heading, {})[title] = ["Multiline", known]
     return found
 
@@ -67,13 +67,14 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
 def write_dashboard(folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None) -> None:
     """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
-    with event_file(folder, ".closing") as writer:
+    with event_file(folder, ".closing") as writer, ignoring_missing_glyphs():
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
-            _add_figure(writer, "time/each_step", figure, step)
+            writer.add_figure("time/each_step", figure, step, close=False)  # pyplot holds no figure of ours
         if counted is not None:
             if counted.confusion is not None:
-                _add_figure(writer, "validation/confusion", confusion_figure(counted.classes, counted.confusion), step)
+                figure = confusion_figure(counted.classes, counted.confusion)
+                writer.add_figure("validation/confusion", figure, step, close=False)
             for name, points in precision_over_recall(counted).items():
                 writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
     speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
@@ -99,11 +100,6 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     most = len(counted.classes) if counted.confusion is None else 20
     commonest = np.argsort(-given[0], kind="stable")[:most]
     return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
-
-
-def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
-    with ignoring_missing_glyphs():
-        writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it
 
 
 def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int) -> None:

@@ -53,10 +53,8 @@ class SweepReport:
     trials: list[TrialRow]
     best_overrides: str  # the command that trains the best setting again; empty while no trial is complete
     log_keys: frozenset[str] = frozenset()  # keys whose values differ by factors
-    importance: dict[str, float] = field(default_factory=dict)
-    """Shares that sum to 1; empty where there are too few trials."""
-    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Metrics of the best setting, run again with other seeds, by the seed."""
+    importance: dict[str, float] = field(default_factory=dict)  # shares; none where there are too few trials
+    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)  # the best setting's metrics with other seeds
     seconds: float
 
 
@@ -128,7 +126,6 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
 
 
 def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
-    """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
     runs, rows = report.confirmed.values(), []
     for name in dict.fromkeys(name for run in runs for name in run):
         mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
@@ -152,7 +149,6 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
 
 
 def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> tuple[list[Chart], str]:
-    """A chart of the results over each parameter, and what its marks mean."""
     shown = [(trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")]
     known = [(trial, value) for trial, value in shown if is_number(value)]
     if not known:
@@ -168,7 +164,6 @@ def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> 
 
 
 def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
-    """One row of the table of all trials; a folder with a report becomes a link."""
     return {
         "trial": trial,
         "is_best": is_best,

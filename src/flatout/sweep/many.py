@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import Timeout
 from rich.console import Console
@@ -82,16 +83,14 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
     place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
+    known: dict[str, Any] = {name: getattr(ending, name) for name in ("value", "seconds", "note", "metrics")}
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
-        value=ending.value,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
-        seconds=ending.seconds,
-        note=ending.note,
         folder=str(place),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
-        metrics=ending.metrics,
+        **known,
     )
 
 
@@ -160,7 +159,6 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
-    """Resumed trials that have finished before, with their results."""
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):

@@ -26,8 +26,7 @@ from flatout.sweep.trial import Trial
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-Compose = Callable[[Sequence[str], int], "RunJob"]
-"""Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
+Compose = Callable[[Sequence[str], int], "RunJob"]  # the run of a trial, from what is typed for it
 FILE = "sweep.json"
 _SCHEMA = 1
 
@@ -70,19 +69,17 @@ class Searched:
             for name, part in self.space.items()
         }
         plainest |= {key: text} if key else {}
-        mistake: UserError | None = None
-        for chosen in (plainest, *self._near(plainest, key)):
+        choices = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}
+        near = (
+            plainest | {name: each} for name, values in choices.items() for each in values if each != plainest[name]
+        )
+        mistakes = []
+        for chosen in (plainest, *near):
             try:
                 return self.trial(0, chosen)
             except UserError as error:
-                mistake = mistake or error
-        assert mistake is not None
-        raise mistake
-
-    def _near(self, chosen: dict[str, str], kept: str | None) -> Iterator[dict[str, str]]:
-        for key, part in self.space.items():
-            if key != kept and isinstance(part, Choice):
-                yield from (chosen | {key: text} for text in part.values if text != chosen[key])
+                mistakes.append(error)
+        raise mistakes[0]
 
 
 @contextmanager

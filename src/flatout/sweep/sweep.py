@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from optuna.trial import FrozenTrial
@@ -34,8 +34,14 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
+if TYPE_CHECKING:
+    from flatout.run.launch import RunJob
+
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "
+_SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
+_FILE = "confirmed.json"
+Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]  # runs so many that it asks for; trials as they end
 
 
 def sweep(searched: Searched) -> None:
@@ -44,21 +50,18 @@ def sweep(searched: Searched) -> None:
     folder, first = searched.folder, _checked(searched)
     shares = slots(searched.launcher.parallel, searched.launcher.place)
     with held(searched):
-        job = first.job
-        study = Study(folder, searched.space, searched.settings, mode=job.mode, validations=job.validations)
-        findings = Findings(searched, study, job.metric, job.config.name)
-        run = _Run(searched, study, findings, shares, started)
+        run = _Run(searched, first.job, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
                 run.search()
                 run.confirm()
         except _NoSuchMetric:
-            forget(folder, study.total)
+            forget(folder, run.study.total)
             raise
         except BaseException:
-            findings.write()
+            run.write()
             raise
-        findings.say_best(findings.write())
+        run.say_best(run.write())
 
 
 def _checked(searched: Searched) -> Trial:
@@ -85,9 +88,12 @@ class _NoSuchMetric(UserError):
 
 
 class _Run:
-    def __init__(self, searched: Searched, study: Study, findings: Findings, slots: Slots, started: float) -> None:
-        self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
-        settings = searched.settings
+    """A sweep from its start, or its resumption, to its end, and what is known of its trials, as files and lines."""
+
+    def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
+        self.searched, self.slots, self.metric, self.name = searched, slots, job.metric, job.config.name
+        folder, settings, self.confirmation, self._next_page = searched.folder, searched.settings, Confirmation(), 0.0
+        self.study = Study(folder, searched.space, settings, mode=job.mode, validations=job.validations)
         self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
@@ -97,7 +103,7 @@ class _Run:
         ended, settings, folder = self.study.ended(), self.searched.settings, self.searched.folder
         how_many = "trials, each setting there is," if settings.sampler is Sampler.grid else "trials"
         how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
-        print(f"sweep in {folder}: {how}, by val/{self.findings.metric}")
+        print(f"sweep in {folder}: {how}, by val/{self.metric}")
         if ended:
             print(f"resumed: {len(ended)} of {self.study.total} trials have ended")
         for known in ended:
@@ -106,7 +112,7 @@ class _Run:
         for trial, ending in self._endings(self._ask, self.study.total, judge):
             self.study.tell(trial.number, ending)
             self._require_metric(ending)
-            self.findings.keep()
+            self.keep()
             self._count_mistake(ending.is_mistake, ending.note)
         if len(self.study.ended()) < self.study.total:
             print(f"the time is over; to resume: python -m flatout sweep resume {folder} for=TIME")
@@ -117,7 +123,7 @@ class _Run:
         if best is None or not self.searched.settings.confirm:
             return
         is_over, chosen = self.until is not None and time.monotonic() >= self.until, self.study.settings(best)
-        self.findings.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
+        self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
         """The next trial that can be composed; settings that do not go together are a failed trial."""
@@ -132,7 +138,7 @@ class _Run:
                 note = str(error) if is_mistake else f"{type(error).__name__}: {last_line(error)}"
                 print(f"trial {number}: failed, {note}  {' '.join(words(chosen))}")
                 self.study.tell(number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))
-                self.findings.keep()
+                self.keep()
                 self._count_mistake(is_mistake, note)
         return None
 
@@ -141,9 +147,9 @@ class _Run:
         return self.study.should_end(trial.number, count, value) and count < trial.job.validations
 
     def _endings(self, ask: Ask, total: int, judge: Judge | None = None) -> Iterator[tuple[Trial, Ending]]:
-        metric = self.findings.metric
-        board = Board(f"sweep in {self.searched.folder}", f"val/{metric}", self.study.mode, total)
-        running = endings(ask, self.slots, board, metric=metric, judge=judge, limit_s=self.limit_s, until=self.until)
+        board = Board(f"sweep in {self.searched.folder}", f"val/{self.metric}", self.study.mode, total)
+        limits = {"limit_s": self.limit_s, "until": self.until}
+        running = endings(ask, self.slots, board, metric=self.metric, judge=judge, **limits)
         with closing(board), closing(running):
             yield from running
 
@@ -164,27 +170,12 @@ class _Run:
             hint = f"The output of the first is in {printed if printed.is_file() else self.searched.folder}."
             raise UserError("sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)
 
-
-_SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
-_FILE = "confirmed.json"
-Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
-"""Runs what it is asked for, so many in all; trials as they end."""
-
-
-class Findings:
-    """What is known of a sweep's trials, as files and lines."""
-
-    def __init__(self, searched: Searched, study: Study, metric: str, experiment: str) -> None:
-        self.searched, self.study, self.metric, self.experiment = searched, study, metric, experiment
-        self.confirmation = Confirmation()
-        self._next = 0.0
-
     def keep(self) -> None:
         """Write table and page while trials run, so that a sweep that is killed has them; not more often than pays."""
-        if time.monotonic() >= self._next:
+        if time.monotonic() >= self._next_page:
             began = time.monotonic()
             write_sweep(self.searched.folder, self.report())
-            self._next = time.monotonic() + (time.monotonic() - began) / _SHARE
+            self._next_page = time.monotonic() + (time.monotonic() - began) / _SHARE
 
     def write(self) -> SweepReport:
         """Write everything that is left behind."""
@@ -218,7 +209,7 @@ class Findings:
     def report(self) -> SweepReport:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
         return SweepReport(
-            name=self.experiment,
+            name=self.name,
             command=self.searched.line,
             metric=f"val/{self.metric}",
             mode=self.study.mode,

@@ -57,10 +57,7 @@ class Ending:
 
 
 Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
-Judge = Callable[[Trial, int, float], bool]
-"""Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
-
-
+Judge = Callable[[Trial, int, float], bool]  # whether to end it, by a validation's number (from 1) and its metric
 _MOST_ROWS = 12
 _DRAW_S = 0.5
 _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running": "cyan", "stopped": "yellow"}

@@ -36,8 +36,8 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
 TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
-_TIMES, OUTPUT_FILE = 3, "output.txt"
-"""How often a trial is begun whose machine was lost; the file of what a trial prints."""
+_TIMES = 3  # how often a trial is begun whose machine was lost
+OUTPUT_FILE = "output.txt"
 _GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
 
 
