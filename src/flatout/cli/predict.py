@@ -119,12 +119,8 @@ def answer_files(files: list[str], folder: Path, answer_one: Callable[[str, str]
         folder.mkdir(parents=True, exist_ok=True)
     named, waiting = set[Path](), dict[str, Path]()
     for file in map(Path, files):
-        require(
-            not folder.samefile(file.parent),
-            "--out",
-            f"{folder} holds the files that are read",
-            hint="Name another folder.",
-        )
+        what = f"{folder} holds the files that are read"
+        require(not folder.samefile(file.parent), "--out", what, hint="Name another folder.")
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
         named.add(out)

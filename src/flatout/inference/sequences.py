@@ -332,10 +332,9 @@ class SequencePredictor(RunPredictor):
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
-        step = recording.step
-        if abs(step / self.step_s - 1) > _OTHER_RATE:
-            what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
-            raise UserError("data.time", what, hint=f"Resample it, or train with data.step={self.step_s:g}.")
+        step, hint = recording.step, f"Resample it, or train with data.step={self.step_s:g}."
+        what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
+        require(abs(step / self.step_s - 1) <= _OTHER_RATE, "data.time", what, hint=hint)
 
 
 def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered:

@@ -183,7 +183,8 @@ class TagPredictor(RunPredictor):
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         types = [name[2:] for name in self.names[1::2]]
         scores, total = EntityScores(types), 0
-        for found, given in in_order(_tags, others, _tagged(table, roles, types)):
+        asked = in_order(lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types))
+        for found, given in asked:
             rows = len(found.offsets) - 1
             scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), torch.arange(total, total + rows))
             total += rows
@@ -223,8 +224,3 @@ def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[
             what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
             raise UserError("--label", what, allowed=", ".join(types))
         yield words, as_bio(given)
-
-
-def _tags(predictor: TagPredictor, piece: tuple[pa.Array, Any]) -> tuple[Any, Any]:
-    words, given = piece
-    return predictor.tags(words), given

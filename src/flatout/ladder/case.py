@@ -162,14 +162,14 @@ def _recordings(config: SequenceDataConfig) -> Written:
     return tables, [*words, f"data.group=[{_RECORDING}]", *_AS_THEY_ARE], {"features": features}
 
 
-def _limits(config: TextDataConfig) -> dict[str, Any]:
-    words = config.vocabulary
-    return {"max_length": config.max_length, "words": words.size, "min_frequency": words.min_frequency}
-
-
 def _count_windows(config: SequenceDataConfig, table: pa.Table) -> int:
     counts = pc.value_counts(table[_RECORDING]).field("counts").to_numpy()
     return int(np.maximum(0, counts - (config.lookback or 1) + 1).sum())
+
+
+def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
+    words = config.vocabulary
+    return {"max_length": config.max_length, "words": words.size, "min_frequency": words.min_frequency}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class Way:
 
 
 WAYS: dict[type, Way] = {
-    TextDataConfig: Way(kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits),
+    TextDataConfig: Way(kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts),
     BitsDataConfig: Way(kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"),
     SequenceDataConfig: Way(
         kind="sequence",

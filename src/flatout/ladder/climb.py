@@ -237,7 +237,8 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
             longest[step.rung.name] = time.monotonic() - began
             say(f"round {number + 1}, {step.rung.name}: {found.rows_per_s:,.0f} rows/s")
     for step in steps:
-        step.skipped = step.skipped or ("" if step.found else TOO_SHORT)
+        if not step.found and not step.skipped:
+            step.skipped = TOO_SHORT
     return steps
 
 

@@ -21,7 +21,7 @@ from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
-from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, Mark, add_axes, draw_svg, drawing, explain
+from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
 from flatout.report.page import render_page, tile
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
     with drawing(_WIDTH, _TOP + _BOTTOM + _ROW * len(shown)) as figure:
         _draw(figure, shown)
         svg = draw_svg(figure, title)
-    legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
+    legend = [(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
     return Chart(title=title, svg=svg, legend=legend, note="· a line reaches from the least to the most of all rounds")
 
 

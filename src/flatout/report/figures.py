@@ -55,22 +55,13 @@ _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One line of a legend."""
-
-    name: str
-    colour: str
-    sign: str = "▬"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """A chart as a template shows it: caption, legend, a note behind the legend, picture."""
 
     title: str
     svg: Markup
-    legend: Sequence[Mark] = ()
+    legend: Sequence[tuple[str, str, str]] = ()  # name, colour and sign of each mark
     note: str = ""
 
 
@@ -182,7 +173,7 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
         axes.locator_params(axis="y" if doublings else "both", nbins=6, steps=STEPS)
         axes.set_xlabel(x_label, loc="right", labelpad=2)
         svg = draw_svg(figure, title)
-    legend = [Mark(curve.name, colour) for curve, colour in zip(shown, COLOURS, strict=False)]
+    legend = [(curve.name, colour, "▬") for curve, colour in zip(shown, COLOURS, strict=False)]
     return Chart(title=title, svg=svg, legend=legend)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flatout.errors import printable
 from flatout.report import figures
-from flatout.report.figures import Chart, Mark, add_axes, draw_svg, drawing, explain, format_numbers
+from flatout.report.figures import Chart, add_axes, draw_svg, drawing, explain, format_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
         axes.plot(numbers, places, color=_ORANGE, linewidth=1.6, drawstyle="steps-post", zorder=1)
         _add_dots(axes, dots, results)
         svg = draw_svg(figure, title)
-    legend = [Mark("a trial", _BLUE, "●"), Mark("the best so far", _ORANGE, "●")]
+    legend = [("a trial", _BLUE, "●"), ("the best so far", _ORANGE, "●")]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, values))
 
 
@@ -80,7 +80,7 @@ def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) ->
     worst = [(min if mode == "max" else max)(dot.y for dot in line) for line in lines]
     names, kinds = {"best": "the best", "complete": "complete", "pruned": "not finished"}, {end.kind for end in ends}
     shown = ((kind, name) for kind, name in names.items() if kind in kinds)
-    legend = [Mark(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
+    legend = [(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
 
 

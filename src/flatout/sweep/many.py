@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from filelock import Timeout
 from rich.console import Console
@@ -83,14 +82,16 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
     place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
-    known: dict[str, Any] = {name: getattr(ending, name) for name in ("value", "seconds", "note", "metrics")}
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
+        value=ending.value,
+        seconds=ending.seconds,
+        note=ending.note,
+        metrics=ending.metrics,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
         folder=str(place),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
-        **known,
     )
 
 

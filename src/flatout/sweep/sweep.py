@@ -92,8 +92,8 @@ class _Run:
 
     def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
         self.searched, self.slots, self.metric, self.name = searched, slots, job.metric, job.config.name
-        folder, settings, self.confirmation, self._next_page = searched.folder, searched.settings, Confirmation(), 0.0
-        self.study = Study(folder, searched.space, settings, mode=job.mode, validations=job.validations)
+        self.confirmation, self._next_page, settings = Confirmation(), 0.0, searched.settings
+        self.study = Study(searched.folder, searched.space, settings, mode=job.mode, validations=job.validations)
         self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
