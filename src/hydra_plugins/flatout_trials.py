@@ -95,21 +95,21 @@ class TrialSweeper(Sweeper):
         fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
         settings, slots = SweeperSettings(**self.settings), LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
-        return sweep(Searched(settings, space, fixed, self._compose, folder, self._begun(fixed), slots))
+        return sweep(Searched(settings, space, fixed, self._compose, folder, slots, **self._begun(fixed)))
 
     def _compose(self, words: Sequence[str], number: int) -> Any:
         return _compose(self.loader, self.job_config, words, number)[1]
 
-    def _begun(self, fixed: list[str]) -> Any:
-        from flatout.sweep.searched import Begun
-
+    def _begun(self, fixed: list[str]) -> dict[str, Any]:
+        """The command that began this sweep, and what trains one of its trials alone."""
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
         typed = [word for word in typed if word.partition("=")[0] not in _OF_RESUMING]
         conf = conf_words(self.hydra_config.runtime.config_sources)
         alone = self.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
         conf_folder = conf[0].partition("=")[2] if conf else None
-        return Begun(typed, conf_folder, command=command_of_sweep(typed, conf_folder), train=[*conf, *mode])
+        line = command_of_sweep(typed, conf_folder)
+        return {"begun_by": typed, "conf": conf_folder, "line": line, "train": [*conf, *mode]}
 
 
 def _require_one_process() -> None:

@@ -17,7 +17,6 @@ import pytest
 from flatout.report.figures import Chart
 from flatout.report.sweep_charts import (
     Dot,
-    Line,
     best_so_far,
     far_worse,
     history_chart,
@@ -25,7 +24,6 @@ from flatout.report.sweep_charts import (
     learning_chart,
     metric_scale,
     number_scale,
-    parallel_chart,
     shortened,
     slice_chart,
     thin,
@@ -137,7 +135,6 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
         "What mattered",
         "Trials",
         "Each parameter",
-        "All parameters together",
         "All trials",
     ]
 
@@ -338,22 +335,19 @@ def test_each_trial_is_a_dot_at_its_value_that_names_it():
 
 
 def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
-    lines = [
-        Line(0, "best", [(0, 0.1), (100, 0.9)]),
-        Line(1, "pruned", [(0, 0.1), (50, 0.2)]),
-        Line(2, "complete", [(0, 0.1), (100, 0.5)]),
-    ]
+    ends = [(0, "best", 100, 0.9), (1, "pruned", 50, 0.2), (2, "complete", 100, 0.5)]
+    lines = [[Dot(number, kind, 0, 0.1), Dot(number, kind, x, y)] for number, kind, x, y in ends]
     chart = learning_chart(lines, metric="val/accuracy", mode="max")
     assert names(chart, "path") == ["trial 1", "trial 2", "trial 0"]
     (left, _), *_ = points(marks(chart, "path")[0])
     ends = [points(mark)[-1][0] for mark in marks(chart, "path")]
     assert ends[0] == pytest.approx((ends[1] + left) / 2, abs=1)
-    assert learning_chart([Line(0, "best", [])], metric="x", mode="max") is None
+    assert learning_chart([[]], metric="x", mode="max") is None
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():
-    line = Line(0, "complete", [(n, n) for n in range(10_001)])
-    assert len(thin(line.points)) <= 102 and thin(line.points)[-1] == (10_000, 10_000)
+    line = [Dot(0, "complete", n, n) for n in range(10_001)]
+    assert len(thin(line)) <= 102 and thin(line)[-1] == line[-1]
     (drawn,) = marks(learning_chart([line], metric="x", mode="max"), "path")
     assert 50 <= len(points(drawn)) <= 102  # matplotlib leaves out points on a straight line
     assert points(drawn)[-1] == (448.0, 14.0)
@@ -361,7 +355,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_end():
 
 def test_equal_factors_are_equal_steps_on_a_log_axis():
     scale = number_scale([1e-4, 1e-3, 1e-2], log=True)
-    assert [scale.share(x) for x in (1e-4, 1e-3, 1e-2)] == pytest.approx([0.037, 0.5, 0.963], abs=1e-3)
+    shares = [math.log(x / scale.low, scale.high / scale.low) for x in (1e-4, 1e-3, 1e-2)]
+    assert shares == pytest.approx([0.037, 0.5, 0.963], abs=1e-3)
     dots = [Dot(n, "complete", 10.0**-n, 0.5) for n in range(1, 8)]
     places = [float(mark.get("x")) for mark in marks(slice_chart("a", dots, number_scale([0, 1]), log=True))]
     assert len({round(a - b) for a, b in itertools.pairwise(places)}) == 1
@@ -373,7 +368,7 @@ def test_equal_factors_are_equal_steps_on_a_log_axis():
 def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
     scale = number_scale(values)
     assert scale.low < scale.high
-    assert all(-1e-6 <= scale.share(value) <= 1 + 1e-6 for value in values) and not far_worse(scale, values)
+    assert all(scale.clip(value) == pytest.approx(value) for value in values) and not far_worse(scale, values)
     chart = slice_chart("a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False)
     heights = {float(text.get("y")) for text in ElementTree.fromstring(chart.svg).iter("text")}
     assert len(heights) >= 3  # two ticks beside the chart, and those below it
@@ -382,8 +377,7 @@ def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
 def test_texts_lists_and_switches_stand_evenly_in_the_order_you_expect():
     assert value_scale([[256], [64], [256, 128], [64]], log=False).names == ["[64]", "[256]", "[256,128]"]
     scale = value_scale([True, False], log=True)
-    assert (scale.share(False), scale.share(True)) == (0.25, 0.75)
-    assert scale.share("else") is None
+    assert (scale.low, scale.place(False), scale.place(True), scale.high) == (-0.5, 0, 1, 1.5)
 
 
 def test_a_few_numbers_that_recur_are_choices_and_others_are_a_range():
@@ -395,7 +389,7 @@ def test_a_few_numbers_that_recur_are_choices_and_others_are_a_range():
 def test_one_failure_does_not_flatten_the_other_results():
     values = [0.90 + n / 1000 for n in range(20)]
     scale = metric_scale([*values, 0.1], "max")
-    assert 0.1 < scale.low <= 0.9 and scale.share(0.1) == 0
+    assert 0.1 < scale.low <= 0.9 and scale.clip(0.1) == scale.low
     assert "1 far worse" in far_worse(scale, [*values, 0.1])
     assert far_worse(scale, values) == ""
     assert metric_scale([*values, 0.1], "min").low <= 0.1
@@ -405,21 +399,12 @@ def test_charts_without_anything_to_show_are_left_out():
     scale = number_scale([0.0, 1.0])
     assert history_chart([], metric="x", mode="max") is None
     assert slice_chart("a", [], scale, log=False) is None
-    assert parallel_chart({"a": scale}, [{"a": 0.0}, {"a": 1.0}]) is None
 
 
 def test_bars_of_importance_are_as_long_as_their_shares(tmp_path):
     found = page(tmp_path, report(*MIXED, importance={"model.widths": 0.25, "optim.lr": 0.75, "model.tied": math.nan}))
     widths = re.findall(r'<td>([\w.]+)</td><td class="share"><div class="bar" style="width:(\d+)%">', found)
     assert widths == [("optim.lr", "75"), ("model.widths", "25")]
-
-
-def test_a_trial_without_a_value_leaves_that_axis_out():
-    scales = {name: number_scale([0.0, 1.0]) for name in "abc"}
-    chart = parallel_chart(scales, [{"a": 0.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}])
-    paths = [path for path in ElementTree.fromstring(chart.svg).iter("path") if "stroke: " in path.get("style")]
-    worse, best = paths[:2]
-    assert (len(points(worse)), len(points(best))) == (2, 3)
 
 
 def test_texts_that_begin_alike_can_be_told_apart_when_shortened():

@@ -65,8 +65,9 @@ def told(memory: Study, most: int = 100) -> list[dict[str, str]]:
     """Ask and tell until there is no more, or until so many."""
     seen = []
     while len(seen) < most and (asked := memory.ask()) is not None:
-        seen.append(asked.settings)
-        memory.tell(asked.number, Ending(Status.complete, 1.0, worth(asked.settings)))
+        number, settings = asked
+        seen.append(settings)
+        memory.tell(number, Ending(Status.complete, 1.0, worth(settings)))
     return seen
 
 
@@ -81,7 +82,7 @@ def test_a_trial_that_ran_when_all_was_killed_is_run_again_under_its_number(tmp_
     first = study(tmp_path)
     told(first, 3)
     left = first.ask()
-    assert left is not None and left.number == 3
+    assert left is not None and left[0] == 3
     again = study(tmp_path).ask()
     assert again == left
 
@@ -98,7 +99,7 @@ def test_a_kill_between_two_suggestions_changes_nothing(tmp_path):
     for kept in range(len(lines)):
         journal.write_bytes(before + b"".join(lines[:kept]) + lines[kept][:5])  # the last line is half written
         asked = study(tmp_path / "b").ask()
-        assert asked is not None and (asked.number, asked.settings) == (3, whole[3])
+        assert asked == (3, whole[3])
 
 
 def test_a_journal_that_is_damaged_is_named_with_its_line(tmp_path):
@@ -116,8 +117,8 @@ def test_a_grid_tries_every_combination_once_in_order(tmp_path):
     memory = study(tmp_path, space, sampler=Sampler.grid)
     seen = []
     while (asked := memory.ask()) is not None:
-        seen.append(asked.settings)
-        memory.tell(asked.number, Ending(Status.complete, 1.0, 0.5))
+        seen.append(asked[1])
+        memory.tell(asked[0], Ending(Status.complete, 1.0, 0.5))
         memory = study(tmp_path, space, sampler=Sampler.grid)
     assert seen == [{"a": a, "b": str(b)} for a in ("x", "[1,2]") for b in (1, 3, 5)]
 
@@ -159,10 +160,10 @@ def test_of_few_trials_the_better_ones_see_more_than_the_first_validation(tmp_pa
     for quality in (0.5, 0.7, 0.6, 0.8):
         asked = memory.ask()
         assert asked is not None
-        assert not memory.should_end(asked.number, 1, quality)
-        is_out = any(memory.should_end(asked.number, count, quality) for count in (2, 3))
+        assert not memory.should_end(asked[0], 1, quality)
+        is_out = any(memory.should_end(asked[0], count, quality) for count in (2, 3))
         lived += [] if is_out else [quality]
-        memory.tell(asked.number, Ending(Status.pruned if is_out else Status.complete, 1.0, quality))
+        memory.tell(asked[0], Ending(Status.pruned if is_out else Status.complete, 1.0, quality))
     assert lived == [0.5, 0.7, 0.8]
 
 
@@ -171,12 +172,12 @@ def test_failed_trials_are_counted_and_stopped_ones_are_not(tmp_path):
     for status in (Status.failed, Status.stopped, Status.complete):
         asked = memory.ask()
         assert asked is not None
-        memory.tell(asked.number, Ending(status, 1.0, 0.5, note="why"))
+        memory.tell(asked[0], Ending(status, 1.0, 0.5, note="why"))
     assert [memory.status(trial) for trial in memory.ended()] == ["failed", "complete"]
     assert memory.ended()[0].user_attrs["note"] == "why"
     assert memory.ask() is None
     again = study(tmp_path, trials=3).ask()
-    assert again is not None and again.number == 1
+    assert again is not None and again[0] == 1
 
 
 def test_the_settings_that_matter_are_found_to_matter(tmp_path):

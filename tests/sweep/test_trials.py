@@ -44,7 +44,7 @@ from tests.sweep.planted import Planted
 from tests.warm import begin_warm
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
-QUIET = Board("trials", "val/accuracy", "max", None, lambda line: None)
+QUIET = Board("trials", "val/accuracy", "max", 0)
 
 
 def config(**settings: Any) -> RunConfig:

@@ -59,7 +59,7 @@ for=10m            how long a pretrained encoder may read: model=transformer mod
 
 def run(arguments: argparse.Namespace) -> None:
     own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
-    words = [word for word in arguments.words if word.partition("=")[0] not in _NAMES]
+    words = [word for word in arguments.words if word.partition("=")[0] not in own]
     config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
     source = None
     if words and "=" not in words[0]:

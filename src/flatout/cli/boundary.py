@@ -83,9 +83,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         key = str(getattr(error, "full_key", "") or "settings")
         raise UserError(key, first_line(error), hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    for where, each in nodes(plain, ""):
-        refers = isinstance(each, str) and "${" in each
-        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
+    _refuse_references(plain, "")
     folders = [Path(cfg.output)]
     if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
@@ -202,10 +200,14 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
         plain = OmegaConf.to_container(found, resolve=True)
     except OmegaConfBaseException:
         plain = OmegaConf.to_container(found, resolve=False)
-    for where, each in nodes(plain, key):
-        refers = isinstance(each, str) and "${" in re.sub(r"\$\{hydra\.[\w.]+\}", "", each)
-        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
+    _refuse_references(plain, key, but=r"\$\{hydra\.[\w.]+\}")
     return plain
+
+
+def _refuse_references(plain: Any, key: str, *, but: str = "^$") -> None:
+    for where, each in nodes(plain, key):
+        refers = isinstance(each, str) and "${" in re.sub(but, "", each)
+        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
 
 
 def _value(cfg: DictConfig, key: str) -> Any:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
         require(arguments.html is None, "--html", "is for encodings of bit strings", hint=hint)
         show_groups(compare_groups(*folders), folders)
         return
-    found = {str(run): read_exposure(Path(run)) for run in arguments.runs}
+    found = {run: read_exposure(Path(run)) for run in arguments.runs}
     Console(highlight=False).print(comparison(found))
     if arguments.html is not None:
         try:
@@ -84,12 +84,11 @@ def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return [[name, *(_read(exposure, *way) for exposure in found.values())] for name, way in ROWS.items()]
 
 
-def _read(exposure: Mapping[str, Any], form: str, *path: str) -> str:
+def _read(exposure: Any, form: str, *path: str) -> str:
     """A figure of a report; empty where it has none."""
-    value: Any = exposure
     for name in path:
-        value = None if value is None else value[name]
-    return "" if value is None else form.format(value)
+        exposure = None if exposure is None else exposure[name]
+    return "" if exposure is None else form.format(exposure)
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -27,14 +27,10 @@ from flatout.models import MODELS
 from flatout.perf.tune.settings import TuneConfig
 from flatout.run.kinds import KINDS
 
+_SAMPLES = {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig}
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {kind.data_option: kind.settings for kind in KINDS},
-    "data.sample": {
-        "headlines": HeadlinesConfig,
-        "tweets": TweetsConfig,
-        "tagged_tweets": TaggedTweetsConfig,
-        "cells": CellsConfig,
-    },
+    "data.sample": {**_SAMPLES, "cells": CellsConfig},
     "model": MODELS,
     "task": {kind.task_option: kind.task.settings for kind in KINDS},
     "optim": {"adamw": OptimConfig},

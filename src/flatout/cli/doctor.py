@@ -57,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.confirm:
-        print_confirmation(arguments.run, arguments.words)
+        confirmed = confirm(arguments.run, arguments.words)
+        for number, (before, after) in enumerate(zip(*confirmed.rates, strict=True), 1):
+            print(f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the override")
+        print(confirmed.sentence())
+        print(f"kept in {keep_confirmation(arguments.run, confirmed)}")
         return
     if arguments.words:
         raise UserError("doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm.")
@@ -65,8 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
         return
-    console = Console(highlight=False)
-    found, words = findings(evidence), verdict(evidence)
+    console, found, words = Console(highlight=False), findings(evidence), verdict(evidence)
     rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
     console.print(Text(f"where the time went: {rows}", style="bold"))
     console.print(_time_table(evidence))
@@ -79,8 +82,8 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(Text(known))
     for other in found[1:]:
         console.print(Text(f"also {other.sentence()}"))
-    for confirmed in read_confirmations(arguments.run):
-        console.print(Text(f"confirmed {confirmed.sentence()}"))
+    for kept in read_confirmations(arguments.run):
+        console.print(Text(f"confirmed {kept.sentence()}"))
 
 
 def _time_table(evidence: Evidence) -> Table:
@@ -94,8 +97,8 @@ def _time_table(evidence: Evidence) -> Table:
 def _tried_table(evidence: Evidence) -> Table:
     table = plain_table("override", "rows/s of the model", "as it was", "the run would be")
     for tried in evidence.tried:
-        rates = (f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}")
-        table.add_row(Text(tried.override), *rates, str(gain_of(evidence, tried)))
+        gain = str(gain_of(evidence, tried))
+        table.add_row(Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain)
     return table
 
 
@@ -124,14 +127,6 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
         device=str(summary["hardware"]["device"]),
         version=versions()["flatout"],
     )
-
-
-def print_confirmation(folder: Path, more: Sequence[str]) -> None:
-    found = confirm(folder, more)
-    for number, (before, after) in enumerate(zip(*found.rates, strict=True), 1):
-        print(f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the override")
-    print(found.sentence())
-    print(f"kept in {keep_confirmation(folder, found)}")
 
 
 def predicted(found: dict[str, Any]) -> Interval | None:

@@ -29,7 +29,6 @@ from flatout.cli.words import require_folders, require_modest
 from flatout.errors import UserError
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
-
 _SIGNATURES: dict[tuple[type, str], str] = {
     (ConfigLoaderImpl, "load_configuration"): "config_name overrides run_mode from_shell validate_sweep_overrides",
     (ConfigLoaderImpl, "_process_config_searchpath"): "config_name parsed_overrides repo",

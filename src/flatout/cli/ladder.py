@@ -23,14 +23,9 @@ from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_LADDER, _FOR, _SEEDS = "ladder", "for", "seeds"
-_OWN = re.compile(rf"\+*({_LADDER}|{_FOR}|{_SEEDS})=(.*)", re.DOTALL)
-"""Words of this command; the others are settings of a run."""
-_KIND_OF_OPTION = {
-    **dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text"),
-    **dict.fromkeys(("bits", "people"), "bits"),
-    **dict.fromkeys(("sequence", "cells"), "sequence"),
-}
+_OWN = re.compile(r"\+*(ladder|for|seeds)=(.*)", re.DOTALL)  # words of this command; others are settings of a run
+_KIND_OF_OPTION = dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text")
+_KIND_OF_OPTION |= {"bits": "bits", "people": "bits", "sequence": "sequence", "cells": "sequence"}
 _MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
 
 
@@ -55,17 +50,17 @@ def run(arguments: argparse.Namespace) -> None:
     typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)
     conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
-    folders = [folder / _LADDER for folder in (*map(Path, conf[1:]), conf_folder())]
+    folders = [folder / "ladder" for folder in (*map(Path, conf[1:]), conf_folder())]
     ladder = None
-    if _LADDER in own:
-        path = find_ladder(own[_LADDER], folders)
+    if "ladder" in own:
+        path = find_ladder(own["ladder"], folders)
         require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
         ladder = read_ladder(path)
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
-    number = own.get(_SEEDS, "0")
-    require(number.isdecimal(), _SEEDS, repr(number), allowed="0, 2, 3, …")
-    asked = {"budget_s": as_seconds(own.get(_FOR, "8m"), _FOR), "seeds": int(number), "command": command}
+    number = own.get("seeds", "0")
+    require(number.isdecimal(), "seeds", repr(number), allowed="0, 2, 3, …")
+    asked = {"budget_s": as_seconds(own.get("for", "8m"), "for"), "seeds": int(number), "command": command}
     shared = [] if ladder is None else list(ladder.settings)
     start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
 
@@ -74,7 +69,7 @@ def _require_settings(typed: Sequence[str]) -> None:
     """Refuse a word that sets nothing; a ladder's name alone is the usual slip."""
     for word in typed:
         if "=" not in word and not word.startswith(("-", "~")):
-            names = sorted(path.stem for path in (conf_folder() / _LADDER).glob("*.yaml"))
+            names = sorted(path.stem for path in (conf_folder() / "ladder").glob("*.yaml"))
             near = nearest(word, names)
             hint = f"Did you mean +ladder={near}?" if near else "Write key=value, as for training."
             raise UserError(f"ladder {word}", "sets nothing", allowed=f"ladders: {', '.join(names)}", hint=hint)

@@ -35,7 +35,6 @@ from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
-_OTHER = "Name another folder."
 _MANY = "Write --out FOLDER/ for a folder of answers."
 _OPTIONS = ("text", "top_k", "bits", "rebuild")
 
@@ -70,7 +69,6 @@ def _answered_part(arguments: argparse.Namespace, number: int, count: int) -> in
 
 
 def _answered(arguments: argparse.Namespace) -> int:
-    """Answer what is named; the number of rows."""
     predictors, options = load_predictors(arguments), file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (name for name in _OPTIONS if name not in predictors[0].options):
@@ -120,7 +118,8 @@ def answer_files(files: list[str], folder: Path, answer_one: Callable[[str, str]
         folder.mkdir(parents=True, exist_ok=True)
     named, waiting = set[Path](), dict[str, Path]()
     for file in map(Path, files):
-        require(not folder.samefile(file.parent), "--out", f"{folder} holds the files that are read", hint=_OTHER)
+        what = f"{folder} holds the files that are read"
+        require(not folder.samefile(file.parent), "--out", what, hint="Name another folder.")
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
         named.add(out)

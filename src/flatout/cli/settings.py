@@ -82,23 +82,18 @@ def run(arguments: argparse.Namespace) -> None:
 
 def all_settings() -> Iterator[Setting]:
     """Every setting: of each run, of each option of each group, of Lightning's Trainer, of sweeps."""
-    ours = list(_settings_of_runs())
+    grouped = (*COMPONENTS, "trainer")
+    ours = [each for each in _settings_of(RunConfig, "", "run") if each.key.partition(".")[0] not in grouped]
+    for group, classes in COMPONENTS.items():
+        for name, settings in classes.items():
+            ours += _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
+    for name, settings in LOGGERS.items():
+        ours += _settings_of(settings, f"logger.{name}.", f"logger={name}")
     yield from ours
     yield from _settings_of_trainer({each.key: each.example for each in ours})
     yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
     for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
         yield replace(each, key=in_short(f"{each.key}=").rstrip("="), example=in_short(each.example))
-
-
-def _settings_of_runs() -> Iterator[Setting]:
-    for each in _settings_of(RunConfig, "", "run"):
-        if each.key.partition(".")[0] not in (*COMPONENTS, "trainer"):
-            yield each
-    for group, classes in COMPONENTS.items():
-        for name, settings in classes.items():
-            yield from _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
-    for name, settings in LOGGERS.items():
-        yield from _settings_of(settings, f"logger.{name}.", f"logger={name}")
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
@@ -244,15 +239,13 @@ def help_text(words: Sequence[str], conf: Path) -> str:
 
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
-    known = list(all_settings())
-    near = [f"{group}={option}" for group, option in cfg.hydra.runtime.choices.items()]
-    near.append("data=headlines")  # the sample of a run without a source
-    lines = [USAGE, "Groups: choose with GROUP=OPTION"]
+    known, choices = list(all_settings()), cfg.hydra.runtime.choices.items()
+    near = [*(f"{group}={option}" for group, option in choices), "data=headlines"]  # the sample without a source
+    lines, shown = [USAGE, "Groups: choose with GROUP=OPTION"], 0
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
         lines.append(textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4))
     lines.append("")
-    shown = 0
     for title, about, keys in SECTIONS:
         rows = [_row(cfg, key, known, near) for key in _expand(cfg, keys)]
         if rows:

@@ -23,8 +23,6 @@ from flatout.run_log import decision_line, print_line
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_MODE = "tune=auto"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [tune.budget_s=SECONDS] [tune.fresh=true]"
@@ -33,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
-    words = [word for word in arguments.words if word.lstrip("+") != _MODE]
-    start_measuring([_MODE, *words], decide)
+    words = (word for word in arguments.words if word.lstrip("+") != "tune=auto")
+    start_measuring(["tune=auto", *words], decide)
 
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -45,9 +43,8 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.run.run_folder import unwritten_run
     from flatout.run.tuning import device_key, measured_for, override_line, smallest
 
-    numbers = devices_wanted(config.trainer)
+    numbers, alone = devices_wanted(config.trainer), Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
-    alone = Ranks()
     with unwritten_run() as folder:
         each_device = (alone.device(str(config.trainer.get("accelerator", "auto")), number) for number in numbers)
         devices = {str(device_key(device)): device for device in each_device}
@@ -68,8 +65,8 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     console.print(table_of(answers))
     for choice in answers.choices:
         print(decision_line(choice.name, choice.value, choice.why, choice.evidence))
-    nothing = "nothing was left open, or nothing could be measured: train with these settings"
-    print(override_line(answers.values, config.optim) or nothing)
+    words = override_line(answers.values, config.optim)
+    print(words or "nothing was left open, or nothing could be measured: train with these settings")
 
 
 def table_of(answers: Answers) -> Table:

@@ -18,15 +18,12 @@ import yaml
 import flatout
 from flatout.errors import UserError, require
 
-_ADDED = ("experiment", "sweep", "debug")
-"""Groups outside the defaults list of train.yaml: Hydra asks for a plus sign, we take both forms."""
+_ADDED = ("experiment", "sweep", "debug")  # not in train.yaml's list: Hydra asks for a plus sign, we take both forms
 _LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
-OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
-"""Where a run or a sweep computes, in short."""
-_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
-"""A value, or one item of a list, with a letter beyond ASCII."""
+OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}  # where it computes, in short
+_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"  # a value or an item with a letter beyond ASCII
 _MOST_CHARACTERS, _MOST_VALUES = 1_000_000, 20_000  # of a file of settings
 
 

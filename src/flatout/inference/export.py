@@ -35,8 +35,7 @@ from flatout.models.encoder.layered import merge_lora
 from flatout.models.encoder.transformer import Outputs, quiet_library
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"
-_MOST_APART, _ONNX_APART = 1e-5, 1e-4
-"""Most that logits may differ; another runtime sums in another order."""
+_MOST_APART, _ONNX_APART = 1e-5, 1e-4  # most that logits may differ; another runtime sums in another order
 _ROWS, _LONGEST, _SAMPLES = 8, 200, 200
 _JOINED = {
     "mean": "a text has the mean of its windows' logits",
@@ -45,10 +44,8 @@ _JOINED = {
     "tags": "a word has the tag of the window with most words around it",
 }
 """What is answered to several windows."""
-_TRACED = 2
-"""Rows while a file is written; torch takes an axis of one for one that never changes."""
-_MOST_IN_ONE_FILE = 1 << 30
-"""Bytes of weights; an ONNX file cannot be larger than twice that, so more lie in a file beside it."""
+_TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
+_MOST_IN_ONE_FILE = 1 << 30  # bytes of weights; more lie beside the ONNX file, which may have twice that at most
 
 
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:

@@ -39,10 +39,8 @@ from flatout.models.encoder.transformer import Compute, Outputs, Transformer, qu
 
 _ROWS_AT_ONCE, _MOST_MIXED, _NO_LIMIT = 32, 40, 1 << 20
 _AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
-Ask = Callable[[Mapping[str, Tensor]], Tensor]
-"""What a tokenizer gives, padded, as logits."""
-_FEWER_BITS = ("int8", "quant", "16")
-"""What names of files say of their numbers."""
+Ask = Callable[[Mapping[str, Tensor]], Tensor]  # what a tokenizer gives, padded, as logits
+_FEWER_BITS = ("int8", "quant", "16")  # what names of files say of their numbers
 _PROBLEMS = {"multi_label_classification": Problem.multi, "regression": Problem.regression}
 
 
@@ -53,8 +51,7 @@ class Form:
     name: str
     predictor: RunPredictor
     ask: Callable[[RunPredictor, list[Any]], list[Any]]
-    is_exact: bool = True
-    """Whether numbers are to be those of fp32, too, and not answers alone."""
+    is_exact: bool = True  # whether numbers are to be those of fp32, too, and not answers alone
 
     def answers(self, rows: list[Any]) -> list[Any]:
         with quiet_library():

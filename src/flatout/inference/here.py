@@ -37,8 +37,7 @@ from flatout.tasks.metrics import monitored_metric
 INT8, BF16 = "model_int8.onnx", "bf16"
 HEAD = f"{'form':<20} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'MB':>7}  {'same answers':<16} score"
 _ALONE, _ROUNDS = 100, 3
-_PAYS = 1.05
-"""Of the speed of fp32, below which another form is not worth its trouble."""
+_PAYS = 1.05  # of the speed of fp32, below which another form is not worth its trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,11 @@ class Measured:
     """What one form does on this machine."""
 
     name: str
-    file: str
-    """Its weights in the folder; empty: the run itself."""
-    throughput: float
-    """Rows a second."""
-    latency: float
-    """Median milliseconds of one row alone."""
-    slowest: float
-    """The same of 99 of 100 rows."""
-    size: float
-    """Megabytes."""
+    file: str  # its weights in the folder; empty: the run itself
+    throughput: float  # rows a second
+    latency: float  # median milliseconds of one row alone
+    slowest: float  # the same of 99 of 100 rows
+    size: float  # megabytes
     score: float
     interval: str
     verified: Verified
@@ -123,7 +117,6 @@ def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table,
 
 
 def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
-    """Their files and who answers, by name."""
     plain, *onnx = texts_of_folder(predictor, folder).items()
     found: dict[str, tuple[str, Any]] = {"predict": ("", predictor), "transformers fp32": (WEIGHTS, plain[1])}
     if bf16_is_native_on_cpu():

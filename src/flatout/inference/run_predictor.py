@@ -46,12 +46,10 @@ from flatout.tasks.score_intervals import Interval
 _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
-TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
-"""Of a model that reads texts, and of an encoder what transformers needs to build it."""
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"  # of models of texts; what transformers builds an encoder by
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
-Advance = Callable[[int], None]
-"""Is called with each number of rows done."""
+Advance = Callable[[int], None]  # is called with each number of rows done
 
 
 class ModelFolder:
@@ -178,10 +176,8 @@ class Answered:
     """Rows with what the run answers."""
 
     block: pa.RecordBatch
-    replaced: list[str] = field(default_factory=list)
-    """Columns of the file that gave way to answers of the same name."""
-    done: int = 0
-    """Rows of the file that these answers finish."""
+    replaced: list[str] = field(default_factory=list)  # columns of the file that gave way to answers of the same name
+    done: int = 0  # rows of the file that these answers finish
 
     @classmethod
     def beside(cls, block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
@@ -197,14 +193,12 @@ class Answered:
 class Scored:
     """What a run's answers to a file are worth."""
 
-    counts: dict[str, int]
-    """The rows, first of all."""
+    counts: dict[str, int]  # the rows, first of all
     values: dict[str, float]
     per_class: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    intervals: dict[str, Interval] = field(default_factory=dict)
-    """The 95 % interval of each metric that has one."""
+    intervals: dict[str, Interval] = field(default_factory=dict)  # the 95 % interval of each metric that has one
 
 
 @dataclass

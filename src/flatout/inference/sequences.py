@@ -41,10 +41,8 @@ from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
 _SAMPLES_A_BLOCK, _ROWS_A_BATCH = 4096, 1024
-_GROUPS = 512
-"""Of more recordings than these the errors of several are added up for an interval."""
-_OTHER_RATE = 0.05
-"""Share by which the median time between samples may differ from training."""
+_GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
+_OTHER_RATE = 0.05  # share by which the median time between samples may differ from training
 
 
 @dataclass(slots=True)
@@ -71,8 +69,7 @@ class SequencePredictor(RunPredictor):
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
     found: ReadingNotes = field(default_factory=ReadingNotes)
-    _squares: Floats = field(default_factory=lambda: np.zeros(()))
-    """Of each column that is read: their sum over all samples that were answered."""
+    _squares: Floats = field(default_factory=lambda: np.zeros(()))  # of each column, summed over all answered samples
     _samples: int = 0
 
     @classmethod
@@ -141,8 +138,8 @@ class SequencePredictor(RunPredictor):
     def stream(self, values: Any) -> Iterator[NDArray[Any]]:
         """The same in blocks, one after the other; of `values`, which may lie in a file, a block at a time is read."""
         self.model.eval()
-        what = f"{values.shape[1]} columns"
-        require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
+        count = values.shape[1]
+        require(count == self.shape.inputs, "predict", f"{count} columns", allowed=", ".join(self.columns))
         self._add_sizes(values)
         with answering(self.precision, self.device):
             if self.shape.labels:
@@ -167,7 +164,6 @@ class SequencePredictor(RunPredictor):
                 start += len(answers)
 
     def _compare_windows(self, scaled: NDArray[np.float32]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The forecasts of every window, and the samples behind it."""
         lookback, horizon, targets = self.shape.lookback or 1, self.shape.horizon, self.shape.targets
         zero = np.zeros(1, np.int64)
         rows = forecast_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback, horizon)
@@ -214,7 +210,6 @@ class SequencePredictor(RunPredictor):
         return (outputs * spread + mean).numpy()
 
     def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces) -> Tensor:
-        """What the network answers to each row, in their order."""
         found, order = [], []
         for batch in self.batches(Ragged(scaled, rows.start, rows.length), len(rows.start), _ROWS_A_BATCH):
             found.append(self.model(batch).float().cpu())
@@ -249,7 +244,6 @@ class SequencePredictor(RunPredictor):
             yield from self._answer_recording(recording)
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
-        """Rows with the recording's name, the time and the answers."""
         time, samples = self.rules.time or "step", len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
@@ -286,8 +280,7 @@ class SequencePredictor(RunPredictor):
                 total += len(answers)
             advance(len(recording.times))
         self.require_rows(total, table)
-        lines, intervals = self.found.lines(), scores.intervals()
-        return Scored({"rows": total}, scores.values(), remarks=lines, intervals=intervals)
+        return Scored({"rows": total}, scores.values(), remarks=self.found.lines(), intervals=scores.intervals())
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
         """The metrics of the recordings' labels; `label` names another column."""
@@ -304,7 +297,6 @@ class SequencePredictor(RunPredictor):
         return Scored({"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals)
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
-        """The answer to a recording as metrics take it, and its label."""
         answer, written = torch.from_numpy(self.answer(recording.values)), str(recording.label)
         if self.has_classes:
             what, allowed = f"{recording.name} is {written!r}", ", ".join(self.names)
@@ -340,10 +332,9 @@ class SequencePredictor(RunPredictor):
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
-        step = recording.step
-        if abs(step / self.step_s - 1) > _OTHER_RATE:
-            what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
-            raise UserError("data.time", what, hint=f"Resample it, or train with data.step={self.step_s:g}.")
+        step, hint = recording.step, f"Resample it, or train with data.step={self.step_s:g}."
+        what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
+        require(abs(step / self.step_s - 1) <= _OTHER_RATE, "data.time", what, hint=hint)
 
 
 def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered:
@@ -368,5 +359,4 @@ def _naming_training() -> Iterator[None]:
 
 
 def _whole(samples: NDArray[Any]) -> RowPlaces:
-    """All samples as one row."""
     return RowPlaces(np.array([0]), np.array([len(samples)], np.int32), np.array([0]))

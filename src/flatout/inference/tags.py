@@ -57,8 +57,7 @@ class TaggedRows:
     ids: NDArray[np.int64]
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
-    lost: int
-    """Words that the model did not see."""
+    lost: int  # words that the model did not see
 
     @classmethod
     def untagged(cls, offsets: NDArray[np.int64], lost: int = 0) -> TaggedRows:
@@ -166,7 +165,6 @@ class TagPredictor(RunPredictor):
             yield answered
 
     def _words(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        """Block by block the lists of words, beside all columns."""
         column = options.text or self.roles.texts[0]
         require_columns(table, {"--text": column})
         for _, block in self.blocks(table):
@@ -185,7 +183,8 @@ class TagPredictor(RunPredictor):
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         types = [name[2:] for name in self.names[1::2]]
         scores, total = EntityScores(types), 0
-        for found, given in in_order(_tags, others, _tagged(table, roles, types)):
+        asked = in_order(lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types))
+        for found, given in asked:
             rows = len(found.offsets) - 1
             scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), torch.arange(total, total + rows))
             total += rows
@@ -225,8 +224,3 @@ def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[
             what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
             raise UserError("--label", what, allowed=", ".join(types))
         yield words, as_bio(given)
-
-
-def _tags(predictor: TagPredictor, piece: tuple[pa.Array, Any]) -> tuple[Any, Any]:
-    words, given = piece
-    return predictor.tags(words), given

@@ -139,16 +139,14 @@ class Predictor(RunPredictor):
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Predictor]) -> Iterator[Answered]:
         if self.labels.problem is Problem.regression:
             require(not options.top_k, "--top-k", "this run answers numbers", hint="Leave it out.")
-        blocks = self._texts(table, options)
 
         def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
             texts, block = piece
             return Answered.beside(block, answer_columns(predictor, predictor.outputs(texts), options.top_k))
 
-        return in_order(answer, others, blocks)
+        return in_order(answer, others, self._texts(table, options))
 
     def _texts(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        """Block by block the texts, beside all columns."""
         roles, findings = options.roles(self.roles), Findings(table.name)
         require_text_columns(table, roles.texts)
         for rows, block in self.blocks(table):

@@ -18,14 +18,11 @@ import numpy as np
 from flatout.data.tables.output import told
 from flatout.inference.forms import Form, alone
 
-_APART = 1e-3
-"""Most that numbers in fp32 may differ; as a share of the largest one, where that is above 1."""
-_BIAS = 0.02
-"""Most that numbers of fewer bits may be off on average: more is no rounding."""
+_APART = 1e-3  # most that numbers in fp32 may differ; as a share of the largest one, where that is above 1
+_BIAS = 0.02  # most that numbers of fewer bits may be off on average: more is no rounding
 _SAME_ORDER = 0.99
 _MOST_NAMED, _MOST_ASKED = 100, 50
-Parted = tuple[Any, list[float]]
-"""An answer as its words and its numbers."""
+Parted = tuple[Any, list[float]]  # an answer as its words and its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +32,10 @@ class Verified:
     name: str
     rows: int
     same: int
-    changed: list[int]
-    """Numbers of the rows, from 1: the first of them."""
+    changed: list[int]  # numbers of the rows, from 1: the first of them
     largest_difference: float
-    looks_like: str
-    """A guess at the cause; empty where there is none."""
-    is_off: bool
-    """Whether numbers are off on average, though no answer need have changed."""
+    looks_like: str  # a guess at the cause; empty where there is none
+    is_off: bool  # whether numbers are off on average, though no answer need have changed
 
     def holds(self, allowed: int) -> bool:
         return self.rows - self.same <= allowed and not self.is_off
@@ -97,7 +91,6 @@ def _words(answer: Any, numbers: list[float]) -> Any:
 
 
 def _apart(one: Parted, other: Parted) -> float:
-    """Largest difference of the numbers that both have."""
     return max((abs(a - b) for a, b in zip(one[1], other[1], strict=False)), default=0.0)
 
 

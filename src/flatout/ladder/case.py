@@ -143,7 +143,6 @@ def _records(config: BitsDataConfig) -> Written:
 
 
 def _recordings(config: SequenceDataConfig) -> Written:
-    """Samples of each split in their own units, with the number of their recording."""
     is_window = config.problem is SequenceProblem.estimate and config.lookback is not None and not config.chunk
     hint = "Set data.lookback=SAMPLES, and leave data.chunk and other problems out."
     require(is_window, "data.lookback", "the usual program reads windows with one answer", hint=hint)
@@ -215,8 +214,6 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     RNNConfig: ("battery", ("hidden", "layers")),
 }
 """The usual program of each model, and what it can follow of it; all else must have its default."""
-PLAIN_BITS = ("model.detectors=false", "model.straight=false", "model.blend=false", "task.recombine=0")
-"""A plain network on bits: what the usual program has."""
 
 
 def program_of(model: Any) -> str:
@@ -245,7 +242,8 @@ def require_followed(model: Any) -> None:
     if isinstance(model, BitMLPConfig):
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
         what = "the usual program is a plain network on the bits"
-        require(is_plain, "model", what, hint=f"Set {' '.join(PLAIN_BITS)}.")
+        hint = "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
+        require(is_plain, "model", what, hint=hint)
 
 
 def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int) -> Path:
@@ -281,14 +279,10 @@ def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
         if rung.name != "batch 64" and rung.measures != LEARNING:
             words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
             own = replace(rung, promised="", factor=None, words=tuple(words))
-            # The rungs of `tweets` change the batch size.
-            rungs.append(_with_batch(own, data.batch_size) if program == "tweets" else own)
+            if program == "tweets" and rung.keywords is not None:
+                # Its rungs change the batch size; your learning rate was chosen for yours.
+                batch = {"batch": data.batch_size} if "batch" in rung.keywords else {}
+                keywords = {**rung.keywords, "base_rows": data.batch_size, "scale_lr": "sqrt", **batch}
+                own = replace(own, keywords=keywords)
+            rungs.append(own)
     return replace(found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=())
-
-
-def _with_batch(rung: Rung, batch: int) -> Rung:
-    """A rung with your batch size, for which your learning rate was chosen."""
-    if rung.keywords is None:
-        return rung
-    own = {"batch": batch} if "batch" in rung.keywords else {}
-    return replace(rung, keywords={**rung.keywords, "base_rows": batch, "scale_lr": "sqrt", **own})

@@ -54,8 +54,7 @@ class Measured:
     metrics: dict[str, float] | None = None  # on the test rows; None where the training was cut short
 
 
-Program = Callable[[float | None, Path], Measured]
-"""Trains for some seconds in a folder; None: to the end, and the test rows are answered."""
+Program = Callable[[float | None, Path], Measured]  # trains so many seconds in a folder; None: to the end, and tests
 
 
 def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path) -> Measured:
@@ -128,7 +127,6 @@ def peak_memory_gb() -> float | None:
 def _logged(path: Path, name: str) -> Iterator[None]:
     """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
-    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -137,8 +135,6 @@ def _logged(path: Path, name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
-        log.setLevel(level)
-        log.propagate = propagates
 
 
 def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:
@@ -183,10 +179,6 @@ class Step:
     found: dict[int, Measured] = field(default_factory=dict)  # by the number of the round
     skipped: str = ""  # why it was not measured
 
-    @property
-    def rates(self) -> list[float]:
-        return [each.rows_per_s for each in self.found.values()]
-
     def middle(self, name: str) -> float | None:
         """The median of a figure over rounds."""
         known = [value for each in self.found.values() if (value := getattr(each, name)) is not None]
@@ -195,7 +187,8 @@ class Step:
     @property
     def spread(self) -> float | None:
         """Half the range of the rounds, as a fraction of their median."""
-        return (max(self.rates) - min(self.rates)) / (2 * median(self.rates)) if len(self.found) > 1 else None
+        rates = [each.rows_per_s for each in self.found.values()]
+        return (max(rates) - min(rates)) / (2 * median(rates)) if len(rates) > 1 else None
 
 
 def seconds_of_measurement(budget_s: float, rungs: int) -> float:
@@ -251,18 +244,16 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
 
 def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
     """How much faster a rung is: over the rounds that measured both, else by medians; too few rounds bound nothing."""
-    both = sorted(set(below.found) & set(above.found))
+
+    def rate(found: Measured) -> float:  # of the startup its inverse: larger is better
+        return 1 / max(found.startup_s, 1e-9) if measures == STARTUP else found.rows_per_s
+
+    both = sorted(below.found.keys() & above.found.keys())
     if not both:
-        return Estimate(median(above.rates) / median(below.rates))
-    sides = ([step.found[number] for number in both] for step in (below, above))
-    if measures == STARTUP:  # its inverse: larger is better
-        gain = speedup(*([1 / max(each.startup_s, 1e-9) for each in side] for side in sides))
-    else:
-        gain = speedup(*([each.rows_per_s for each in side] for side in sides))
+        before, after = (median(each.rows_per_s for each in step.found.values()) for step in (below, above))
+        return Estimate(after / before)
+    gain = speedup(*([rate(step.found[number]) for number in both] for step in (below, above)))
     return Estimate(gain.value, gain.low, gain.high) if len(both) >= _LEAST_ROUNDS else Estimate(gain.value)
-
-
-GPU, GPUS, BF16, COMPILER = "a GPU", "several GPUs", "native bf16", "a C++ compiler"
 
 
 def find_missing(needs: Iterable[str]) -> str:
@@ -272,13 +263,13 @@ def find_missing(needs: Iterable[str]) -> str:
 
 def _why_missing(need: str) -> str:
     has_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
-    if need == GPU:
+    if need == "a GPU":
         return "" if has_gpu else "not measurable here: no GPU"
-    if need == GPUS:
+    if need == "several GPUs":
         return "" if count > 1 else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
-    if need == BF16:
+    if need == "native bf16":
         is_native = torch.cuda.is_bf16_supported() if has_gpu else bf16_is_native_on_cpu()
         return "" if is_native else "not measurable here: bf16 is not native"
-    if need == COMPILER:
+    if need == "a C++ compiler":
         return why_not(torch.device("cuda" if has_gpu else "cpu"))
     return "" if importlib.util.find_spec(need) else f"the package {need} is not installed"

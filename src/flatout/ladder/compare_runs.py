@@ -50,21 +50,20 @@ def is_group(folder: Path) -> bool:
 
 def compare_groups(first: Path, second: Path) -> Comparison:
     """Two groups of runs by the test metric that they were chosen by."""
-    groups = [_read_group(folder) for folder in (first, second)]
-    left_out = [line for _, lines in groups for line in lines]
-    metrics = [_metric_of(runs, folder) for (runs, _), folder in zip(groups, (first, second), strict=True)]
-    what = f"{metrics[0]} in {first}, {metrics[1]} in {second}"
-    require(metrics[0] == metrics[1], "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
-    seeds = sorted(groups[0][0].keys() & groups[1][0].keys())
-    listed = " and ".join(", ".join(map(str, sorted(runs))) for runs, _ in groups)
+    (runs, left_out, metric), (others, more, theirs) = map(_read_group, (first, second))
+    what = f"{metric} in {first}, {theirs} in {second}"
+    require(metric == theirs, "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
+    seeds = sorted(runs.keys() & others.keys())
+    listed = " and ".join(", ".join(map(str, sorted(each))) for each in (runs, others))
     require(bool(seeds), "compare", f"no seed is in both groups (seeds {listed})", hint="Train both with seed=0,1,2.")
-    for (runs, _), folder in zip(groups, (first, second), strict=True):
-        left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(runs.keys() - set(seeds))]
-    is_share = metrics[0] not in _SMALLER_IS_BETTER and not metrics[0].startswith("rmse")
+    left_out += more
+    for group, folder in ((runs, first), (others, second)):
+        left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(group.keys() - set(seeds))]
+    is_share = metric not in _SMALLER_IS_BETTER and not metric.startswith("rmse")
     factor, unit = (100.0, "points") if is_share else (1.0, "")
-    values = [[factor * _value(runs[seed], metrics[0]) for seed in seeds] for runs, _ in groups]
+    values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
     means, difference = [Group.of(each) for each in values], paired_difference(*values)
-    return Comparison(metrics[0], seeds, means[0], means[1], difference, left_out, unit)
+    return Comparison(metric, seeds, means[0], means[1], difference, left_out, unit)
 
 
 def _summaries(folder: Path) -> list[Path]:
@@ -72,11 +71,10 @@ def _summaries(folder: Path) -> list[Path]:
     return next(filter(None, (sorted(folder.glob(depth + SUMMARY)) for depth in depths)), [])
 
 
-def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
-    """Finished runs by their seed, and those that are left out."""
+def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], str]:
+    """Finished runs by their seed, those that are left out, and the metric that chose them."""
     found, left_out = dict[int, Mapping[str, Any]](), list[str]()
-    paths = _summaries(folder)
-    is_sweep = (folder / _SWEEP).is_file()
+    paths, is_sweep = _summaries(folder), (folder / _SWEEP).is_file()
     hint = "Confirm its best setting: confirm=3." if is_sweep else "Name a run folder, or a folder of run folders."
     require(bool(paths), "compare", f"{folder} holds no {'confirming ' if is_sweep else ''}runs", hint=hint)
     for path in paths:
@@ -89,20 +87,15 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
         require(seed not in found, "compare", what, hint="Move one of them out of the folder.")
         found[seed] = summary
     require(bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first.")
-    return found, left_out
-
-
-def _metric_of(runs: Mapping[int, Mapping[str, Any]], folder: Path) -> str:
-    names = sorted({str(summary["metric"]) for summary in runs.values()})
-    what = f"{folder} has runs by {' and by '.join(names)}"
-    require(len(names) == 1, "compare", what, hint="Compare like with like.")
-    return names[0]
+    metrics = sorted({str(summary["metric"]) for summary in found.values()})
+    what = f"{folder} has runs by {' and by '.join(metrics)}"
+    require(len(metrics) == 1, "compare", what, hint="Compare like with like.")
+    return found, left_out, metrics[0]
 
 
 def _value(summary: Mapping[str, Any], metric: str) -> float:
     """The metric on the test rows, or on the validation rows where there are no test rows."""
-    metrics = summary["metrics"]
-    value = metrics.get(f"test/{metric}", metrics.get(f"val/{metric}"))
+    value = summary["metrics"].get(f"test/{metric}", summary["metrics"].get(f"val/{metric}"))
     require(value is not None, "compare", f"seed {summary['seed']} has no {metric}", hint="Train it to its end first.")
     return float(value)
 

@@ -21,7 +21,7 @@ from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
-from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, Mark, add_axes, draw_svg, drawing, explain
+from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
 from flatout.report.page import render_page, tile
 
 if TYPE_CHECKING:
@@ -99,8 +99,10 @@ def closing_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
     if lines:
         lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
-    whole = found["whole"]
-    quality = _quality_lines(found["quality"]) if found["quality"] else []
+    whole, quality = found["whole"], list[str]()
+    if known := found["quality"]:
+        groups = "; ".join(f"{each['name']}: {mean_with_spread(each)}" for each in known["groups"])
+        quality = [f"test {known['metric']} in points, {known['seeds']} seeds: {groups}", known["sentence"]]
     if whole is None:
         none = "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."
         return [*lines, none, *quality]
@@ -118,11 +120,6 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
         return []
     words = "Measure again while the machine does nothing else, or give more time with for=."
     return [f"rounds differ by ±{widest['spread']:.0%} at {widest['name']}: {words}"]
-
-
-def _quality_lines(quality: Mapping[str, Any]) -> list[str]:
-    groups = [f"{each['name']}: {mean_with_spread(each)}" for each in quality["groups"]]
-    return [f"test {quality['metric']} in points, {quality['seeds']} seeds: {'; '.join(groups)}", quality["sentence"]]
 
 
 def mean_with_spread(group: Mapping[str, Any]) -> str:
@@ -253,7 +250,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
     with drawing(_WIDTH, _TOP + _BOTTOM + _ROW * len(shown)) as figure:
         _draw(figure, shown)
         svg = draw_svg(figure, title)
-    legend = [Mark(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
+    legend = [(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
     return Chart(title=title, svg=svg, legend=legend, note="· a line reaches from the least to the most of all rounds")
 
 
@@ -298,7 +295,6 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
-    """A bar from 1 to the most that was promised, with a line at the least."""
     least, most = rung["factor"]
     bar = axes.barh(place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED)
     axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
@@ -306,9 +302,7 @@ def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
 
 
 def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float) -> None:
-    """A bar from 1 to what was measured, with its interval."""
-    value, least, most = _measured(rung)
-    at = place + 0.64
+    (value, least, most), at = _measured(rung), place + 0.64
     bar = axes.barh(at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]])
     explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])
     axes.plot([max(low, least), min(high, most)], [at, at], color=INK, linewidth=1.2)

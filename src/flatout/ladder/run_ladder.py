@@ -58,7 +58,6 @@ def run_ladder(
     write(found, folder)
     if seeds:
         found["quality"] = json_safe(compare_quality(rungs, steps, seeds))
-        write(found, folder)
     found["seconds"] = time.monotonic() - began
     write(found, folder)
     write_ladder_page(folder, found)
@@ -109,8 +108,6 @@ def require_keywords(ladder: Ladder) -> None:
 
 
 class _Rungs:
-    """The programs behind the rungs, all on the same rows."""
-
     def __init__(self, ladder: Ladder, top: RunJob, compose: Compose, folder: Path) -> None:
         self.ladder, self.config, self.compose, self.folder = ladder, top.config, compose, folder
         data, model, seed = top.config.data, top.config.model, top.config.seed
@@ -148,15 +145,12 @@ class _Rungs:
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
     """Train the foot, the top and rungs that learn something else to the end with several seeds; None without a top."""
     can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
-    place = top_of([step.rung for step in can_be])
-    if not place:
+    if not (place := top_of([step.rung for step in can_be])):
         return None
     compared = [can_be[0], *can_be[place:]]
-    trained = rungs.count * rungs.case.epochs * seeds
-    names = [step.rung.name for step in compared]
-    rates = [step.middle("rows_per_s") for step in compared]
+    names, rates = [step.rung.name for step in compared], [step.middle("rows_per_s") for step in compared]
     if all(rates):
-        minutes = sum(trained / rate / 60 for rate in rates if rate)
+        minutes = sum(rungs.count * rungs.case.epochs * seeds / rate / 60 for rate in rates if rate)
         say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")
     metric = way_of(rungs.config.data).metric
     values: list[list[float]] = [[] for _ in compared]
@@ -173,7 +167,6 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
 
 
 def _train(rungs: _Rungs, rung: Rung, seed: int) -> dict[str, float]:
-    """The metrics on the test rows of a rung that trains to its end."""
     at = rungs.folder / "quality" / f"{rung.name.replace(' ', '-')}-seed-{seed}"
     try:
         return measure_apart(rungs.whole(rung, seed), None, at).metrics or {}

@@ -15,10 +15,8 @@ from rich.text import Text
 
 from flatout.errors import printable
 
-_MOST_CLASSES = 6
-"""Of the best and of the worst; fewer than both together are all shown."""
-EARLY_END = "early end of training"
-"""The choice that says that patience has ended training."""
+_MOST_CLASSES = 6  # of the best and of the worst; fewer than both together are all shown
+EARLY_END = "early end of training"  # the choice that says that patience has ended training
 
 
 def print_closing(

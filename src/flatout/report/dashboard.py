@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
     from flatout.tasks.metrics import Counted
 
-_LONGEST = 22
-"""Letters of a class in a figure."""
-_DPI = 108
-"""Half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked."""
+_LONGEST = 22  # letters of a class in a figure
+_DPI = 108  # half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked
 _COMPARED = (
     *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
     *("precision", "seed", "trainer.max_epochs"),
@@ -61,7 +59,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     found: Layout = {}
     for heading, title, tags in charts:
         known = [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]
-        if known or not tags:
+        if known:
             found.setdefault(heading, {})[title] = ["Multiline", known]
     return found
 
@@ -69,13 +67,14 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
 def write_dashboard(folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None) -> None:
     """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
     step = summary["training"]["steps"] or 0
-    with event_file(folder, ".closing") as writer:
+    with event_file(folder, ".closing") as writer, ignoring_missing_glyphs():
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
-            _add_figure(writer, "time/each_step", figure, step)
+            writer.add_figure("time/each_step", figure, step, close=False)  # pyplot holds no figure of ours
         if counted is not None:
             if counted.confusion is not None:
-                _add_figure(writer, "validation/confusion", confusion_figure(counted.classes, counted.confusion), step)
+                figure = confusion_figure(counted.classes, counted.confusion)
+                writer.add_figure("validation/confusion", figure, step, close=False)
             for name, points in precision_over_recall(counted).items():
                 writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
     speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
@@ -101,11 +100,6 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     most = len(counted.classes) if counted.confusion is None else 20
     commonest = np.argsort(-given[0], kind="stable")[:most]
     return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
-
-
-def _add_figure(writer: Any, tag: str, figure: Figure, step: int) -> None:
-    with ignoring_missing_glyphs():
-        writer.add_figure(tag, figure, step, close=False)  # nothing to close: pyplot does not hold it
 
 
 def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int) -> None:

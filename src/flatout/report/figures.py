@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WIDTH, HEIGHT = 460, 220
-"""Of an ordinary chart, in pixels."""
+WIDTH, HEIGHT = 460, 220  # of an ordinary chart, in pixels
 COLOURS = ("#2a83a3", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
-STEPS = (1, 2, 5, 10)
-"""Ticks lie so far apart, times a power of ten."""
-LETTER = 6.2
-"""Width of a letter in an ordinary text, in pixels."""
+STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
+LETTER = 6.2  # width of a letter in an ordinary text, in pixels
 INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", GRID: "var(--grid)", PAPER: "var(--paper)"}
 _STYLE = {
@@ -58,22 +55,13 @@ _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One line of a legend."""
-
-    name: str
-    colour: str
-    sign: str = "▬"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """A chart as a template shows it: caption, legend, a note behind the legend, picture."""
 
     title: str
     svg: Markup
-    legend: Sequence[Mark] = ()
+    legend: Sequence[tuple[str, str, str]] = ()  # name, colour and sign of each mark
     note: str = ""
 
 
@@ -185,7 +173,7 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
         axes.locator_params(axis="y" if doublings else "both", nbins=6, steps=STEPS)
         axes.set_xlabel(x_label, loc="right", labelpad=2)
         svg = draw_svg(figure, title)
-    legend = [Mark(curve.name, colour) for curve, colour in zip(shown, COLOURS, strict=False)]
+    legend = [(curve.name, colour, "▬") for curve, colour in zip(shown, COLOURS, strict=False)]
     return Chart(title=title, svg=svg, legend=legend)
 
 

@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically
-from flatout.report.closing import (
-    early_end,
-    gpu_text,
-    interval_text,
-    parts_of_step,
-    rival_text,
-    truncation_text,
-    verdict_text,
-)
+from flatout.report import closing
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
 if TYPE_CHECKING:
@@ -45,8 +37,7 @@ _CHARTS = {
     "error on validation": ("val/rmse", "val/mae"),
 }
 RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
-_MOST_POINTS = 600
-"""Of a longer recording so many samples about its middle are drawn."""
+_MOST_POINTS = 600  # of a longer recording so many samples about its middle are drawn
 _SCORES = ("precision", "recall", "f1")
 
 
@@ -59,22 +50,23 @@ def write_page(
 ) -> Path:
     path, config, model = folder / "report.html", folder / "config.yaml", summary["model"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
+    parts = closing.parts_of_step(summary["speed"]["step_ms"])
     page = render_page(
         "report",
         summary=summary,
         about=f"{model['name'] or 'no model yet'}{parameters} on {summary['data']['source'] or 'no data yet'}",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
-        early_end=early_end(summary),
-        rival=rival_text(summary),
-        truncation=truncation_text(summary),
-        verdict=verdict_text(summary["verdict"]),
+        early_end=closing.early_end(summary),
+        rival=closing.rival_text(summary),
+        truncation=closing.truncation_text(summary),
+        verdict=closing.verdict_text(summary["verdict"]),
         curves=_charts(curves),
         answers=answers,
         times=[
             {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
-            for (name, ms, share), colour in zip(parts_of_step(summary["speed"]["step_ms"]), COLOURS, strict=False)
+            for (name, ms, share), colour in zip(parts, COLOURS, strict=False)
         ],
-        card=gpu_text(summary["speed"]["gpu"]),
+        card=closing.gpu_text(summary["speed"]["gpu"]),
         choices=[[choice[name] for name in ("name", "value", "why", "evidence")] for choice in summary["choices"]],
         classes=[[row["class"], *(f"{row[name]:.3f}" for name in _SCORES), f"{row['support']:,}"] for row in per_class],
         settings=config.read_text("utf-8") if config.is_file() else "",
@@ -103,7 +95,7 @@ def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     for name, value in summary["metrics"].items():
         if name.startswith("test/") and value is not None and name != "test/loss":
             beside = f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else ""
-            notes = [interval_text(intervals.get(name)).strip(), beside]
+            notes = [closing.interval_text(intervals.get(name)).strip(), beside]
             tiles.append(tile(f"{value:.4f}", name, " ".join(filter(None, notes))))
     return tiles
 

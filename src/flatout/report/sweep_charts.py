@@ -1,4 +1,4 @@
-"""Charts of a sweep: the result of each trial in order, while training, over each parameter, and over all of them.
+"""Charts of a sweep: the result of each trial in order, while training, and over each parameter.
 
 They take plain points, not trials. One colour means one thing in all of them: orange is the best trial, blue are
 complete ones, grey and hollow are pruned ones. The reader points at a mark to see its trial.
@@ -7,22 +7,20 @@ complete ones, grey and hollow are pruned ones. The reader points at a mark to s
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import numpy as np
-
 from flatout.errors import printable
 from flatout.report import figures
-from flatout.report.figures import Chart, Mark, add_axes, draw_svg, drawing, explain, format_numbers
+from flatout.report.figures import Chart, add_axes, draw_svg, drawing, explain, format_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 
 _MANY = 100
@@ -41,15 +39,6 @@ class Dot:
     y: float
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The values that one trial reported, as (step, value)."""
-
-    number: int
-    kind: str
-    points: Sequence[tuple[float, float]]
-
-
 def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | None:
     """Values of complete trials in their order, with the best so far; `x` of a dot is the number of the trial."""
     if not dots:
@@ -58,46 +47,40 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     results = metric_scale(values, mode)
     numbers, bests = zip(*best_so_far(dots, mode), strict=True)
     with drawing() as figure:
-        axes = add_axes(figure)
+        axes = _add_scaled(figure, number_scale([dot.number for dot in dots]), results, "trial")
         places = [results.clip(best) for best in bests]
         axes.plot(numbers, places, color=_ORANGE, linewidth=1.6, drawstyle="steps-post", zorder=1)
-        _set_scale(axes, "x", number_scale([dot.number for dot in dots]))
-        _set_scale(axes, "y", results)
-        axes.set_xlabel("trial", loc="right", labelpad=2)
         _add_dots(axes, dots, results)
         svg = draw_svg(figure, title)
-    legend = [Mark("a trial", _BLUE, "●"), Mark("the best so far", _ORANGE, "●")]
+    legend = [("a trial", _BLUE, "●"), ("the best so far", _ORANGE, "●")]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, values))
 
 
-def learning_chart(lines: Sequence[Line], *, metric: str, mode: str) -> Chart | None:
-    """What all trials reported over their steps; pruned ones end in a hollow dot."""
+def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) -> Chart | None:
+    """What all trials reported over their steps, a line of dots each; pruned ones end in a hollow dot."""
     from matplotlib.collections import LineCollection
 
-    lines = sorted((line for line in lines if line.points), key=lambda line: list(_KINDS).index(line.kind))
+    lines = sorted(filter(None, lines), key=lambda line: list(_KINDS).index(line[0].kind))
     if not lines:
         return None
-    points, title = [point for line in lines for point in line.points], f"{metric} while training"
-    results = metric_scale([y for _, y in points], mode)
+    dots, ends = [dot for line in lines for dot in line], [line[-1] for line in lines]
+    results, title = metric_scale([dot.y for dot in dots], mode), f"{metric} while training"
     with drawing() as figure:
-        axes = add_axes(figure)
-        _set_scale(axes, "x", number_scale([x for x, _ in points]))
-        _set_scale(axes, "y", results)
-        axes.set_xlabel("validation", loc="right", labelpad=2)
-        segments = [[(x, results.clip(y)) for x, y in thin(line.points)] for line in lines]
+        axes = _add_scaled(figure, number_scale([dot.x for dot in dots]), results, "validation")
+        segments = [[(dot.x, results.clip(dot.y)) for dot in thin(line)] for line in lines]
         width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)  # the more lines, the fainter each
-        colours = [_KINDS[line.kind] for line in lines]
-        widths = [2.4 if line.kind == "best" else width for line in lines]
-        opacities = [1.0 if line.kind == "best" else opacity for line in lines]
+        colours = [_KINDS[end.kind] for end in ends]
+        widths = [2.4 if end.kind == "best" else width for end in ends]
+        opacities = [1.0 if end.kind == "best" else opacity for end in ends]
         drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
-        explain(drawn, [f"trial {line.number}" for line in lines])
+        explain(drawn, [f"trial {end.number}" for end in ends])
         axes.add_collection(drawn, autolim=False)
-        _add_dots(axes, [Dot(line.number, line.kind, *line.points[-1]) for line in lines], results)
+        _add_dots(axes, ends, results)
         svg = draw_svg(figure, title)
-    worst = [(min if mode == "max" else max)(y for _, y in line.points) for line in lines]
-    names, kinds = {"best": "the best", "complete": "complete", "pruned": "not finished"}, {line.kind for line in lines}
+    worst = [(min if mode == "max" else max)(dot.y for dot in line) for line in lines]
+    names, kinds = {"best": "the best", "complete": "complete", "pruned": "not finished"}, {end.kind for end in ends}
     shown = ((kind, name) for kind, name in names.items() if kind in kinds)
-    legend = [Mark(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
+    legend = [(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
 
 
@@ -107,52 +90,12 @@ def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> 
         return None
     values = value_scale([dot.x for dot in dots], log=log)
     with drawing(300, 190) as figure:
-        axes = add_axes(figure)
-        _set_scale(axes, "x", values, room=300 - 64)
-        _set_scale(axes, "y", results)
+        axes = _add_scaled(figure, values, results)
         spread = 0.4 if values.words else 0.0  # by multiples of the golden ratio, which modulo 1 never fall together
-        places = ((values.place(dot.x) or 0.0) + spread * (dot.number * 0.618034 % 1 - 0.5) for dot in dots)
+        places = (values.place(dot.x) + spread * (dot.number * 0.618034 % 1 - 0.5) for dot in dots)
         _add_dots(axes, [replace(dot, x=x) for dot, x in zip(dots, places, strict=True)], results)
         svg = draw_svg(figure, key)
     return Chart(title=shortened(key, 40), svg=svg)
-
-
-def parallel_chart(scales: Mapping[str, Scale], lines: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """A line for each trial through its values, best trial first; one without a value leaves that axis out."""
-    from matplotlib.collections import LineCollection
-
-    if len(lines) < 2 or len(scales) < 2:
-        return None
-    width, height, top, bottom = 948, 320, 44, 12
-    slot = (width - 120) / (len(scales) - 1)
-    rights = {key: (60 + i * slot) / width for i, key in enumerate(scales)}
-    tall = 1 - (top + bottom) / height
-    segments, title = [], "complete trials"
-    for values in lines:
-        shares = ((rights[key], scales[key].share(value)) for key, value in values.items())
-        segments.append([(right, bottom / height + share * tall) for right, share in shares if share is not None])
-    narrow, others = 1.3 if len(lines) <= _MANY else 0.6, len(lines) - 1
-    with drawing(width, height) as figure:
-        drawn = LineCollection(
-            segments[::-1],  # the best one on top
-            colors=[*[_BLUE] * others, _ORANGE],
-            linewidths=[*[narrow] * others, 2.6],
-            alpha=[*np.linspace(0.25, 1, others), 1],
-            transform=figure.transFigure,
-            zorder=0,
-        )
-        figure.add_artist(drawn)
-        for i, (key, scale) in enumerate(scales.items()):
-            needs_rows = figures.LETTER * (max(map(len, scales)) + 1) >= slot
-            letters = int(min(slot * (1 + needs_rows), 300) / figures.LETTER) - 1
-            axes = figure.add_axes((rights[key], bottom / height, 1 / width, tall))
-            _set_upright(axes, scale, letters=int(min(slot, 220) / figures.LETTER) - 2)
-            above = axes.set_title(shortened(printable(key), letters), fontsize=11, color=figures.MUTED)
-            above.set_y(1 + (5 + 15 * (i % 2 if needs_rows else 0)) / (height * tall))
-            explain(above, [key])
-        svg = draw_svg(figure, title)
-    legend = [Mark("the best", _ORANGE), Mark("good", _BLUE), Mark("bad", f"{_BLUE}40")]
-    return Chart(title=title, svg=svg, legend=legend)
 
 
 def best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
@@ -162,9 +105,9 @@ def best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
     return [(dot.number, best) for dot, best in zip(ordered, bests, strict=True)]
 
 
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most about a hundred of the points, the last one among them."""
-    return [*points[:: -(-len(points) // 100)], points[-1]]
+def thin(line: Sequence[Dot]) -> list[Dot]:
+    """At most about a hundred of the dots, the last one among them."""
+    return [*line[:: -(-len(line) // 100)], line[-1]]
 
 
 def far_worse(results: Scale, values: Sequence[float]) -> str:
@@ -174,48 +117,36 @@ def far_worse(results: Scale, values: Sequence[float]) -> str:
     return f" ({count:,} far worse at the edge)" if count else ""
 
 
-def _set_scale(axes: Axes, side: str, scale: Scale, *, room: float = 396) -> None:
-    """Scale, ends and ticks of an axis; words are shortened to their room in pixels, in two rows where that helps."""
+def _add_scaled(figure: Figure, x: Scale, results: Scale, x_label: str = "") -> Axes:
+    axes = add_axes(figure)
+    axes.set_xlabel(x_label, loc="right", labelpad=2)
+    _set_scale(axes, "x", x)
+    _set_scale(axes, "y", results)
+    return axes
+
+
+def _set_scale(axes: Axes, side: str, scale: Scale) -> None:
+    """Scale, ends and ticks of an axis; words are shortened to their room, in two rows where that helps."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
     if scale.words:
-        axis.set_ticks(range(len(scale.words)))
-        slot = room / len(scale.names)
+        slot = 236 / len(scale.names)
         rows = 2 if figures.LETTER * (max(map(len, scale.names)) + 1) > slot else 1
-        _write_words(axis, scale.names, max(int(slot * rows / figures.LETTER) - 1, 1), rows)
+        letters = max(int(slot * rows / figures.LETTER) - 1, 1)
+        shown = ["\n" * (i % rows) + shortened(printable(name), letters) for i, name in enumerate(scale.names)]
+        axis.set_ticks(range(len(shown)), shown)
+        for label, name in zip(axis.get_ticklabels(), scale.names, strict=True):
+            explain(label, [name])  # whole when pointed at
     elif scale.is_log:
         axes.set(**{f"{side}scale": "log"})
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7))
         axis.minorticks_off()
-        format_numbers(axis)
     else:
         axis.set_major_locator(MaxNLocator(nbins=7, steps=figures.STEPS))
+    if not scale.words:
         format_numbers(axis)
     axes.set(**{f"{side}lim": (scale.low, scale.high)})
-
-
-def _set_upright(axes: Axes, scale: Scale, *, letters: int) -> None:
-    """Axes as one vertical line, with its ticks to the right of it."""
-    axes.patch.set_visible(False)
-    axes.xaxis.set_visible(False)
-    axes.spines["bottom"].set_visible(False)
-    axes.spines["left"].set(visible=True, color=figures.MUTED, linewidth=1)
-    axes.yaxis.tick_right()
-    _set_scale(axes, "y", scale)
-    if scale.words:
-        step = -(-len(scale.words) // 16)
-        axes.yaxis.set_ticks(range(0, len(scale.words), step))
-        _write_words(axes.yaxis, scale.names[::step], letters)
-    for label in axes.get_yticklabels():
-        label.set_bbox({"facecolor": figures.PAPER, "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
-
-
-def _write_words(axis: Axis, words: Sequence[str], letters: int, rows: int = 1) -> None:
-    """Write a word at each tick, shortened, and whole when pointed at."""
-    axis.set_ticklabels(["\n" * (i % rows) + shortened(printable(word), letters) for i, word in enumerate(words)])
-    for label, word in zip(axis.get_ticklabels(), words, strict=True):
-        explain(label, [word])
 
 
 def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
@@ -236,28 +167,16 @@ class Scale:
 
     low: float
     high: float
-    words: Sequence[str] = ()
-    """In their order; empty for numbers."""
-    names: Sequence[str] = ()
-    """What is written for each word."""
+    words: Sequence[str] = ()  # in their order; empty for numbers
+    names: Sequence[str] = ()  # what is written for each word
     is_log: bool = False
 
-    def place(self, value: Any) -> float | None:
-        """Where a value stands in the axis' own numbers, never beyond its ends; None for an unknown word."""
-        if not self.words:
-            return self.clip(value)
-        return self.words.index(written(value)) if written(value) in self.words else None
+    def place(self, value: Any) -> float:
+        """Where a value stands in the axis' own numbers, never beyond its ends."""
+        return self.words.index(written(value)) if self.words else self.clip(value)
 
     def clip(self, value: float) -> float:
         return min(max(float(value), self.low), self.high)
-
-    def share(self, value: Any) -> float | None:
-        """Where a value stands between the ends, 0 and 1."""
-        place = self.place(value)
-        if place is None:
-            return None
-        low, place, high = (math.log10(each) if self.is_log else each for each in (self.low, place, self.high))
-        return (place - low) / (high - low)
 
 
 def metric_scale(values: Sequence[float], mode: str) -> Scale:

@@ -31,21 +31,14 @@ class TrialRow:
     """One trial of a sweep; a value that is not known yet is None or empty."""
 
     number: int
-    status: str
-    """One of `STATUSES`."""
-    value: float | None
-    """The validation metric; of a pruned trial, the last value reported."""
-    params: dict[str, Any]
-    """Values by their keys, as you write them in an override."""
+    status: str  # one of `STATUSES`
+    value: float | None  # the validation metric; of a pruned trial, the last value reported
+    params: dict[str, Any]  # values by their keys, as you write them in an override
     seconds: float | None
-    note: str = ""
-    """Why it failed, or when it was pruned."""
-    folder: str = ""
-    """Its run folder, relative to the sweep's."""
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    """The values it reported, as (step, value)."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Validation and test metrics of a complete trial."""
+    note: str = ""  # why it failed, or when it was pruned
+    folder: str = ""  # its run folder, relative to the sweep's
+    curve: list[tuple[int, float]] = field(default_factory=list)  # the values it reported, as (step, value)
+    metrics: dict[str, float] = field(default_factory=dict)  # validation and test metrics of a complete trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +46,15 @@ class SweepReport:
     """Everything that the page of a sweep shows."""
 
     name: str
-    command: str
-    """The command that started it, as you type it."""
+    command: str  # the command that started it, as you type it
     metric: str
-    mode: str
-    """max or min."""
-    space: dict[str, str]
-    """The values searched, by key, as they were written."""
+    mode: str  # max or min
+    space: dict[str, str]  # the values searched, by key, as they were written
     trials: list[TrialRow]
-    best_overrides: str
-    """The command that trains the best setting again; empty while no trial is complete."""
-    log_keys: frozenset[str] = frozenset()
-    """Keys whose values differ by factors."""
-    importance: dict[str, float] = field(default_factory=dict)
-    """Shares that sum to 1; empty where there are too few trials."""
-    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Metrics of the best setting, run again with other seeds, by the seed."""
+    best_overrides: str  # the command that trains the best setting again; empty while no trial is complete
+    log_keys: frozenset[str] = frozenset()  # keys whose values differ by factors
+    importance: dict[str, float] = field(default_factory=dict)  # shares; none where there are too few trials
+    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)  # the best setting's metrics with other seeds
     seconds: float
 
 
@@ -134,14 +120,12 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         curves=_charts(report, best),
         slices=slices,
         slices_note=note,
-        parallel=_parallel(report, complete, by_importance),
         trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
         trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
 
 
 def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
-    """Each metric of the best trial, then its mean and standard deviation over the other seeds."""
     runs, rows = report.confirmed.values(), []
     for name in dict.fromkeys(name for run in runs for name in run):
         mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
@@ -155,17 +139,16 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
         for trial in report.trials
         if trial.status == "complete" and is_number(trial.value)
     ]
-    lines = []
-    for trial in report.trials:
-        points = [point for point in trial.curve if all(map(is_number, point))]
-        lines.append(sweep_charts.Line(trial.number, _kind(trial, best), points))
+    lines = [
+        [Dot(trial.number, _kind(trial, best), *point) for point in trial.curve if all(map(is_number, point))]
+        for trial in report.trials
+    ]
     history = sweep_charts.history_chart(dots, metric=report.metric, mode=report.mode)
     learning = sweep_charts.learning_chart(lines, metric=report.metric, mode=report.mode)
     return [chart for chart in (history, learning) if chart]
 
 
 def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> tuple[list[Chart], str]:
-    """A chart of the results over each parameter, and what its marks mean."""
     shown = [(trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")]
     known = [(trial, value) for trial, value in shown if is_number(value)]
     if not known:
@@ -180,23 +163,7 @@ def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> 
     return [chart for chart in charts if chart], f"{note}{sweep_charts.far_worse(results, values)}."
 
 
-def _parallel(report: SweepReport, complete: Sequence[TrialRow], keys: Sequence[str]) -> list[Chart]:
-    if not complete:
-        return []
-    scales = {}
-    for key in keys:
-        if values := [trial.params[key] for trial in complete if key in trial.params]:
-            scales[key] = sweep_charts.value_scale(values, log=key in report.log_keys)
-    results = [trial.value for trial in complete if is_number(trial.value)]
-    scales[report.metric] = sweep_charts.metric_scale(results, report.mode)
-    placed = [trial.params | {report.metric: trial.value} for trial in complete]
-    lines = [{key: values[key] for key in scales if key in values} for values in placed]
-    chart = sweep_charts.parallel_chart(scales, lines)
-    return [chart] if chart else []
-
-
 def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
-    """One row of the table of all trials; a folder with a report becomes a link."""
     return {
         "trial": trial,
         "is_best": is_best,

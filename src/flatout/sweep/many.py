@@ -38,11 +38,9 @@ class Multirun:
 
     folder: Path
     words: list[str]
-    again: str
-    """The command that resumes it."""
+    again: str  # the command that resumes it
     is_again: bool = False
-    train: Sequence[str] = ("python", "-m", "train")
-    """The words before those of a trial, to train it alone."""
+    train: Sequence[str] = ("python", "-m", "train")  # the words before those of a trial, to train it alone
 
 
 def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None) -> list[Ending]:
@@ -54,8 +52,7 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
         write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
     pairs = zip(trials, ended, strict=True)
-    words = [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]
-    if words:
+    if words := [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]:
         hint = f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
         raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {hint}"]))
     return ended
@@ -84,18 +81,17 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
-    params = dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed)
     place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
         value=ending.value,
-        params=params,
         seconds=ending.seconds,
         note=ending.note,
+        metrics=ending.metrics,
+        params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
         folder=str(place),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
-        metrics=ending.metrics,
     )
 
 
@@ -132,7 +128,7 @@ def _run_all(trials: list[Trial], launcher: LauncherSettings) -> list[Ending]:
     shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
     found = _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials), print)
+    board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials))
     for trial in trials:
         if trial.number in found:
             board.started(trial)
@@ -164,7 +160,6 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
-    """Resumed trials that have finished before, with their results."""
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):

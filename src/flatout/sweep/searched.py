@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.files import write_atomically
 from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
@@ -26,38 +26,25 @@ from flatout.sweep.trial import Trial
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-Compose = Callable[[Sequence[str], int], "RunJob"]
-"""Composes the run of a trial from what is typed for it; a user's mistake is a `UserError`."""
+Compose = Callable[[Sequence[str], int], "RunJob"]  # the run of a trial, from what is typed for it
 FILE = "sweep.json"
 _SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The command that began a sweep."""
-
-    typed: Sequence[str] = ()
-    """Its words, to resume it by."""
-    conf: str | None = None
-    """The folder behind `--config-dir`."""
-    command: str = ""
-    """All of it, as a line to copy."""
-    train: Sequence[str] = ()
-    """What `python -m train` needs before the words of a trial."""
-
-
-@dataclass(frozen=True, slots=True)
 class Searched:
-    """What makes a trial of some settings."""
+    """What makes a trial of some settings, and the command that began the sweep."""
 
     settings: SweeperSettings
     space: Space
-    fixed: list[str]
-    """Words that are the same in all trials."""
+    fixed: list[str]  # words that are the same in all trials
     compose: Compose
     folder: Path
-    begun: Begun = Begun()
     launcher: LauncherSettings = field(default_factory=LauncherSettings)
+    begun_by: Sequence[str] = ()  # the words of the command, to resume it by
+    conf: str | None = None  # the folder behind `--config-dir`
+    line: str = ""  # all of the command, to copy
+    train: Sequence[str] = ()  # what `python -m train` needs before the words of a trial
 
     def typed(self, chosen: Mapping[str, str]) -> list[str]:
         metric = self.settings.metric
@@ -65,13 +52,12 @@ class Searched:
 
     def command(self, chosen: Mapping[str, str]) -> str:
         """The line that trains these settings again."""
-        return shlex.join(["python", "-m", "train", *self.begun.train, *self.typed(chosen)])
+        return shlex.join(["python", "-m", "train", *self.train, *self.typed(chosen)])
 
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
-        folder = self.folder / (name or str(number))
-        job = self.compose(typed, number)
-        return Trial(number, folder, job, typed, [*words(chosen), *more], is_again=True, name=name)
+        folder, changed = self.folder / (name or str(number)), [*words(chosen), *more]
+        return Trial(number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name)
 
     def first_that_fits(self, key: str | None = None, text: str = "") -> Trial:
         """A trial that can be composed, with this value where one is named; else what is wrong with the plainest one.
@@ -83,19 +69,17 @@ class Searched:
             for name, part in self.space.items()
         }
         plainest |= {key: text} if key else {}
-        mistake: UserError | None = None
-        for chosen in (plainest, *self._near(plainest, key)):
+        choices = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}
+        near = (
+            plainest | {name: each} for name, values in choices.items() for each in values if each != plainest[name]
+        )
+        mistakes = []
+        for chosen in (plainest, *near):
             try:
                 return self.trial(0, chosen)
             except UserError as error:
-                mistake = mistake or error
-        assert mistake is not None
-        raise mistake
-
-    def _near(self, chosen: dict[str, str], kept: str | None) -> Iterator[dict[str, str]]:
-        for key, part in self.space.items():
-            if key != kept and isinstance(part, Choice):
-                yield from (chosen | {key: text} for text in part.values if text != chosen[key])
+                mistakes.append(error)
+        raise mistakes[0]
 
 
 @contextmanager
@@ -104,17 +88,15 @@ def held(searched: Searched) -> Iterator[None]:
     folder, settings = searched.folder, searched.settings
     asked = {
         "schema": _SCHEMA,
-        "typed": list(searched.begun.typed),
-        "conf": searched.begun.conf,
+        "typed": list(searched.begun_by),
+        "conf": searched.conf,
         "place": str(Path.cwd()),
         "search": json_safe(settings.of_the_search()),
         "space": {key: str(part) for key, part in searched.space.items()},
         "fixed": searched.fixed,
     }
-    path = folder / FILE
-    if path.exists() and not settings.resume:
-        hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
-        raise UserError("sweep", f"{folder} holds a sweep already", hint=hint)
+    path, hint = folder / FILE, f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+    require(settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint)
     with alone_in(folder):
         if settings.resume:
             _require_same(read_asked(folder), asked, folder)
@@ -134,25 +116,22 @@ def forget(folder: Path, trials: int) -> None:
 
 def read_asked(folder: Path) -> dict[str, Any]:
     """What a sweep was begun with."""
-    path, again = folder / FILE, "Start a new sweep."
+    path, again = str(folder / FILE), "Start a new sweep."
     asked = read_json(folder, FILE, "Name the folder that a sweep printed when it began.", again)
-    if "schema" not in asked:
-        raise UserError(str(path), "is not what a sweep writes there", hint=again)
-    if asked["schema"] != _SCHEMA:
-        hint = "Resume it with the version that began it, or start a new sweep."
-        raise UserError(str(path), f"schema {asked['schema']}", allowed=f"{_SCHEMA} in this version", hint=hint)
+    require("schema" in asked, path, "is not what a sweep writes there", hint=again)
+    hint = "Resume it with the version that began it, or start a new sweep."
+    what, known = f"schema {asked['schema']}", f"{_SCHEMA} in this version"
+    require(asked["schema"] == _SCHEMA, path, what, allowed=known, hint=hint)
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
-        raise UserError(str(path), f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again)
-    if not Path(asked["place"]).is_dir():
-        hint = "Create this folder again: the sweep's files may be named from there."
-        raise UserError(str(path), f"was begun in {asked['place']}, which is gone", hint=hint)
+        raise UserError(path, f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again)
+    hint = "Create this folder again: the sweep's files may be named from there."
+    require(Path(asked["place"]).is_dir(), path, f"was begun in {asked['place']}, which is gone", hint=hint)
     return asked
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """A resumed sweep must search the same space in the same way."""
     for section in ("search", "space"):
         old, new = before[section], now[section]
         for key in sorted(old.keys() | new.keys()):

@@ -13,16 +13,12 @@ _MODULE = "hydra_plugins.flatout_trials"
 
 
 class Sampler(StrEnum):
-    """How settings are suggested."""
-
     tpe = "tpe"
     random = "random"
     grid = "grid"
 
 
 class Pruner(StrEnum):
-    """How trials are ended that will not be the best."""
-
     asha = "asha"
     hyperband = "hyperband"
     median = "median"

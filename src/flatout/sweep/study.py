@@ -33,19 +33,9 @@ from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
-_NAME = "sweep"
-_FEW = 9
-"""Two cuts to a third each."""
+_FEW = 9  # two cuts to a third each
 _STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
 _ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A trial to run."""
-
-    number: int
-    settings: dict[str, str]
 
 
 class Study:
@@ -59,7 +49,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with _as_it_is():
             self._study = optuna.create_study(
-                study_name=_NAME,
+                study_name="sweep",
                 storage=JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL)))),
                 direction="maximize" if mode == "max" else "minimize",
                 pruner=_pruner(Pruner(search.pruner), validations, self.total),
@@ -68,8 +58,8 @@ class Study:
         self._trials: dict[int, optuna.Trial] = {}
         self._left = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state is TrialState.RUNNING]
 
-    def ask(self) -> Asked | None:
-        """The next trial; None when there are enough."""
+    def ask(self) -> tuple[int, dict[str, str]] | None:
+        """Number and settings of the next trial; None when there are enough."""
         with _as_it_is():
             # First come those that ran when the sweep was killed.
             trial = optuna.Trial(self._study, self._left.pop(0)._trial_id) if self._left else self._next()
@@ -80,7 +70,7 @@ class Study:
             for key, part in self.space.items():
                 self._study.sampler = self._sampler(trial.number, key)
                 settings[key] = part.suggest(trial, key)
-            return Asked(trial.number, settings)
+            return trial.number, settings
 
     def should_end(self, number: int, count: int, value: float) -> bool:
         """Whether a trial is to be pruned, now that its validation of that count is known."""
@@ -214,8 +204,7 @@ class Interval:
 
     low: float
     high: float
-    is_log: bool = False
-    """Whether equal factors count as equal steps."""
+    is_log: bool = False  # whether equal factors count as equal steps
     is_whole: bool = False
     step: int = 1
 

@@ -14,9 +14,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from optuna.trial import FrozenTrial
@@ -35,9 +34,14 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
-_SAME_MISTAKES = 3
-"""So many trials in a row that fail by the same mistake end the sweep."""
+if TYPE_CHECKING:
+    from flatout.run.launch import RunJob
+
+_SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "
+_SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
+_FILE = "confirmed.json"
+Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]  # runs so many that it asks for; trials as they end
 
 
 def sweep(searched: Searched) -> None:
@@ -46,21 +50,18 @@ def sweep(searched: Searched) -> None:
     folder, first = searched.folder, _checked(searched)
     shares = slots(searched.launcher.parallel, searched.launcher.place)
     with held(searched):
-        job = first.job
-        study = Study(folder, searched.space, searched.settings, mode=job.mode, validations=job.validations)
-        findings = Findings(searched, study, job.metric, job.config.name)
-        run = _Run(searched, study, findings, shares, started)
+        run = _Run(searched, first.job, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {folder}"):
                 run.search()
                 run.confirm()
         except _NoSuchMetric:
-            forget(folder, study.total)
+            forget(folder, run.study.total)
             raise
         except BaseException:
-            findings.write()
+            run.write()
             raise
-        findings.say_best(findings.write())
+        run.say_best(run.write())
 
 
 def _checked(searched: Searched) -> Trial:
@@ -87,11 +88,12 @@ class _NoSuchMetric(UserError):
 
 
 class _Run:
-    """A sweep from its start, or its resumption, to its end."""
+    """A sweep from its start, or its resumption, to its end, and what is known of its trials, as files and lines."""
 
-    def __init__(self, searched: Searched, study: Study, findings: Findings, slots: Slots, started: float) -> None:
-        self.searched, self.study, self.findings, self.slots = searched, study, findings, slots
-        settings = searched.settings
+    def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
+        self.searched, self.slots, self.metric, self.name = searched, slots, job.metric, job.config.name
+        self.confirmation, self._next_page, settings = Confirmation(), 0.0, searched.settings
+        self.study = Study(searched.folder, searched.space, settings, mode=job.mode, validations=job.validations)
         self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
@@ -101,7 +103,7 @@ class _Run:
         ended, settings, folder = self.study.ended(), self.searched.settings, self.searched.folder
         how_many = "trials, each setting there is," if settings.sampler is Sampler.grid else "trials"
         how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
-        print(f"sweep in {folder}: {how}, by val/{self.findings.metric}")
+        print(f"sweep in {folder}: {how}, by val/{self.metric}")
         if ended:
             print(f"resumed: {len(ended)} of {self.study.total} trials have ended")
         for known in ended:
@@ -110,7 +112,7 @@ class _Run:
         for trial, ending in self._endings(self._ask, self.study.total, judge):
             self.study.tell(trial.number, ending)
             self._require_metric(ending)
-            self.findings.keep()
+            self.keep()
             self._count_mistake(ending.is_mistake, ending.note)
         if len(self.study.ended()) < self.study.total:
             print(f"the time is over; to resume: python -m flatout sweep resume {folder} for=TIME")
@@ -120,23 +122,23 @@ class _Run:
         best = self.study.best()
         if best is None or not self.searched.settings.confirm:
             return
-        is_over = self.until is not None and time.monotonic() >= self.until
-        chosen, run = self.study.settings(best), partial(self._endings, judge=None)
-        self.findings.confirmation = confirm(self.searched, chosen, best.number, run, is_over)
+        is_over, chosen = self.until is not None and time.monotonic() >= self.until, self.study.settings(best)
+        self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
         """The next trial that can be composed; settings that do not go together are a failed trial."""
         while (asked := self.study.ask()) is not None:
+            number, chosen = asked
             try:
-                return self.searched.trial(asked.number, asked.settings)
+                return self.searched.trial(number, chosen)
             except Exception as error:  # your own classes are made here and may raise anything: this trial failed
                 is_mistake = isinstance(error, UserError)
                 if not is_mistake:
                     traceback.print_exc()
                 note = str(error) if is_mistake else f"{type(error).__name__}: {last_line(error)}"
-                print(f"trial {asked.number}: failed, {note}  {' '.join(words(asked.settings))}")
-                self.study.tell(asked.number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))
-                self.findings.keep()
+                print(f"trial {number}: failed, {note}  {' '.join(words(chosen))}")
+                self.study.tell(number, Ending(Status.failed, 0.0, note=note, is_mistake=is_mistake))
+                self.keep()
                 self._count_mistake(is_mistake, note)
         return None
 
@@ -144,10 +146,10 @@ class _Run:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
         return self.study.should_end(trial.number, count, value) and count < trial.job.validations
 
-    def _endings(self, ask: Ask, total: int, judge: Judge | None) -> Iterator[tuple[Trial, Ending]]:
-        metric = self.findings.metric
-        board = Board(f"sweep in {self.searched.folder}", f"val/{metric}", self.study.mode, total, print)
-        running = endings(ask, self.slots, board, metric=metric, judge=judge, limit_s=self.limit_s, until=self.until)
+    def _endings(self, ask: Ask, total: int, judge: Judge | None = None) -> Iterator[tuple[Trial, Ending]]:
+        board = Board(f"sweep in {self.searched.folder}", f"val/{self.metric}", self.study.mode, total)
+        limits = {"limit_s": self.limit_s, "until": self.until}
+        running = endings(ask, self.slots, board, metric=self.metric, judge=judge, **limits)
         with closing(board), closing(running):
             yield from running
 
@@ -168,28 +170,12 @@ class _Run:
             hint = f"The output of the first is in {printed if printed.is_file() else self.searched.folder}."
             raise UserError("sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint)
 
-
-_SHARE = 0.02
-"""Of the time, the most that is spent on writing the page while trials run."""
-_FILE = "confirmed.json"
-Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
-"""Runs what it is asked for, so many in all; trials as they end."""
-
-
-class Findings:
-    """What is known of a sweep's trials, as files and lines."""
-
-    def __init__(self, searched: Searched, study: Study, metric: str, experiment: str) -> None:
-        self.searched, self.study, self.metric, self.experiment = searched, study, metric, experiment
-        self.confirmation = Confirmation()
-        self._next = 0.0
-
     def keep(self) -> None:
         """Write table and page while trials run, so that a sweep that is killed has them; not more often than pays."""
-        if time.monotonic() >= self._next:
+        if time.monotonic() >= self._next_page:
             began = time.monotonic()
             write_sweep(self.searched.folder, self.report())
-            self._next = time.monotonic() + (time.monotonic() - began) / _SHARE
+            self._next_page = time.monotonic() + (time.monotonic() - began) / _SHARE
 
     def write(self) -> SweepReport:
         """Write everything that is left behind."""
@@ -223,8 +209,8 @@ class Findings:
     def report(self) -> SweepReport:
         space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
         return SweepReport(
-            name=self.experiment,
-            command=self.searched.begun.command,
+            name=self.name,
+            command=self.searched.line,
             metric=f"val/{self.metric}",
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},
@@ -239,11 +225,10 @@ class Findings:
     def _row(self, trial: FrozenTrial) -> TrialRow:
         facts = trial.user_attrs
         values = sorted(trial.intermediate_values.items())
-        last = values[-1][1] if values else None
         return TrialRow(
             number=trial.number,
             status=self.study.status(trial),
-            value=trial.value if trial.value is not None else last,
+            value=trial.value if trial.value is not None or not values else values[-1][1],
             params=self._params(trial),
             seconds=facts.get("seconds"),
             note=facts.get("note", ""),
@@ -264,7 +249,6 @@ def _counts(report: SweepReport) -> str:
 
 
 def _plain(part: Part, text: str) -> Any:
-    """A setting's text as what it says."""
     return yaml.safe_load(text) if isinstance(part, Choice) else int(text) if part.is_whole else float(text)
 
 
@@ -273,12 +257,9 @@ class Confirmation:
     """What became of the confirming runs."""
 
     wanted: int = 0
-    done: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Metrics of the complete ones, by their seeds."""
-    ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)
-    """Those that have just run, with their seeds."""
-    why_not: str = ""
-    """What kept one of them from being complete."""
+    done: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of the complete ones, by their seeds
+    ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)  # those that have just run, with their seeds
+    why_not: str = ""  # what kept one of them from being complete
 
     def lines(self, metric: str) -> list[str]:
         """What there is to tell; nothing where none was asked for."""

@@ -14,8 +14,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.run_log import Say
-
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
@@ -36,14 +34,10 @@ class Trial:
     number: int
     folder: Path
     job: RunJob
-    overrides: list[str]
-    """Everything that was typed, for this trial."""
-    changed: list[str]
-    """What tells it from the others."""
-    is_again: bool = False
-    """Whether its folder may hold an interrupted run, which is resumed; else it must be new."""
-    name: str = ""
-    """What it is called, where that is not its number."""
+    overrides: list[str]  # everything that was typed, for this trial
+    changed: list[str]  # what tells it from the others
+    is_again: bool = False  # whether its folder may hold an interrupted run, which is resumed; else it must be new
+    name: str = ""  # what it is called, where that is not its number
 
     @property
     def label(self) -> str:
@@ -56,20 +50,14 @@ class Ending:
 
     status: Status
     seconds: float
-    value: float | None = None
-    """The validation metric of its best checkpoint; of a pruned trial the last one seen."""
+    value: float | None = None  # the validation metric of its best checkpoint; of a pruned trial the last one seen
     metrics: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-    """Why it failed, or where it was pruned."""
+    note: str = ""  # why it failed, or where it was pruned
     is_mistake: bool = False
 
 
-Ask = Callable[[], Trial | None]
-"""Gives the next trial; None when there are no more."""
-Judge = Callable[[Trial, int, float], bool]
-"""Gets each validation of a trial (its number, counted from 1, and its metric): whether to end the trial."""
-
-
+Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
+Judge = Callable[[Trial, int, float], bool]  # whether to end it, by a validation's number (from 1) and its metric
 _MOST_ROWS = 12
 _DRAW_S = 0.5
 _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running": "cyan", "stopped": "yellow"}
@@ -78,8 +66,8 @@ _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running":
 class Board:
     """Shows every trial that starts, is validated and ends."""
 
-    def __init__(self, title: str, metric: str, mode: str, total: int | None, say: Say) -> None:
-        self.title, self.metric, self.mode, self.total, self.say = title, metric, mode, total, say
+    def __init__(self, title: str, metric: str, mode: str, total: int) -> None:
+        self.title, self.metric, self.mode, self.total = title, metric, mode, total
         console = Console()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._running: dict[int, _Row] = {}
@@ -103,7 +91,7 @@ class Board:
         self.draw(now=True)
         value = "" if row.value is None else f"{self.metric} {row.value:.4f}"
         words = ", ".join(filter(None, [row.status, value, f"{row.seconds:.1f} s", row.note]))
-        self.say(f"{row.label}: {words}  {row.settings}")
+        print(f"{row.label}: {words}  {row.settings}")
 
     def draw(self, *, now: bool = False) -> None:
         """Twice a second, or at once."""
@@ -114,10 +102,10 @@ class Board:
     def table(self) -> Table:
         """Running trials, then the best ones, then the latest of the others."""
         count = len(self._ended) + len(self._running)
-        title = Text(f"{self.title}: {count}{f' of {self.total}' if self.total else ''} trials")
+        title = Text(f"{self.title}: {count} of {self.total} trials")
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name in ("trial", "", self.metric, "validations", "seconds"):
-            table.add_column(name, justify="left" if not name else "right")
+            table.add_column(name, justify="right" if name else "left")
         table.add_column("settings", overflow="fold")
         sign = -1 if self.mode == "max" else 1
         complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
@@ -138,14 +126,11 @@ class Board:
 
 @dataclass(slots=True)
 class _Row:
-    """What is shown of one trial."""
-
     label: str
     settings: str
     status: str = "running"
     value: float | None = None
-    count: int = 0
-    """Of its validations."""
+    count: int = 0  # of its validations
     seconds: float = 0.0
     note: str = ""
     begun: float = field(default_factory=time.monotonic)

@@ -35,12 +35,10 @@ from flatout.report.summary import mark_broken
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 _LOOK_S = 0.05
-TOO_LONG = "ran longer than"
-"""How the note begins of a trial that was stopped at its limit."""
-_TIMES, OUTPUT_FILE = 3, "output.txt"
-"""How often a trial is begun whose machine was lost; the file of what a trial prints."""
-_GRACE_S = 6.0
-"""How long a trial may take to write down that it was stopped."""
+TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
+_TIMES = 3  # how often a trial is begun whose machine was lost
+OUTPUT_FILE = "output.txt"
+_GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
 
 
 def endings(
@@ -88,8 +86,6 @@ def endings(
 
 
 class _Running:
-    """A trial under way, and what is known of it so far."""
-
     def __init__(self, trial: Trial, slot: Slot | None, metric: str) -> None:
         self.trial, self.slot = trial, slot
         self._started, self._clock = time.time(), time.monotonic()
@@ -206,8 +202,6 @@ def last_line(error: Exception) -> str:
 
 
 class _Process(ForkServerProcess):
-    """A trial in a process of this machine."""
-
     def __init__(self, trial: Trial, slot: Slot, *, resumes: bool) -> None:
         received, answer = multiprocessing.Pipe(duplex=False)
         environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / OUTPUT_FILE)}
@@ -243,8 +237,6 @@ class _Process(ForkServerProcess):
 
 
 class _Task(RayTask):
-    """A trial in a task of a Ray cluster."""
-
     def __init__(self, trial: Trial, *, resumes: bool) -> None:
         super().__init__(partial(_trained_apart, trial, resumes=resumes), uses_gpu=True)
 
@@ -252,8 +244,7 @@ class _Task(RayTask):
         self.cancel(is_forced=number is signal.SIGKILL)
 
     def ended(self) -> tuple[int, dict[str, Any]]:
-        found: tuple[int, dict[str, Any]] | None = self.result()
-        return (1, {"note": self.why}) if found is None else found
+        return self.result() or (1, {"note": self.why})
 
     def close(self) -> None:
         """Its worker ends by itself."""
@@ -297,8 +288,7 @@ class Slot:
     """One share of the machine."""
 
     cores: list[int]
-    gpus: list[str]
-    """As CUDA_VISIBLE_DEVICES names them."""
+    gpus: list[str]  # as CUDA_VISIBLE_DEVICES names them
 
     def take(self) -> None:
         """Keep this process to its share, before it computes anything."""
@@ -331,7 +321,5 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
 
 def _share(things: list, number: int, parallel: int) -> list:
     """The share of that number; where there are fewer things than shares, several get the same one."""
-    if not things:
-        return []
     size = len(things) // parallel
-    return things[number * size : (number + 1) * size] if size else [things[number % len(things)]]
+    return things[number * size : (number + 1) * size] if size or not things else [things[number % len(things)]]

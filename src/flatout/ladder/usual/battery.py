@@ -23,8 +23,6 @@ log = logging.getLogger("usual.battery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as usually written."""
-
     reads: int = 2  # numbers read off the device for each batch: the loss and the worst error, or the loss alone
     transfers: str = "blocking"  # blocking, or async from pinned memory
     log_every: int = 1  # batches between two log lines, in training and in validation
@@ -57,8 +55,6 @@ class UsualLSTM(nn.Module):
 
 
 class Program:
-    """Cuts the windows, builds the model, trains epochs, answers the test rows."""
-
     def __init__(self, case: Case, how: How) -> None:
         torch.manual_seed(case.seed)
         self.case, self.how = case, how

@@ -30,8 +30,6 @@ GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as usually written."""
-
     caching: bool = False  # whether prepared rows are kept in a file for the next run
     labels: str = "apply"  # apply (row by row) or vectorised (one table look-up for all rows)
     bits: str = "lists"  # lists of floats, or tensors
@@ -102,8 +100,6 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
 
 
 class Program:
-    """Prepares the rows, builds the network, trains epochs, answers the test rows."""
-
     def __init__(self, case: Case, how: How) -> None:
         torch.manual_seed(case.seed)
         self.case, self.how = case, how

@@ -27,8 +27,6 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as usually written."""
-
     tokenise: str = "in the model"  # in the model, keras (its TextVectorization, in the model) or once
     feed: str = "DataLoader"  # DataLoader (a row at a time) or gather (a batch by one index)
     padding: str = "maximum"  # maximum: the longest row allowed; batch: of the batch, whose rows are of like length
@@ -96,8 +94,6 @@ class UsualBiLSTM(nn.Module):
 
 
 class Program:
-    """Reads the rows, builds the model, trains epochs, answers the test rows."""
-
     def __init__(self, case: Case, how: How) -> None:
         torch.manual_seed(case.seed)
         self.case, self.how = case, how

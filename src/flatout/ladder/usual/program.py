@@ -1,7 +1,9 @@
 """What every usual program gets: the case to train, and a stopwatch for its loop.
 
-A program hands its loader to `batches` and calls `step` after each optimizer step. Nothing else of a loop changes.
-The first steps warm up and are not counted. Without a limit the clock never ends a loop: the program trains its epochs.
+A program is a module: `How` is what a rung may change, with the program as usually written for its defaults, and
+`Program` reads the rows, builds the model, trains epochs and answers the test rows. It hands its loader to `batches`
+and calls `step` after each optimizer step. Nothing else of a loop changes. The first steps warm up and are not counted.
+Without a limit the clock never ends a loop: the program trains its epochs.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ _WARMUP = 0.06
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What a rung may change; the defaults are the program as usually written."""
-
     tokenise: str = "in the loop"  # in the loop, up front (a row at a time) or in parallel (all rows in one call)
     padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
     batch: int = 8
@@ -46,8 +44,6 @@ class How:
 
 
 class Program:
-    """Reads the rows, loads the model, trains epochs, answers the test rows."""
-
     def __init__(self, case: Case, how: How) -> None:
         torch.manual_seed(case.seed)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
