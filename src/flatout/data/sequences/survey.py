@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, run_hashes
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
@@ -71,43 +69,35 @@ class SequencePreparation:
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
-        with Progress() as progress, TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder:
-            scratch = Scratch(Path(folder), self.rules)
-            survey = self.survey(notes, progress, scratch)
+        with Progress() as progress:
+            survey = self.survey(notes, progress)
             survey.finish()
-            self._write(writer, survey, progress, scratch)
+            self._write(writer, survey, progress)
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
         writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)
 
-    def survey(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None) -> Survey:
+    def survey(self, notes: ReadingNotes, progress: Progress) -> Survey:
         """All recordings, looked at once."""
         splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(files_of(self.tables["train"])))
         found = Survey(self.config, self.rules.names, splitter)
-        for split, recording in self._read(notes, progress, scratch):
+        for split, recording in self._read(notes, progress):
             found.add(split, recording)
         return found
 
-    def _read(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None) -> SplitRecordings:
-        """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
+    def _read(self, notes: ReadingNotes, progress: Progress) -> SplitRecordings:
+        """The recordings of all tables, each with the split of its table."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
-            for file in files_of(table):
-                if scratch is not None and (long := scratch.read(file, notes)) is not None:
-                    yield split, long
-                    advance(len(long.values))
-                else:
-                    yield from ((split, each) for each in read_recordings(file, self.rules, notes, advance))
+            yield from ((split, each) for each in read_recordings(table, self.rules, notes, advance))
 
-    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
+    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress) -> None:
         recordings = writer.split(RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")})
-        found = self._read(ReadingNotes(), progress, scratch)
+        found = self._read(ReadingNotes(), progress)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
-            for block in blocks_of(recording.values, ROWS_A_BLOCK):
-                recordings.extend("values", survey.scaler.scale(block).reshape(-1))
-            length = np.array([np.prod(recording.values.shape)], np.int32)
-            recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
+            values = survey.scaler.scale(recording.values).reshape(-1)
+            recordings.append(values=(values, np.array([len(values)], np.int32)), label=label.reshape(1))
         names = ("split", "recording", "first", "stop")
         places = [(SPLITS.index(each.split), each.recording, each.first, each.stop) for each in survey.segments]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
@@ -141,14 +131,14 @@ class Survey:
         if recording.label is not None:
             self.labels.append(recording.label)
         digest, runs = xxhash.xxh3_128(), []
-        for block in blocks_of(values, ROWS_A_BLOCK):
+        for block in _blocks(values):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
             runs.append(run_hashes(block))
         self._hashes.append(digest.hexdigest())
         self._runs.append(np.unique(np.concatenate(runs)))
         spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
-        self._moments.append({span: _moments_of(values, *span) for span in spans})
+        self._moments.append({span: _moments_of(values[slice(*span)]) for span in spans})
 
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
@@ -256,9 +246,14 @@ class Survey:
             self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
 
 
-def _moments_of(values: Any, first: int, stop: int) -> Floats:
-    """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
-    blocks = [_moments_of_block(block) for block in blocks_of(values, ROWS_A_BLOCK, first, stop)]
+def _blocks(values: Floats) -> list[Floats]:
+    """Views of some samples at a time, so that little is copied."""
+    return np.split(values, range(ROWS_A_BLOCK, len(values), ROWS_A_BLOCK))
+
+
+def _moments_of(values: Floats) -> Floats:
+    """[5, columns]: count, mean, squared distances from it, least, most."""
+    blocks = [_moments_of_block(block) for block in _blocks(values)]
     return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
 
 
