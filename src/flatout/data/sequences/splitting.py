@@ -7,7 +7,7 @@ the way, a block of samples at a time, so memory stays flat.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +32,19 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class RecordingEntry:
-    """What the splits depend on of a recording."""
+    """What splits, scales and the search for leaks need of a recording."""
 
     split: str
     """Of its table."""
     name: str
     part: str
     samples: int
+    label: str | None
+    digest: str
+    """Of its values."""
+    runs: NDArray[np.uint64]
+    moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
+    """Of the whole recording and of the parts that time may make of it, from a sample to before another."""
 
 
 class Splitter:
