@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, as_file, pieces_of
 from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, require
 
@@ -115,7 +115,8 @@ class CsvTable(FileTable):
 
     def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
         delimiter, quote = self.dialect.delimiter, self.dialect.quote
-        ended = _Ended(file, f"\n{delimiter.join([_END] * len(self.columns))}\n".encode())
+        ending = f"\n{delimiter.join([_END] * len(self.columns))}\n".encode()
+        ended = as_file(chain(pieces_of(file), [ending]), file)
         types = dict.fromkeys(columns, pa.large_string())
         return pa_csv.open_csv(
             pa.PythonFile(ended, mode="r"),
@@ -199,22 +200,6 @@ class CsvTable(FileTable):
         finally:
             csv.field_size_limit(limit)
         return row, line, values, next_line - line > 1
-
-
-class _Ended(io.RawIOBase):
-    """A file with something added after its end."""
-
-    def __init__(self, file: BinaryIO, ending: bytes) -> None:
-        self._file, self._ending = file, ending
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if data := self._file.read(size):
-            return data
-        data, self._ending = self._ending, b""
-        return data
 
 
 def _text(line: bytes) -> str:
