@@ -53,28 +53,22 @@ class Characters:
 
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
-    data, offsets = _own_bytes(texts)
+    data, offsets = bytes_of(texts)
     exact, is_letter = hash_bytes(data, offsets), _letters(data)
     words = _count(_word_starts(data, is_letter, offsets), offsets)
     alike = _alike(data, offsets, is_letter, exact)
     if len(rows := _rows_with_other_capitals(data, offsets)):
-        small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(pa.array(rows))))
+        small, small_offsets = bytes_of(pc.utf8_lower(texts.take(pa.array(rows))))
         alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
     return Characters(exact, alike, words, _odd_rows(texts, data))
 
 
 def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
     """A hash of every word and mark of some texts."""
-    data, offsets = _own_bytes(texts)
+    data, offsets = bytes_of(texts)
     starts, is_ink = _word_starts(data, _letters(data), offsets), _ink(data)
     kept = np.compress(is_ink, data)
     return hash_bytes(kept, np.append(np.flatnonzero(np.compress(is_ink, starts)), len(kept)))
-
-
-def _own_bytes(texts: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
-    """The bytes of these texts alone, and where each begins and ends in them."""
-    data, offsets = bytes_of(texts)
-    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
 def _within(data: Bytes, low: int, high: int) -> Mask:
