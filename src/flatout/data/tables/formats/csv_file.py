@@ -187,8 +187,7 @@ class CsvTable(FileTable):
         limit = csv.field_size_limit(LONGEST_ROW)
         try:
             with self._open() as file:
-                lines = chain((_text(file.readline()),), map(_text, file))
-                rows = self.dialect.rows(lines)
+                rows = self.dialect.rows(line.decode("utf-8-sig") for line in file)
                 for found in rows:
                     if found:
                         row, line, values = row + 1, next_line, len(found)
@@ -200,7 +199,3 @@ class CsvTable(FileTable):
         finally:
             csv.field_size_limit(limit)
         return row, line, values, next_line - line > 1
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8-sig")
