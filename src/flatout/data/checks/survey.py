@@ -38,7 +38,8 @@ _ROWS_SAMPLED = 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 _Cleaned = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64]]
 """A block, what is used of it, and where in the block these rows lie."""
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
@@ -228,7 +229,6 @@ class TextSurvey:
         return dropped
 
     def _tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
-        """Note rows under the tables they come from."""
         if mask.any():
             for table, findings in self.findings.items():
                 findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)

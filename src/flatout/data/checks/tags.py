@@ -49,7 +49,7 @@ class TagBlock:
     letters: NDArray[np.integer]
     types: NDArray[np.integer]
     """0 for `O`."""
-    offsets: NDArray[np.integer]
+    offsets: NDArray[np.int64]
 
     def row_of(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
@@ -240,7 +240,9 @@ def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Ent
     An I that continues nothing begins an entity, as the CoNLL tasks count it.
     """
     types = (ids.astype(np.int64) + 1) // 2
-    block = TagBlock(np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE)), types, offsets)
+    block = TagBlock(
+        np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE)), types, np.asarray(offsets, np.int64)
+    )
     is_first = begins(block)
     first, row = np.flatnonzero(is_first), block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.

@@ -186,21 +186,17 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
 
     Such recordings are not equal: one is a part of the other. `runs` and `splits` are those of all recordings.
     """
-    found = []
-    for split in sorted(set(splits))[1:]:
-        before = [number for number, each in enumerate(splits) if each < split and len(runs[number])]
-        if not before:
+    found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
+    known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
+    for number in sorted(range(len(runs)), key=splits.__getitem__):
+        is_earlier, count = split_of_runs < splits[number], len(runs[number])
+        shared = of_runs[is_earlier][np.isin(known[is_earlier], runs[number])]
+        if count < _LEAST_RUNS or not len(shared):
             continue
-        known = np.concatenate([runs[number] for number in before])
-        owners = np.repeat(before, [len(runs[number]) for number in before])
-        for number in (number for number, each in enumerate(splits) if each == split):
-            shared, count = owners[np.isin(known, runs[number])], len(runs[number])
-            if count < _LEAST_RUNS or not len(shared):
-                continue
-            other = int(np.bincount(shared).argmax())
-            share = int((shared == other).sum()) / count
-            if share >= _LEAST_SHARE:
-                found.append((number, other, share))
+        other = int(np.bincount(shared).argmax())
+        share = int((shared == other).sum()) / count
+        if share >= _LEAST_SHARE:
+            found.append((number, other, share))
     return found
 
 

@@ -85,7 +85,6 @@ class SequencePreparation:
         return found
 
     def _read(self, notes: ReadingNotes, progress: Progress) -> Iterator[tuple[str, Recording]]:
-        """The recordings of all tables, each with the split of its table."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
             yield from ((split, each) for each in read_recordings(table, self.rules, notes, advance))
@@ -249,7 +248,6 @@ def _blocks(values: Floats) -> list[Floats]:
 
 
 def _moments_of(values: Floats) -> dict[str, Floats]:
-    """Count, mean, squared distances from it, least and most of each column."""
     parts = []
     for block in _blocks(values):
         with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name

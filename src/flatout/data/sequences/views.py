@@ -174,7 +174,6 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
 
 
 def _require_length(config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments) -> None:
-    """A split needs a row, and a recording at least as long as the window."""
     (needed, keys), samples = _needed(config), segments.stop - segments.start
     longest, hint = int(samples.argmax()), "Lower the number, or name longer recordings."
     what = f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,} ({names[longest]})"

@@ -179,7 +179,6 @@ def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
 
 
 def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes]:
-    """A file of another encoding, as UTF-8."""
     decoder, line = codecs.getincrementaldecoder(encoding)(), 1
     for data in chain(pieces_of(file), [b""]):
         try:
@@ -236,7 +235,6 @@ def require_file(file: Path, where: str) -> None:
 
 
 def _require_sound_links(file: Path, where: str) -> None:
-    """Refuse a link on the way to a file that leads nowhere."""
     link = next((each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None)
     if link is None:
         return
