@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
-from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
+from flatout.data.tables.table import Rows, as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError, require
 
-Rows = NDArray[np.int64]
 Locate = Callable[[int], str]
 _CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -68,7 +69,7 @@ class TextSurvey:
 
     def run(self, advance: Callable[[int], None]) -> TextSurvey:
         """Read every row, assign the splits, compare the texts."""
-        with RecordFiles() as files:
+        with closing(RecordFiles()) as files:
             for name in self.tables:
                 self._read(name, files, advance)
             self._decide(files)

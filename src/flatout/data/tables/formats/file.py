@@ -26,11 +26,9 @@ from flatout.errors import UserError, did_you_mean
 HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
-"""The hint for a column of mixed types."""
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
-"""The hint for a file whose end is missing."""
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
-"""The hint for a file that is not in the encoding that was named."""
+"""Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding that was named."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
