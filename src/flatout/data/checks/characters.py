@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.tables.splits import bytes_of, hash_bytes
-from flatout.data.tables.table import mask_of
 
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
 _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
@@ -127,16 +126,20 @@ def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDAr
 
 
 def _odd_rows(texts: pa.Array) -> dict[str, NDArray[np.int64]]:
-    rows = np.flatnonzero(mask_of(pc.match_substring_regex(texts, _ANY_ODDITY)))  # one pass: most blocks have none
+    rows = _rows_with(_ANY_ODDITY, texts)  # one pass over all texts: most have none
     few = texts.take(pa.array(rows))
-    found = {name: rows[mask_of(pc.match_substring_regex(few, pattern))] for name, pattern in ODDITIES.items()}
+    found = {name: rows[_rows_with(pattern, few)] for name, pattern in ODDITIES.items()}
     return {name: rows for name, rows in found.items() if len(rows)}
+
+
+def _rows_with(pattern: str, texts: pa.Array) -> NDArray[np.int64]:
+    return np.flatnonzero(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
 
 
 def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Texts with `\\u2019` and `&amp;` as the characters they stand for, and which rows had any."""
     is_odd = pc.fill_null(pc.match_substring_regex(texts, f"{_ESCAPED}|{_ENTITIES}"), False)
-    rows = np.flatnonzero(mask_of(is_odd))
+    rows = np.flatnonzero(is_odd.to_numpy(zero_copy_only=False))
     if not len(rows):
         return texts, rows
     plain = [re.sub(f"(?:{_ESCAPED})+", _characters, text) for text in texts.take(pa.array(rows)).to_pylist()]

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatout.data.tables.table import Table, columns_of
 from flatout.errors import UserError
+
+if TYPE_CHECKING:
+    from flatout.data.tables.table import Table
 
 _TEXTS = (
     "text sentence headline content document doc review tweet comment comment_text body message question utterance"
@@ -64,7 +67,7 @@ def find_roles(
     raise UserError(
         " and ".join(f"data.{key}" for key in unclear),
         f"which column of {table.name} holds the {what}{choice}?",
-        allowed=columns_of(table),
+        allowed=table.listed(),
         hint=f"Set {_words_for(table, found, unclear)}.{_headless(table)}",
     )
 
