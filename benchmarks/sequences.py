@@ -242,7 +242,7 @@ def memory(folder: Path, options: Options) -> Iterator[Claim]:
     built = measured_apart("benchmarks.sequences:open_long", {**settings, "source": str(path)})
     size = path.stat().st_size / 1e6
     note = f"one csv of {size:,.0f} MB, {samples:,} rows, in {built['open_s']:.1f} s; peak above the start"
-    yield bounded("memory to read them", built["peak_megabytes"], "MB", most=1_600, note=note)
+    yield bounded("memory to read them", built["peak_megabytes"], "MB", most=250, note=note)
 
 
 def open_long() -> None:

@@ -299,7 +299,7 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
 
 
 @pytest.mark.parametrize("way", [{}, {"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}])
-def test_a_dated_file_is_answered_in_blocks_with_its_dates(tmp_path, monkeypatch, way):
+def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, monkeypatch, way):
     dates = np.datetime64("2026-03-01T10:00:00") + np.arange(40).astype("timedelta64[m]")
     columns = {"a": np.sin(np.arange(40)), "y": np.cos(np.arange(40))}
     pa.csv.write_csv(pa.table({"t": [f"{date}Z" for date in dates], **columns}), tmp_path / "r.csv")
@@ -308,10 +308,15 @@ def test_a_dated_file_is_answered_in_blocks_with_its_dates(tmp_path, monkeypatch
     data = SequenceDataConfig(source=str(tmp_path / "r.csv"), **settings)
     result = fit(data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick)
     monkeypatch.setattr("flatout.inference.sequences._SAMPLES_A_BLOCK", 7)
-    assert verb("predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet") == 0
-    answers = pq.read_table(tmp_path / "answers.parquet")
+    answers = []
+    for least in (1 << 40, 0):
+        monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least)
+        assert verb("predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet") == 0
+        answers.append(pq.read_table(tmp_path / "answers.parquet"))
+    small, large = answers
+    assert small.equals(large)
     expected = dates[-1] + np.arange(1, 4).astype("timedelta64[m]") if "horizon" in way else dates
-    assert np.array_equal(answers["t"].to_numpy(), expected.astype("datetime64[us]"))
+    assert np.array_equal(large["t"].to_numpy(), expected.astype("datetime64[us]"))
 
 
 def write_csv(folder: Path, **changes: Any) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout.data import SequenceData
-from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.sequences import recordings
+from flatout.data.sequences.recordings import ReadingNotes, RecordingRules
+from flatout.data.sequences.settings import Missing, SequenceDataConfig
 from flatout.data.tables.formats import csv_file
+from flatout.data.tables.sources import open_table
 from flatout.errors import UserError
 
 
@@ -365,24 +369,40 @@ def write_long_file(path: Path, *, missing: int | None = None, back: int | None 
 
 
 @pytest.mark.parametrize("settings", [{"time": "t"}, {"time": None}, {"split_at": [20_000, 25_000]}])
-def test_a_file_is_read_in_blocks_of_any_size_to_the_same_bits(tmp_path, monkeypatch, settings):
+def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", 1 << 17)
     path = write_long_file(tmp_path / "long.csv")
     stores = []
-    for size in (1 << 17, 1 << 22):
-        monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", size)
-        data = open_data(path, lookback=9, split_by="time", cache=str(tmp_path / f"{size}"), **settings)
+    for least in (1 << 40, 0):
+        monkeypatch.setattr(recordings, "LEAST_BYTES", least)
+        data = open_data(path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings)
         stores.append(data.info.store.folder)
     files = [{each.name: each.read_bytes() for each in store.rglob("*.bin")} for store in stores]
     assert files[0] == files[1] and len(files[0]) > 5
     facts = [json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"] for store in stores]
     assert facts[0] == facts[1]
+    assert not list(stores[1].glob("scratch*"))
 
 
-def test_what_is_wrong_in_a_later_block_of_a_file_is_named_by_its_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", 1 << 17)
+def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
     lacking = write_long_file(tmp_path / "lacking.csv", missing=25_000)
     assert "1 row without a (row 25001)" in refusal(lacking, split_by="time")
     filled = open_data(lacking, split_by="time", missing="fill", cache=str(tmp_path / "cache"))
     assert filled.info.rows_of("train").values.shape == (30_000, 3)
     back = write_long_file(tmp_path / "back.csv", back=21_000)
     assert "t goes back from 20999 to 3 in row 21001" in refusal(back, split_by="time")
+
+
+def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
+    table = open_table(write_long_file(tmp_path / "long.csv"), where="data.source")
+    rules = RecordingRules(
+        columns=["a", "b", "y"], time="t", group=[], label=None, step=None, max_gap=None, missing=Missing.refuse
+    )
+    notes = ReadingNotes()
+    found = recordings.Scratch(tmp_path, rules).read(table, notes)
+    assert found is not None and notes.steps == [1.0]
+    assert found.values[29_998:40_000].shape == (2, 3) and found.values[5:5].shape == (0, 3)
+    for change in ({"step": 2.0}, {"max_gap": 5.0}, {"cumulate": ["a"]}, {"group": ["t"]}):
+        assert recordings.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None

@@ -1,8 +1,8 @@
 """A trained network on recordings, with its columns, scales and sampling: tables in, answers in the targets' units out.
 
 Recordings are read, filled, cut and resampled as in training. A network that answers each sample streams: blocks of
-samples go through with the hidden state carried on. One file is in memory at a time. Windows are an index into the
-samples here as well.
+samples go through with the hidden state carried on. A large file that is one recording is never in memory; of others
+one file is. Windows are an index into the samples here as well.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, files_of, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
@@ -118,21 +119,34 @@ class SequencePredictor(RunPredictor):
                 self._require_same_rate(recording)
                 yield recording
 
+    def read_long(self, table: Table) -> Iterator[Recording]:
+        """The same; a large file that is one recording stays out of memory."""
+        with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
+            scratch = Scratch(Path(folder), self.rules, keeps_times=True)
+            for file in files_of(table):
+                long = None if self.shape.labels else scratch.read(file, self.found)
+                if long is None:
+                    yield from self.read(file)
+                    continue
+                self._require_same_rate(long)
+                yield long
+                long.values.path.unlink()
+
     def answer(self, values: Floats) -> NDArray[Any]:
         """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]` scores or the number."""
         require(len(values) > 0, "predict", "a recording without a sample", hint="Leave it out.")
         return np.concatenate(list(self.stream(values)))
 
     @torch.inference_mode()
-    def stream(self, values: Floats) -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other."""
+    def stream(self, values: Any) -> Iterator[NDArray[Any]]:
+        """The same in blocks, one after the other; of `values`, which may lie in a file, a block at a time is read."""
         self.model.eval()
         what = f"{values.shape[1]} columns"
         require(values.shape[1] == self.shape.inputs, "predict", what, allowed=", ".join(self.columns))
         self._add_sizes(values)
         with answering(self.precision, self.device):
             if self.shape.labels:
-                yield self._label(self._scale(values))
+                yield self._label(self._scale(values[:]))
             elif self.shape.horizon:
                 yield self._forecast(values)
             else:
@@ -163,12 +177,12 @@ class SequencePredictor(RunPredictor):
             truths = torch.from_numpy(np.ascontiguousarray(behind[start:stop].transpose(0, 2, 1)))
             yield answers.flatten(0, 1), truths.flatten(0, 1)
 
-    def _estimates(self, values: NDArray[Any], scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
+    def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
         lookback, model = self.shape.lookback, contract(self.model)
         state = model.make_state(1, self.device)
         if lookback is None and state is None:  # a network of the user's own sees the whole recording
-            scaled = scale(values)
+            scaled = scale(values[:])
             yield self._of_rows(scaled, _whole(scaled))
             return
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
@@ -182,7 +196,7 @@ class SequencePredictor(RunPredictor):
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)
                 yield answers[0].float().cpu()
 
-    def _forecast(self, values: Floats) -> NDArray[Any]:
+    def _forecast(self, values: Any) -> NDArray[Any]:
         lookback, horizon = self.shape.lookback or 1, self.shape.horizon
         what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
         require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
@@ -228,8 +242,8 @@ class SequencePredictor(RunPredictor):
         return (recording.values for recording in self.read(table))
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
-        """A row for each sample that is answered, recording after recording."""
-        for recording in self.read(table):
+        """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
+        for recording in self.read_long(table):
             yield from self._answer_recording(recording)
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
@@ -237,7 +251,7 @@ class SequencePredictor(RunPredictor):
         time, samples = self.rules.time or "step", len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
-            answer = self.answer(recording.values)
+            answer = self.answer(recording.values[:])
             columns: dict[str, Any] = {"prediction": answer}
             if self.has_classes:
                 best = int(answer.argmax())
@@ -314,7 +328,7 @@ class SequencePredictor(RunPredictor):
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
         return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
 
-    def _add_sizes(self, values: Floats) -> None:
+    def _add_sizes(self, values: Any) -> None:
         for start in range(0, len(values), _SAMPLES_A_BLOCK):
             block = values[start : start + _SAMPLES_A_BLOCK]
             with np.errstate(over="ignore"):

@@ -1,10 +1,14 @@
-"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step."""
+"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step.
+
+A large file that is one recording as it stands is read block by block, by way of a scratch file.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,8 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import Floats, GroupNumbers, RecordingRules, name_rows, read_blocks
 from flatout.data.sequences.settings import Missing
+from flatout.data.store.store import written
+from flatout.data.tables.formats.file import FileTable
 from flatout.data.tables.table import ManyFiles, Table, as_texts, decoded
 from flatout.errors import UserError, require
 
@@ -27,12 +33,12 @@ class Recording:
     """Of its file and its group."""
     part: str
     """What splits keep together: its file, or the first column of its group."""
-    values: Floats
-    """[samples, columns]"""
-    times: Floats
+    values: Any
+    """[samples, columns] float64; of a large file `ScratchValues`."""
+    times: Any
     """[samples] seconds; numbers from 0 where there is no column of times."""
     rows: NDArray[np.int64]
-    """[samples] rows in their file, from 0; of resampled ones the row at or before."""
+    """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large file."""
     step: float = 1.0
     """Median seconds between two samples, as they were written."""
     label: str | None = None
@@ -193,3 +199,85 @@ def resample(recording: Recording, step: float) -> Recording:
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
+
+
+LEAST_BYTES = 1 << 24
+"""Smaller files are read as a whole: a copy on disk would cost more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchValues:
+    """Some columns of `[samples, width]` float64 in a file; a slice of rows is read when it is asked for."""
+
+    path: Path
+    samples: int
+    width: int
+    columns: slice | int
+    """A slice for `[samples, columns]`, or the one column of `[samples]`."""
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.samples, np.arange(self.width)[self.columns].size
+
+    def __getitem__(self, rows: slice) -> Floats:
+        start, stop, _ = rows.indices(len(self))
+        width, count = self.width, max(0, stop - start)
+        read = np.fromfile(self.path, np.float64, count * width, offset=start * width * np.float64().itemsize)
+        return read.reshape(count, width)[:, self.columns]
+
+
+class Scratch:
+    """The scratch files of the large files of one preparation, so that memory does not grow with a file.
+
+    Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves a
+    recording that is written down as it stands. One that is grouped, resampled, filled, cut at gaps or wrong somewhere
+    is read as a whole, which also reports what is wrong.
+    """
+
+    def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
+        self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
+        self._found: dict[str, Recording | None] = {}
+
+    def read(self, file: Table, notes: ReadingNotes) -> Recording | None:
+        """A large file as a recording; None where it has to be read as a whole."""
+        if not self.rules.are_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
+            return None
+        if file.name not in self._found:
+            self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
+        if (found := self._found[file.name]) is not None:
+            notes.steps.append(found.step)
+        return found
+
+    def _copy(self, file: FileTable, path: Path) -> Recording | None:
+        """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
+        rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
+        with written():
+            output = path.open("wb")
+        with output:
+            for _, values, times, are_dates in read_blocks(file, rules):
+                is_dated = is_dated or are_dates
+                apart = np.diff(times if last is None else np.append(last, times))
+                if np.isnan(values).any() or (apart <= 0).any():
+                    path.unlink()
+                    return None
+                steps += [float(np.median(apart))] if len(apart) else []
+                last, samples = times[-1:], samples + len(values)
+                numbers = np.column_stack([values, times]) if self.keeps_times else values
+                with written():
+                    output.write(np.ascontiguousarray(numbers).data)
+        if samples < 2:
+            return None
+        width = (columns := len(rules.columns)) + self.keeps_times
+        kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
+        kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
+        return Recording(name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated)
+
+
+def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:
+    """Samples from `first` to before `stop`, so many at a time."""
+    end = len(values) if stop is None else stop
+    for at in range(first, end, rows):
+        yield values[at : min(at + rows, end)]

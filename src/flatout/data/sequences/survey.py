@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, files_of, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, run_hashes
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
@@ -67,34 +69,45 @@ class SequencePreparation:
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
-        with Progress() as progress:
-            survey = self.survey(notes, progress)
+        with Progress() as progress, TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder:
+            scratch = Scratch(Path(folder), self.rules)
+            survey = self.survey(notes, progress, scratch)
             survey.finish()
-            self._write(writer, survey, progress)
+            self._write(writer, survey, progress, scratch)
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
         writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)
 
-    def survey(self, notes: ReadingNotes, progress: Progress) -> Survey:
+    def survey(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None) -> Survey:
         """All recordings, looked at once."""
         splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(files_of(self.tables["train"])))
         found = Survey(self.config, self.rules.names, splitter)
-        for split, recording in self._read(notes, progress):
+        for split, recording in self._read(notes, progress, scratch):
             found.add(split, recording)
         return found
 
-    def _read(self, notes: ReadingNotes, progress: Progress) -> Iterator[tuple[str, Recording]]:
+    def _read(
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
+    ) -> Iterator[tuple[str, Recording]]:
+        """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
-            yield from ((split, each) for each in read_recordings(table, self.rules, notes, advance))
+            for file in files_of(table):
+                if scratch is not None and (long := scratch.read(file, notes)) is not None:
+                    yield split, long
+                    advance(len(long.values))
+                else:
+                    yield from ((split, each) for each in read_recordings(file, self.rules, notes, advance))
 
-    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress) -> None:
+    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
         recordings = writer.split(RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")})
-        found = self._read(ReadingNotes(), progress)
+        found = self._read(ReadingNotes(), progress, scratch)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
-            values = survey.scaler.scale(recording.values).reshape(-1)
-            recordings.append(values=(values, np.array([len(values)], np.int32)), label=label.reshape(1))
+            for block in blocks_of(recording.values, ROWS_A_BLOCK):
+                recordings.extend("values", survey.scaler.scale(block).reshape(-1))
+            length = np.array([np.prod(recording.values.shape)], np.int32)
+            recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
         names = ("split", "recording", "first", "stop")
         places = [(SPLITS.index(each.split), each.recording, each.first, each.stop) for each in survey.segments]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
@@ -119,7 +132,7 @@ class Survey:
 
     def add(self, split: str, recording: Recording) -> None:
         values, digest, runs = recording.values, xxhash.xxh3_128(), []
-        for block in _blocks(values):
+        for block in blocks_of(values, ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
             runs.append(run_hashes(block))
@@ -133,7 +146,7 @@ class Survey:
             runs=np.unique(np.concatenate(runs)),
         )
         spans = {(0, len(values)), *self.splitter.spans(entry)}
-        entry.moments = {span: _moments_of(values[slice(*span)]) for span in spans}
+        entry.moments = {span: _moments_of(values, *span) for span in spans}
         self.found.append(entry)
 
     def finish(self) -> None:
@@ -242,14 +255,9 @@ class Survey:
             self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
 
 
-def _blocks(values: Floats) -> list[Floats]:
-    """Views of some samples at a time, so that little is copied."""
-    return np.split(values, range(ROWS_A_BLOCK, len(values), ROWS_A_BLOCK))
-
-
-def _moments_of(values: Floats) -> dict[str, Floats]:
+def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
     parts = []
-    for block in _blocks(values):
+    for block in blocks_of(values, ROWS_A_BLOCK, first, stop):
         with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
             mean = block.mean(axis=0)
             squares = ((block - mean) ** 2).sum(axis=0)

@@ -259,6 +259,8 @@ class SplitWriter:
         """What was to be written, whether the disk has taken it or not."""
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
+        self._begun = dict.fromkeys(columns, 0)
+        """Values of a row that is not whole yet."""
         try:
             for column, spec in columns.items():
                 self._open(folder, f"{name}/{column}.bin", spec.dtype)
@@ -268,6 +270,13 @@ class SplitWriter:
         except WriteFailed:
             self.abandon()
             raise
+
+    def extend(self, name: str, values: Array) -> None:
+        """Add the next values of a ragged column's row, which `append` completes: a row may be larger than memory."""
+        assert self.columns[name].ragged
+        self.asked_bytes += values.size * np.dtype(self.columns[name].dtype).itemsize
+        self._files[f"{self.name}/{name}.bin"].append(values)
+        self._begun[name] += len(values)
 
     def append(self, **blocks: Array | tuple[Array, Array]) -> None:
         """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
@@ -302,11 +311,13 @@ class SplitWriter:
             return len(block)
         values, lengths = block
         ends = np.cumsum(lengths, dtype=np.int64)
-        assert len(values) == (int(ends[-1]) if len(ends) else 0)
+        count = len(values) + self._begun[name]
+        assert count == (int(ends[-1]) if len(ends) else 0)
         self._files[f"{path}.bin"].append(values)
         self._files[f"{path}.offsets.bin"].append(ends + self._totals[name])
         self._files[f"{path}.lengths.bin"].append(lengths)
-        self._totals[name] += len(values)
+        self._totals[name] += count
+        self._begun[name] = 0
         return len(lengths)
 
     def _open(self, folder: Path, name: str, dtype: str) -> _FileWriter:
