@@ -40,7 +40,7 @@ from benchmarks.usual_loaders import (
 def claims(options: Options) -> Iterator[Claim]:
     """For each kind of loader: windows a second, memory, an epoch."""
     warnings.filterwarnings("ignore")
-    for name in ("darts", "lightning.pytorch", "pytorch_lightning"):
+    for name in ("lightning.pytorch", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     rows = options.choose(1_000_000, 200_000, 2_000)
     table = make_table(rows, options.choose(1000, 1000, 200))
@@ -134,14 +134,12 @@ class Forecaster(L.LightningModule):
 _OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
-def clock_for(callback: type) -> Any:
-    """A callback for a Trainer of either of Lightning's packages: seconds from the second batch on."""
+class Clock(L.Callback):
+    """Seconds from the second batch on."""
 
-    def on_train_batch_end(self: Any, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ended = time.perf_counter()
         self.started = self.ended if batch_idx == 0 else self.started
-
-    return type("Clock", (callback,), {"on_train_batch_end": on_train_batch_end})()
 
 
 def train_rows(loader: DataLoader[Any], table: pd.DataFrame, batches: int) -> float:
@@ -157,30 +155,16 @@ def train_forecasting(loader: DataLoader[Any], table: pd.DataFrame, batches: int
 
 
 def _fit(module: L.LightningModule, loader: DataLoader[Any], batches: int) -> float:
-    clock = clock_for(L.Callback)
+    clock = Clock()
     with quiet():
         settings: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": batches, "accelerator": "cpu", **_OFF}
         L.Trainer(callbacks=[clock], **settings).fit(module, train_dataloaders=loader)
     return (batches - 1) * BATCH / (clock.ended - clock.started)
 
 
-def train_darts(loader: DataLoader[Any], table: pd.DataFrame, batches: int) -> float:
-    import pytorch_lightning
-    from darts.models import TiDEModel
-
-    clock = clock_for(pytorch_lightning.Callback)
-    settings = {"limit_train_batches": batches, "accelerator": "cpu", "callbacks": [clock], **_OFF}
-    sizes = {"hidden_size": 16, "decoder_output_dim": 4, "temporal_decoder_hidden": 8}
-    model = TiDEModel(LOOKBACK, HORIZON, batch_size=BATCH, n_epochs=1, pl_trainer_kwargs=settings, **sizes)
-    with quiet():
-        model.fit_from_dataset(loader.dataset, dataloader_kwargs={"collate_fn": loader.collate_fn, "pin_memory": False})
-    return (batches - 1) * BATCH / (clock.ended - clock.started)
-
-
 TRAIN = {
     "a Dataset of rows": (train_rows, "an LSTM, 16 wide"),
     "pytorch-forecasting": (train_forecasting, "its TemporalFusionTransformer, 8 wide"),
-    "darts": (train_darts, "its TiDEModel, 16 wide, in fit_from_dataset"),
 }
 
 

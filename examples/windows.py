@@ -1,4 +1,4 @@
-"""Loaders of windows for an LSTM, for pytorch-forecasting and for darts. `python examples/windows.py [rows]`."""
+"""Loaders of windows for an LSTM and for pytorch-forecasting. `python examples/windows.py [rows]`."""
 
 import sys
 from importlib.util import find_spec
@@ -36,22 +36,13 @@ def forecasting(table: pd.DataFrame) -> None:
     L.Trainer(max_epochs=1, **QUIET).fit(TemporalFusionTransformer.from_dataset(data, hidden_size=8), windows(data))
 
 
-def darts(table: pd.DataFrame) -> None:
-    from darts.models import TiDEModel
-
-    loader = windows(table, layout="darts", **COLUMNS)
-    model = TiDEModel(30, 6, n_epochs=1, pl_trainer_kwargs=QUIET)
-    model.fit_from_dataset(loader.dataset, dataloader_kwargs={"collate_fn": loader.collate_fn})
-
-
 def main(rows: int = 4000) -> float:
     place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
     table = {"id": place // 400, "t": place % 400, "f": noise, "y": np.sin(place / 5) + 0.2 * np.roll(noise, 1)}
     trainer = L.Trainer(max_epochs=3, **QUIET)
     trainer.fit(Forecaster(), windows(table, **COLUMNS))
-    for library, train in (("pytorch_forecasting", forecasting), ("darts", darts)):
-        if find_spec(library):
-            train(pd.DataFrame(table).astype({"id": str}))
+    if find_spec("pytorch_forecasting"):
+        forecasting(pd.DataFrame(table).astype({"id": str}))
     return float(1 - trainer.callback_metrics["loss"] / table["y"].var())
 
 

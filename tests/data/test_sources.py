@@ -185,7 +185,7 @@ def test_a_split_may_not_be_given_twice(tmp_path):
 )
 def test_the_delimiter_is_found_out(tmp_path, content, delimiter):
     table = open_source(str(put(tmp_path / "rows.csv", content)), where="data.train")
-    assert table.dialect.delimiter == delimiter
+    assert table.delimiter == delimiter
     assert len(table.columns) == len(content.splitlines()[0].split(delimiter))
 
 

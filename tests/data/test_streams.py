@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flatout import CellsConfig
 from flatout.data import SequenceData
 from flatout.data.batches.plan import PlanSettings, StreamPlan
-from flatout.data.sequences.views import Cut, Segments, estimate_windows, forecast_windows
+from flatout.data.sequences.views import Cut, Segments
 
 recordings = st.lists(st.integers(1, 60), min_size=1, max_size=30)
 places = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
@@ -89,7 +89,7 @@ def test_epochs_differ_and_the_same_epoch_is_the_same():
 @given(recordings, st.integers(1, 12), st.integers(1, 4))
 def test_windows_of_an_estimate_end_at_each_sample_and_stay_in_their_recording(lengths, lookback, stride):
     segments = segments_of(lengths)
-    rows = estimate_windows(segments, lookback, stride)
+    rows = Cut(lookback, stride=stride).rows(segments)
     ends = rows.start + rows.length - 1
     expected = [
         end for start, stop in zip(segments.start, segments.stop, strict=True) for end in range(start, stop, stride)
@@ -103,7 +103,7 @@ def test_windows_of_an_estimate_end_at_each_sample_and_stay_in_their_recording(l
 def test_forecasts_answer_their_own_split_and_read_what_is_before(lengths, lookback, horizon, before):
     whole = segments_of(lengths)
     segments = Segments(whole.start, np.minimum(whole.start + before, whole.stop), whole.stop, whole.recording)
-    rows = forecast_windows(segments, lookback, horizon)
+    rows = Cut(lookback, horizon).rows(segments)
     expected = [
         (first - lookback, recording)
         for recording, (start, own, stop) in enumerate(zip(whole.start, segments.first, whole.stop, strict=True))

@@ -72,31 +72,6 @@ def test_known_and_static_columns_come_with_the_lookback():
     assert torch.equal(y, stacked([future for _, future in expected], ["y"]))
 
 
-def test_the_layout_of_darts_has_each_group_of_columns_apart():
-    frame = table()
-    settings = {**GIVEN, "features": "f", "known": "k", "static": "s", "layout": "darts"}
-    loader = windows(frame, **settings, shuffle=False, batch_size=100)
-    expected = naive(frame, 3, 2)
-    past, future = ([each[side] for each in expected] for side in (0, 1))
-    (batch,) = all_batches(loader)
-    fields = fields_of(batch)
-    wanted = [stacked(past, ["y"]), stacked(past, ["f"]), stacked(past, ["k"]), stacked(future, ["k"])]
-    wanted += [stacked([each[:1] for each in past], ["s"]), None, stacked(future, ["y"])]
-    assert all(a is b is None or torch.equal(a, b) for a, b in zip(fields, wanted, strict=True))
-    sample = fields_of(loader.dataset[2])
-    assert isinstance(sample[0], np.ndarray) and (sample[0] == fields[0][2].numpy()).all()
-
-
-def fields_of(batch: Any) -> list[Any]:
-    """A batch of darts in the order of its tuples; where darts is installed it is an object."""
-    names = ("past_target", "past_covariates", "historic_future_covariates", "future_covariates", "static_covariates")
-    return (
-        list(batch)
-        if isinstance(batch, tuple)
-        else [getattr(batch, n) for n in (*names, "sample_weight", "future_target")]
-    )
-
-
 def test_rows_of_groups_may_stand_mixed_and_tables_may_be_of_any_kind():
     frame = table()
     mixed = frame.sort_values("t", kind="stable")
@@ -168,7 +143,6 @@ def refusal(frame: Any, **settings: Any) -> str:
     [
         ({"lookback": 0}, "lookback: 0 (1 or more)"),
         ({"batch_size": 0}, "batch_size: 0 (1 or more)"),
-        ({"layout": "dart"}, "layout: 'dart' (pairs, darts). Did you mean 'darts'?"),
         ({"target": ()}, "target: no column is named. Name what is forecast: target=COLUMN."),
         ({"missing": "no"}, "missing: 'no' (refuse, fill, drop)"),
         (

@@ -65,7 +65,7 @@ class Checkup(_Found):
     problem: Problem
     columns: dict[str, Any]
     rows: dict[str, int] = field(default_factory=dict)  # rows of each split
-    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Rows of each class, or entities of each type, by split."""
     lengths: dict[str, Lengths] = field(default_factory=dict)  # tokens a row, by split
 

@@ -25,7 +25,7 @@ from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
 from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, files_of, read_recordings
 from flatout.data.sequences.settings import Missing
-from flatout.data.sequences.views import RowPlaces, Segments, estimate_windows, forecast_windows
+from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source
@@ -165,8 +165,7 @@ class SequencePredictor(RunPredictor):
 
     def _compare_windows(self, scaled: NDArray[np.float32]) -> Iterator[tuple[Tensor, Tensor]]:
         lookback, horizon, targets = self.shape.lookback or 1, self.shape.horizon, self.shape.targets
-        zero = np.zeros(1, np.int64)
-        rows = forecast_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback, horizon)
+        rows = Cut(lookback, horizon).rows(Segments.of_one(len(scaled)))
         behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
         for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
             stop = start + _SAMPLES_A_BLOCK
@@ -186,8 +185,7 @@ class SequencePredictor(RunPredictor):
             begin = start if lookback is None else max(0, start - lookback + 1)
             scaled = scale(values[begin : start + _SAMPLES_A_BLOCK])
             if lookback is not None:
-                zero = np.zeros(1, np.int64)
-                rows = estimate_windows(Segments(zero, zero, np.array([len(scaled)]), zero), lookback)
+                rows = Cut(lookback).rows(Segments.of_one(len(scaled)))
                 yield self._of_rows(scaled, rows.slice(start - begin, None))
             elif state is not None:
                 block = torch.from_numpy(scaled[:, : self.shape.inputs])
@@ -359,4 +357,4 @@ def _naming_training() -> Iterator[None]:
 
 
 def _whole(samples: NDArray[Any]) -> RowPlaces:
-    return RowPlaces(np.array([0]), np.array([len(samples)], np.int32), np.array([0]))
+    return Cut().rows(Segments.of_one(len(samples)))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.sequences.views import estimate_windows, forecast_windows
+from flatout.data.sequences.views import Cut
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
@@ -114,7 +114,7 @@ def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
     shape, segments = ridge.shape, info.segments[split]
     lookback, horizon = shape.lookback or 1, shape.horizon
-    rows = forecast_windows(segments, lookback, horizon) if horizon else estimate_windows(segments, lookback)
+    rows = Cut(lookback, horizon).rows(segments)
     values = info.rows_of(split).values
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
     for begin in range(0, len(rows.start), _WINDOWS_A_BLOCK * every):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +45,7 @@ def test_twins_are_what_comparing_all_pairs_finds(given_rows):
 @given(rows, st.integers(1, 5))
 def test_records_come_back_from_the_files_with_equal_hashes_together(given_rows, pieces):
     records = records_of(given_rows)[0]
-    with RecordFiles() as files:
+    with closing(RecordFiles()) as files:
         for piece in np.array_split(records, pieces):
             files.add(piece)
         parts = list(files.parts())

@@ -1,8 +1,7 @@
 """What the bytes of many texts tell at once: how many words, which odd characters, and which texts are alike.
 
-Everything is arithmetic over whole runs of bytes, which numpy does sixteen and more at a time; a pattern is only tried
-where the bytes are found that it cannot do without. Two texts are alike when their letters and digits are the same,
-whatever their case, blanks and marks.
+Words and likeness are arithmetic over whole runs of bytes, which numpy does sixteen and more at a time. Two texts are
+alike when their letters and digits are the same, whatever their case, blanks and marks.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ _ENTITIES = r"&(amp|lt|gt|quot|nbsp|apos|#[0-9]{2,6}|#x[0-9a-fA-F]{2,5});"
 _CAPITAL_TO_SMALL = 32
 Bytes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
-ODDITIES = {  # of each its pattern, and runs of bytes of which it needs one: hex numbers, and spans of them
-    "control": ("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]", ("00-08", "0B-0C", "0E-1F", "7F")),
-    "escapes": (_ESCAPED, ("5C 75-78",)),
-    "entities": (_ENTITIES, ("26 23-71",)),
-    "invisible": (
-        "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]",
-        ("E2 80 8B-8F", "E2 80 AA-AE", "E2 81 A0", "EF BB BF"),
-    ),
-    "replaced": ("\ufffd", ("EF BF BD",)),
-    "private": ("[\ue000-\uf8ff]", ("EE", "EF 80-A3")),
-    "mojibake": ("Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]", ("C3 82-83", "C3 A2 E2")),
+ODDITIES = {
+    "control": r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]",
+    "escapes": _ESCAPED,
+    "entities": _ENTITIES,
+    "invisible": "[\u200b\u200e\u200f\u2060\ufeff\u202a-\u202e]",
+    "replaced": "\ufffd",
+    "private": "[\ue000-\uf8ff]",
+    "mojibake": "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]",
 }
+_ANY_ODDITY = "|".join(ODDITIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +50,22 @@ class Characters:
 
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
-    data, offsets = _own_bytes(texts)
+    data, offsets = bytes_of(texts)
     exact, is_letter = hash_bytes(data, offsets), _letters(data)
     words = _count(_word_starts(data, is_letter, offsets), offsets)
     alike = _alike(data, offsets, is_letter, exact)
     if len(rows := _rows_with_other_capitals(data, offsets)):
-        small, small_offsets = _own_bytes(pc.utf8_lower(texts.take(pa.array(rows))))
+        small, small_offsets = bytes_of(pc.utf8_lower(texts.take(pa.array(rows))))
         alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
-    return Characters(exact, alike, words, _odd_rows(texts, data))
+    return Characters(exact, alike, words, _odd_rows(texts))
 
 
 def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
     """A hash of every word and mark of some texts."""
-    data, offsets = _own_bytes(texts)
+    data, offsets = bytes_of(texts)
     starts, is_ink = _word_starts(data, _letters(data), offsets), _ink(data)
     kept = np.compress(is_ink, data)
     return hash_bytes(kept, np.append(np.flatnonzero(np.compress(is_ink, starts)), len(kept)))
-
-
-def _own_bytes(texts: pa.Array) -> tuple[Bytes, NDArray[np.int64]]:
-    """The bytes of these texts alone, and where each begins and ends in them."""
-    data, offsets = bytes_of(texts)
-    return data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
 
 
 def _within(data: Bytes, low: int, high: int) -> Mask:
@@ -134,23 +125,15 @@ def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDAr
     return np.where(counts > 0, hashes, exact)  # nothing but marks: only the same marks are alike
 
 
-def _odd_rows(texts: pa.Array, data: Bytes) -> dict[str, NDArray[np.int64]]:
-    found = {}
-    for name, (pattern, runs) in ODDITIES.items():
-        if any(_has_run(data, run) for run in runs):
-            found[name] = np.flatnonzero(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
+def _odd_rows(texts: pa.Array) -> dict[str, NDArray[np.int64]]:
+    rows = _rows_with(_ANY_ODDITY, texts)  # one pass over all texts: most have none
+    few = texts.take(pa.array(rows))
+    found = {name: rows[_rows_with(pattern, few)] for name, pattern in ODDITIES.items()}
     return {name: rows for name, rows in found.items() if len(rows)}
 
 
-def _has_run(data: Bytes, run: str) -> bool:
-    """Whether bytes within these spans follow one another somewhere."""
-    spans = [(int(span[:2], 16), int(span[-2:], 16)) for span in run.split()]
-    end = max(0, len(data) - len(spans) + 1)
-    mask = np.ones(end, np.bool_)
-    for place, span in enumerate(spans):
-        if mask.any():
-            mask &= _within(data[place : place + end], *span)
-    return bool(mask.any())
+def _rows_with(pattern: str, texts: pa.Array) -> NDArray[np.int64]:
+    return np.flatnonzero(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
 
 
 def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:

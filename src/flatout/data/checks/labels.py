@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
-from flatout.data.tables.table import as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
+from flatout.data.tables.table import Rows, as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError, require
 
-Rows = NDArray[np.int64]
 Locate = Callable[[int], str]
 _CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
@@ -74,15 +73,14 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
 
 def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Array:
     """Labels as finite floats; the first row that is none is named."""
-    is_wrong, values = np.zeros(len(labels), np.bool_), labels
+    values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
-        is_wrong = ~mask_of(pc.match_substring_regex(values, _NUMBER))
+        values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
     elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(labels.type):
         raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers")
-    if not is_wrong.any():
-        numbers = pc.cast(values, pa.float64())
-        is_wrong = ~mask_of(pc.is_finite(numbers))
+    numbers = pc.cast(values, pa.float64())
+    is_wrong = ~mask_of(pc.is_finite(numbers))
     if not is_wrong.any():
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
@@ -95,7 +93,7 @@ class LabelCensus:
 
     def __init__(self, problem: Problem, *, merge: bool = False, max_classes: int | None = None) -> None:
         self.problem, self._merge, self._max_classes = problem, merge, max_classes
-        self.counts: dict[str, dict[str, int]] = {}
+        self.counts: dict[str, Counter[str]] = {}
         """Rows of each class, by split."""
         self._codes: dict[str, int] = {}
         self._sets: dict[tuple[int, ...], int] = {}
@@ -103,7 +101,6 @@ class LabelCensus:
         self._others: dict[str, str] = {}
         """Other ways of writing a class, and the one that is kept."""
         self._number, self._mean, self._squares = 0, 0.0, 0.0
-        self._classes: list[str] | None = None
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:
         """A number for each row's label, or set of labels: equal labels get equal numbers. Zeros without classes."""
@@ -117,12 +114,10 @@ class LabelCensus:
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
-        counts, names, sets = self.counts.setdefault(split, {}), list(self._codes), list(self._sets)
+        counts, names, sets = self.counts.setdefault(split, Counter()), list(self._codes), list(self._sets)
         for code in np.flatnonzero(rows_by_code):
             for label in sets[code]:
-                name = self._others.get(names[label], names[label])
-                counts[name] = counts.get(name, 0) + int(rows_by_code[code])
-        self._classes = None
+                counts[self._others.get(names[label], names[label])] += int(rows_by_code[code])
 
     def add_numbers(self, values: NDArray[np.float64]) -> None:
         """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for large numbers too."""
@@ -158,15 +153,13 @@ class LabelCensus:
         """Every class of any split: by number where all are whole numbers, else by spelling."""
         if not self.problem.has_classes:
             return ["value"] if self.problem is Problem.regression else []
-        if self._classes is None:
-            names = {name for counts in self.counts.values() for name in counts}
-            all_whole = all(name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names)
-            self._classes = sorted(names, key=(lambda name: (int(name), name)) if all_whole else None)
-        return self._classes
+        names = {name for counts in self.counts.values() for name in counts}
+        all_whole = all(name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names)
+        return sorted(names, key=(lambda name: (int(name), name)) if all_whole else None)
 
     def train_counts(self) -> list[int]:
-        counts = self.counts.get("train", {})
-        return [self._number if self.problem is Problem.regression else counts.get(name, 0) for name in self.classes()]
+        counts = self.counts.get("train", Counter[str]())
+        return [self._number if self.problem is Problem.regression else counts[name] for name in self.classes()]
 
     def scale(self) -> tuple[float, float]:
         """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
@@ -178,7 +171,7 @@ class LabelCensus:
         """One class cannot be learnt, and neither can none, nor one for each row, nor others than those in training."""
         if not self.problem.has_classes:
             return
-        train = self.counts.get("train", {})
+        train = self.counts.get("train", Counter[str]())
         what = f"the training rows have only one class: {', '.join(map(repr, list(train)[:1])) or 'none'}"
         hint = "Name the column of the labels: data.label=COLUMN."
         require(len(train) > 1, where, what, allowed="two or more", hint=hint)
@@ -210,8 +203,8 @@ class LabelCensus:
     def remarks(self, source: str) -> list[Remark]:
         if not self.problem.has_classes:
             return []
-        train = self.counts.get("train", {})
-        remarks = [Remark(Level.note, source, self._told(train))]
+        train = self.counts.get("train", Counter[str]())
+        remarks = [Remark(Level.note, source, _told(train))]
         commonest, rarest = max(train.values(), default=0), min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
             rare = counted(len(few), "class")
@@ -220,7 +213,7 @@ class LabelCensus:
         elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
-        total = sum(map(Counter, self.counts.values()), Counter[str]())
+        total = sum(self.counts.values(), Counter[str]())
         for group in [] if self._merge else self._alike()[:_SEEN_NAMED]:
             named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
             what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
@@ -231,15 +224,6 @@ class LabelCensus:
                 what = f"{counted(len(unseen), 'class')} that no training row has, scored as misses: {named}"
                 remarks.append(Remark(Level.warning, split, what, "data.split_by=stratified where splits are made"))
         return remarks
-
-    def _told(self, train: dict[str, int]) -> str:
-        """The classes and their rows, the commonest first."""
-        ordered = sorted(train.items(), key=lambda item: -item[1])
-        total = max(1, sum(train.values()))
-        named = [f"{name!r} {count:,} ({count / total:.1%})" for name, count in ordered]
-        if len(named) > _CLASSES_NAMED:
-            named = [*named[:4], "…", *named[-2:]]
-        return f"{len(train):,} classes: {', '.join(named)}"
 
     def _alike(self) -> list[list[str]]:
         """Groups of labels that differ in nothing but how they are written."""
@@ -272,6 +256,14 @@ class LabelCensus:
         return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[inverse]
 
 
+def _told(train: Counter[str]) -> str:
+    total = max(1, train.total())
+    named = [f"{name!r} {count:,} ({count / total:.1%})" for name, count in train.most_common()]
+    if len(named) > _CLASSES_NAMED:
+        named = [*named[:4], "…", *named[-2:]]
+    return f"{len(train):,} classes: {', '.join(named)}"
+
+
 def _plainly(name: str) -> str:
     plain = name.strip().casefold()
     whole, point, zeros = plain.partition(".")
@@ -286,7 +278,6 @@ def _are_numbers(names: Iterable[str]) -> bool:
 
 
 def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:
-    """The first few names, with their rows if asked for."""
     first = list(classes.items())[:_SEEN_NAMED]
     named = [f"{name[:40]!r} ({counted(count, 'row')})" if with_rows else f"{name[:40]!r}" for name, count in first]
     return ", ".join(named) + (", …" if len(classes) > len(first) else "")

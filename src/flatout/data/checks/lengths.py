@@ -81,8 +81,8 @@ class Lengths:
         most = max((bar["rows"] for bar in histogram), default=1)
         spans = {f"{bar['from']:,}–{bar['to']:,}": bar["rows"] for bar in histogram}
         width = max(map(len, spans), default=0)
-        bars = {span: "█" * max(1, round(_LONGEST_BAR * rows / most)) for span, rows in spans.items()}
-        return [f"{span.rjust(width)}  {bars[span]} {rows:,}" for span, rows in spans.items()]
+        lengths = {span: max(1, round(_LONGEST_BAR * rows / most)) for span, rows in spans.items()}
+        return [f"{span.rjust(width)}  {'█' * lengths[span]} {rows:,}" for span, rows in spans.items()]
 
 
 def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:

@@ -8,9 +8,10 @@ flat.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule, clean_block
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark
 from flatout.data.checks.labels import LabelCensus, Rows, normalise_labels
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.twins import RECORD, Assigner, Mask, RecordFiles, Records, Twins, assigner, find_twins
+from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, assigner, find_twins
 from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
@@ -36,8 +37,10 @@ _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
 _THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
 _ROWS_SAMPLED = 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
-_Looked = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64], Future[Characters]]
-"""A block, what is used of it, where in the block these rows lie, and what their bytes tell."""
+_Cleaned = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64]]
+"""A block, what is used of it, and where in the block these rows lie."""
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
@@ -66,7 +69,7 @@ class TextSurvey:
 
     def run(self, advance: Callable[[int], None]) -> TextSurvey:
         """Read every row, assign the splits, compare the texts."""
-        with RecordFiles() as files:
+        with closing(RecordFiles()) as files:
             for name in self.tables:
                 self._read(name, files, advance)
             self._decide(files)
@@ -105,24 +108,23 @@ class TextSurvey:
 
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
-        for looked in self._looked_at(name):
-            block, clean, places, _ = looked
+        for cleaned, characters in _ahead(self._cleaned(name), lambda each: read_characters(each[1].texts)):
+            block, clean, places = cleaned
             fates.append(np.full(block.num_rows, _DROPPED, np.int8))
             changed.append(np.zeros(block.num_rows, np.bool_))
-            fates[-1][places[self._take(name, looked, files)]] = SPLITS.index(name)
+            fates[-1][places[self._take(name, cleaned, characters, files)]] = SPLITS.index(name)
             changed[-1][places] = clean.is_changed
             advance(block.num_rows)
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
-    def _take(self, name: str, looked: _Looked, files: RecordFiles) -> Mask:
+    def _take(self, name: str, cleaned: _Cleaned, characters: Characters, files: RecordFiles) -> Mask:
         """Number the labels of a block and leave a record of each row; which rows stay."""
-        (_, clean, _, waiting), table = looked, self.tables[name]
-        characters = waiting.result()
+        (_, clean, _), table = cleaned, self.tables[name]
         kept = self._admitted(name, clean, characters)
         how: dict[str, Any] = {"problem": self.problem, "delimiter": self.label_delimiter}
         labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
         codes, words = self.census.code(labels), characters.words
-        records = self._records(name, looked, codes)
+        records = self._records(name, cleaned, characters, codes)
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
@@ -137,22 +139,14 @@ class TextSurvey:
             self.samples[name].append(clean.first(_ROWS_SAMPLED))
         return kept
 
-    def _looked_at(self, name: str) -> Iterator[_Looked]:
-        """Blocks in order; threads work out what their bytes tell while the next ones are read."""
-        waiting: deque[_Looked] = deque()
+    def _cleaned(self, name: str) -> Iterator[_Cleaned]:
         group = [self.splitting.group] if name == "train" and self.splitting.group else []
         wanted = list(dict.fromkeys([*self.roles.columns, *group]))
         rules: dict[str, Any] = {"roles": self.roles, "problem": self.problem, "cleaning": self.cleaning}
         rules |= {"is_train": name == "train", "findings": self.findings[name]}
-        with ThreadPoolExecutor(_THREADS) as threads:
-            for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
-                clean = clean_block(block, rows=rows, **rules)
-                places = clean.rows - rows[0] if len(rows) else rows
-                waiting.append((block, clean, places, threads.submit(read_characters, clean.texts)))
-                if len(waiting) >= _WAITING:
-                    yield waiting.popleft()
-            while waiting:
-                yield waiting.popleft()
+        for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
+            clean = clean_block(block, rows=rows, **rules)
+            yield block, clean, clean.rows - rows[0] if len(rows) else rows
 
     def _admitted(self, name: str, clean: CleanBlock, characters: Characters) -> Mask:
         """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`) go."""
@@ -174,10 +168,10 @@ class TextSurvey:
             kept &= ~is_excluded
         return kept
 
-    def _records(self, name: str, looked: _Looked, codes: NDArray[np.int32]) -> Records:
-        block, clean, places, characters = looked
+    def _records(self, name: str, cleaned: _Cleaned, characters: Characters, codes: NDArray[np.int32]) -> Records:
+        block, clean, places = cleaned
         records = np.empty(len(clean.rows), RECORD)
-        records["alike"], records["exact"] = characters.result().alike, characters.result().exact
+        records["alike"], records["exact"] = characters.alike, characters.exact
         records["row"], records["code"], records["table"] = clean.rows, codes, SPLITS.index(name)
         records["group"] = self._groups(block, places, clean.rows) if self.splitting.group and name == "train" else 0
         return records
@@ -197,7 +191,8 @@ class TextSurvey:
         strata = self.census.strata(self._rows_by_code)[stands_for]
         assign = assigner(self.splitting, files, strata)
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
-        for records, codes, splits, twins in _compared(files, assign, stands_for):
+        read = ((records, stands_for[records["code"]], assign(records)) for records in files.parts())
+        for (records, codes, splits), twins in _ahead(read, lambda each: find_twins(*each)):
             is_merged = codes != records["code"]
             is_dropped = self._dropped(records, splits, twins)
             self._tell(records, is_merged & ~is_dropped, "merged_label")
@@ -235,7 +230,6 @@ class TextSurvey:
         return dropped
 
     def _tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
-        """Note rows under the tables they come from."""
         if mask.any():
             for table, findings in self.findings.items():
                 findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)
@@ -260,16 +254,14 @@ class TextSurvey:
         raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")
 
 
-def _compared(
-    files: RecordFiles, assign: Assigner, stands_for: NDArray[np.int64]
-) -> Iterator[tuple[Records, NDArray[np.int64], NDArray[np.int8], Twins]]:
-    """The records of each file with their labels' numbers, splits and twins; threads look for twins."""
+def _ahead(items: Iterable[Given], work: Callable[[Given], Made]) -> Iterator[tuple[Given, Made]]:
+    """Items in their order, each with what a thread has made of it while the next ones are read."""
+    waiting: deque[tuple[Given, Future[Made]]] = deque()
     with ThreadPoolExecutor(_THREADS) as threads:
-        waiting: deque[tuple[Records, NDArray[np.int64], NDArray[np.int8], Future[Twins]]] = deque()
-        for records in files.parts():
-            codes, splits = stands_for[records["code"]], assign(records)
-            waiting.append((records, codes, splits, threads.submit(find_twins, records, codes, splits)))
+        for item in items:
+            waiting.append((item, threads.submit(work, item)))
             if len(waiting) >= _WAITING:
-                yield (*waiting[0][:3], waiting.popleft()[3].result())
-        while waiting:
-            yield (*waiting[0][:3], waiting.popleft()[3].result())
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for first, made in waiting:
+            yield first, made.result()

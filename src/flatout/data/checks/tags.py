@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Entries, Table, decoded, is_blank, is_list, is_text, mask_of
+from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text, mask_of
 from flatout.errors import UserError
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
@@ -46,8 +46,8 @@ class Scheme(StrEnum):
 class TagBlock:
     """The tags of some rows, as numbers: the letter and the type of each, and where rows begin."""
 
-    letters: NDArray[np.int8]
-    types: NDArray[np.int32]
+    letters: NDArray[np.integer]
+    types: NDArray[np.integer]
     """0 for `O`."""
     offsets: NDArray[np.int64]
 
@@ -172,9 +172,6 @@ class TaggedTable(Table):
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
 
-    def entries(self) -> Entries | None:
-        return self.inner.entries()
-
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
             words, marks = self.roles.texts[0], self.roles.label
@@ -242,16 +239,14 @@ def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Ent
 
     An I that continues nothing begins an entity, as the CoNLL tasks count it.
     """
-    lengths = np.diff(offsets)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    place = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
-    is_marked = ids > 0
-    kind = (ids.astype(np.int64) - 1) // 2
-    is_inside = is_marked & (ids % 2 == 0)
-    continues = np.zeros(len(ids), np.bool_)
-    continues[1:] = is_inside[1:] & is_marked[:-1] & (kind[1:] == kind[:-1]) & (row[1:] == row[:-1])
-    begins = np.flatnonzero(is_marked & ~continues)
+    types = (ids.astype(np.int64) + 1) // 2
+    block = TagBlock(
+        np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE)), types, np.asarray(offsets, np.int64)
+    )
+    is_first = begins(block)
+    first, row = np.flatnonzero(is_first), block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.
-    breaks = np.append(np.flatnonzero(~continues), len(ids))
-    ends = breaks[np.searchsorted(breaks, begins, side="right")] if len(begins) else begins
-    return Entities(row[begins], place[begins], place[begins] + ends - begins, kind[begins])
+    breaks = np.append(np.flatnonzero(is_first | (types == 0)), len(ids))
+    length = breaks[np.searchsorted(breaks, first, side="right")] - first
+    start = first - offsets[row]
+    return Entities(row, start, start + length, types[first] - 1)

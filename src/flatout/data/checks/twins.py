@@ -35,14 +35,11 @@ class RecordFiles:
     """Records by the first bits of their hash, on disk beyond some megabytes; written by a thread of their own."""
 
     def __init__(self) -> None:
-        self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by exit)
+        self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by close)
         self._thread = ThreadPoolExecutor(1)
         self._waiting: list[Future[None]] = []
 
-    def __enter__(self) -> RecordFiles:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown()
         for file in self._files:
             file.close()

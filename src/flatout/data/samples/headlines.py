@@ -58,6 +58,8 @@ _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 Numbers = NDArray[np.int64]
 _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
+_TEMPLATES = np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
+"""Which places of a headline hold a name, template by template."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -110,7 +112,7 @@ def _word_ids(random: np.random.Generator, topics: Numbers, num_classes: int) ->
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
     is_word = np.arange(_LONGEST) < lengths[:, None]
     ids = draw_long_tailed(random, int(lengths.sum()), len(_COMMON), 0.9)
-    is_name = _templates()[random.integers(0, _NUM_TEMPLATES, _BLOCK)][is_word]
+    is_name = _TEMPLATES[random.integers(0, _NUM_TEMPLATES, _BLOCK)][is_word]
     names_from = len(_COMMON)
     ids[is_name] = names_from + draw_long_tailed(random, int(is_name.sum()), _NUM_NAMES, 1.05)
     # Random places of each row: the first few take the topic's words, the next one perhaps a stray.
@@ -137,12 +139,6 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
         keys[rows, places[:, nth]] = 2.0
     lengths = is_word.sum(axis=1)
     return places + (np.cumsum(lengths) - lengths)[:, None]
-
-
-@lru_cache
-def _templates() -> NDArray[np.bool_]:
-    """Which places of a headline hold a name, template by template."""
-    return np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
 
 
 @lru_cache

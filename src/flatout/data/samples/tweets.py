@@ -187,30 +187,37 @@ class TaggedTweetsTable(GeneratedTable):
         return _tagged(random, self.split, self.config.noise)
 
 
-@dataclass(frozen=True, slots=True)
 class _Phrases:
-    """Words, groups of words, and phrases by kind; words and slots are numbers."""
+    """Words, groups of words, and phrases by kind; words and slots are numbers. `slots` are filled by the caller."""
 
-    words: pa.Array
-    """Every word as written, Capitalised, LOUD and streeetched, one after the other."""
-    groups: dict[str, tuple[int, int, int]]
-    """Of each slot: its number within phrases, its first word, how many words it has."""
-    places: NDArray[np.int32]
-    """Phrases by places."""
-    starts: NDArray[np.int64]
-    """Of each kind: its first phrase."""
-    sizes: NDArray[np.int64]
-    """Of each kind: how many phrases it has."""
-    kinds: dict[str, int]
-    """Kinds by name."""
-
-    @property
-    def num_words(self) -> int:
-        return len(self.words) // 4
+    def __init__(self, groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]) -> None:
+        written = {kind: [phrase.split() for phrase in _listed(text)] for kind, text in kinds.items()}
+        each = [phrase for phrases in written.values() for phrase in phrases]
+        plain = sorted({word for phrase in each for word in phrase if word[0] != "{"})
+        words = [*plain, *(word for group in groups.values() for word in group)]
+        numbers = {word: number for number, word in enumerate(plain)}
+        numbers |= {f"{{{slot}}}": _NO_WORD - 1 - nth for nth, slot in enumerate([*groups, *slots])}
+        sizes = [len(group) for group in groups.values()]
+        starts = len(plain) + np.cumsum([0, *sizes])
+        places = (numbers[f"{{{name}}}"] for name in groups)
+        self.groups = dict(zip(groups, zip(places, starts.tolist(), sizes, strict=False), strict=True))
+        """Of each slot: its number within phrases, its first word, how many words it has."""
+        # Empty places follow the slot of a name, and fill the end.
+        wide = {f"{{{slot}}}": [_NO_WORD] * (_LONGEST_NAME - 1) for slot in slots}
+        placed = [[number for word in phrase for number in (numbers[word], *wide.get(word, ()))] for phrase in each]
+        longest = max(map(len, placed))
+        self.places = np.array([row + [_NO_WORD] * (longest - len(row)) for row in placed], np.int32)
+        """Phrases by places."""
+        self.words, self.num_words = _all_ways(words), len(words)
+        """Every word as written, Capitalised, LOUD and streeetched, one after the other."""
+        self.sizes = np.array([len(phrases) for phrases in written.values()])
+        """Of each kind: how many phrases it has."""
+        self.kinds = {kind: number for number, kind in enumerate(written)}
 
     def drawn(self, random: np.random.Generator, kinds: NDArray[np.int64]) -> NDArray[np.int32]:
         """A phrase of each kind (rows by phrases), as words and slots (rows by places)."""
-        phrases = self.starts[kinds] + (random.random(kinds.shape) * self.sizes[kinds]).astype(np.int64)
+        first = np.cumsum(self.sizes) - self.sizes
+        phrases = first[kinds] + (random.random(kinds.shape) * self.sizes[kinds]).astype(np.int64)
         return self.places[phrases].reshape(len(kinds), -1)
 
     def fill(self, random: np.random.Generator, ids: NDArray[np.int32]) -> None:
@@ -218,28 +225,6 @@ class _Phrases:
         for name, (slot, start, size) in self.groups.items():
             chosen = ids == slot
             ids[chosen] = start + draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
-
-
-def _phrases(groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]) -> _Phrases:
-    """Number the words of groups and phrases; `slots` are filled by the caller."""
-    written = {kind: [phrase.split() for phrase in _listed(text)] for kind, text in kinds.items()}
-    plain = {word for phrases in written.values() for phrase in phrases for word in phrase if word[0] != "{"}
-    words = [*sorted(plain), *(word for group in groups.values() for word in group)]
-    numbers = {word: number for number, word in enumerate(sorted(plain))}
-    numbers |= {f"{{{slot}}}": _NO_WORD - 1 - nth for nth, slot in enumerate([*groups, *slots])}
-    known, start = {}, len(plain)
-    for name, group in groups.items():
-        known[name] = (numbers[f"{{{name}}}"], start, len(group))
-        start += len(group)
-    # Empty places follow the slot of a name, and fill the end.
-    wide = {f"{{{slot}}}": [_NO_WORD] * (_LONGEST_NAME - 1) for slot in slots}
-    each = [phrase for phrases in written.values() for phrase in phrases]
-    placed = [[number for word in phrase for number in (numbers[word], *wide.get(word, ()))] for phrase in each]
-    longest = max(map(len, placed))
-    places = [numbered + [_NO_WORD] * (longest - len(numbered)) for numbered in placed]
-    sizes = np.array([len(phrases) for phrases in written.values()])
-    kind_numbers = {kind: number for number, kind in enumerate(written)}
-    return _Phrases(_all_ways(words), known, np.array(places, np.int32), np.cumsum(sizes) - sizes, sizes, kind_numbers)
 
 
 def _listed(text: str) -> list[str]:
@@ -272,7 +257,7 @@ def _tweet_phrases() -> _Phrases:
         for mood in ("negative", "positive"):
             kinds[name.format(mood)] = "|".join(map(around.format, _listed(kinds[mood])))
     kinds |= {name: f"{{{name}}}|{{{name}}}|{{{name}}} {{{name}}}" for name in _EMOJI}
-    return _phrases(groups, (), kinds)
+    return _Phrases(groups, (), kinds)
 
 
 def _shared_groups(random: np.random.Generator) -> tuple[dict[str, Sequence[str]], set[str]]:
@@ -345,7 +330,7 @@ def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
     words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
     kinds = {"none": "", **_SHARED_KINDS}
     kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
-    phrases = _phrases({**shared, "name": words}, ENTITY_TYPES, kinds)
+    phrases = _Phrases({**shared, "name": words}, ENTITY_TYPES, kinds)
     numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
     padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
     shape = (len(SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)

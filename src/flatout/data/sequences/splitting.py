@@ -7,7 +7,7 @@ the way, a block of samples at a time, so memory stays flat.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +32,19 @@ class Segment:
 
 @dataclass(slots=True, kw_only=True)
 class RecordingEntry:
-    """What the splits depend on of a recording."""
+    """What splits, scales and the search for leaks need of a recording."""
 
     split: str
     """Of its table."""
     name: str
     part: str
     samples: int
+    label: str | None
+    digest: str
+    """Of its values."""
+    runs: NDArray[np.uint64]
+    moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
+    """Of the whole recording and of the parts that time may make of it, from a sample to before another."""
 
 
 class Splitter:
@@ -180,21 +186,17 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
 
     Such recordings are not equal: one is a part of the other. `runs` and `splits` are those of all recordings.
     """
-    found = []
-    for split in sorted(set(splits))[1:]:
-        before = [number for number, each in enumerate(splits) if each < split and len(runs[number])]
-        if not before:
+    found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
+    known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
+    for number in sorted(range(len(runs)), key=splits.__getitem__):
+        is_earlier, count = split_of_runs < splits[number], len(runs[number])
+        shared = of_runs[is_earlier][np.isin(known[is_earlier], runs[number])]
+        if count < _LEAST_RUNS or not len(shared):
             continue
-        known = np.concatenate([runs[number] for number in before])
-        owners = np.repeat(before, [len(runs[number]) for number in before])
-        for number in (number for number, each in enumerate(splits) if each == split):
-            shared, count = owners[np.isin(known, runs[number])], len(runs[number])
-            if count < _LEAST_RUNS or not len(shared):
-                continue
-            other = int(np.bincount(shared).argmax())
-            share = int((shared == other).sum()) / count
-            if share >= _LEAST_SHARE:
-                found.append((number, other, share))
+        other = int(np.bincount(shared).argmax())
+        share = int((shared == other).sum()) / count
+        if share >= _LEAST_SHARE:
+            found.append((number, other, share))
     return found
 
 

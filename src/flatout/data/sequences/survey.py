@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
@@ -36,7 +35,6 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import require
 
-SplitRecordings = Iterator[tuple[str, Recording]]
 _VERSION = 2
 
 
@@ -89,7 +87,9 @@ class SequencePreparation:
             found.add(split, recording)
         return found
 
-    def _read(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None) -> SplitRecordings:
+    def _read(
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
+    ) -> Iterator[tuple[str, Recording]]:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = progress.task("reading")
         for split, table in self.tables.items():
@@ -120,7 +120,6 @@ class Survey:
     def __init__(self, config: SequenceDataConfig, columns: list[str], splitter: Splitter) -> None:
         self.config, self.columns, self.splitter = config, columns, splitter
         self.found: list[RecordingEntry] = []
-        self.labels: list[str] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
         self.train: dict[str, Floats] = {}
@@ -128,27 +127,27 @@ class Survey:
         self.classes: list[str] = []
         self.numbers = np.empty(0)
         """The label of each recording as a number; zeros where there are none."""
-        self._moments: list[dict[tuple[int, int], Floats]] = []
-        self._hashes: list[str] = []
         self._warnings: list[str] = []
-        targets = config.targets if config.problem is SequenceProblem.estimate else []
-        self._copies = Copies(columns, targets)
-        self._runs: list[NDArray[np.uint64]] = []
+        self._copies = Copies(columns, config.targets if config.problem is SequenceProblem.estimate else [])
 
     def add(self, split: str, recording: Recording) -> None:
-        values = recording.values
-        self.found.append(RecordingEntry(split=split, name=recording.name, part=recording.part, samples=len(values)))
-        if recording.label is not None:
-            self.labels.append(recording.label)
-        digest, runs = xxhash.xxh3_128(), []
+        values, digest, runs = recording.values, xxhash.xxh3_128(), []
         for block in blocks_of(values, ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
             runs.append(run_hashes(block))
-        self._hashes.append(digest.hexdigest())
-        self._runs.append(np.unique(np.concatenate(runs)))
-        spans = {(0, len(values)), *self.splitter.spans(self.found[-1])}
-        self._moments.append({span: _moments_of(values, *span) for span in spans})
+        entry = RecordingEntry(
+            split=split,
+            name=recording.name,
+            part=recording.part,
+            samples=len(values),
+            label=recording.label,
+            digest=digest.hexdigest(),
+            runs=np.unique(np.concatenate(runs)),
+        )
+        spans = {(0, len(values)), *self.splitter.spans(entry)}
+        entry.moments = {span: _moments_of(values, *span) for span in spans}
+        self.found.append(entry)
 
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
@@ -164,8 +163,7 @@ class Survey:
             what = f"no recordings are left for the {split} split"
             require(bool(own) or split == "test", "data.split_by", what, hint="Name more recordings.")
             if own:
-                parts = [self._moments[each.recording][each.first, each.stop] for each in own]
-                moments[split] = _merge(np.stack(parts))
+                moments[split] = _merge([self.found[each.recording].moments[each.first, each.stop] for each in own])
         self.train = moments.pop("train")
         self._require_usable()
         self.scaler = Scaler.fit(self.config.scale.value, self.train)
@@ -181,7 +179,7 @@ class Survey:
         samples = {split: sum(each.stop - each.first for each in parts) for split, parts in own.items()}
         numbers = self.numbers[sorted({each.recording for each in own["train"]})]
         codes = numbers.astype(int) if self.classes else np.zeros(len(numbers), int)
-        labels = numbers if self.labels and not self.classes else np.zeros(1)
+        labels = np.zeros(1) if self.classes else numbers
         return {
             "columns": self.columns,
             "scaler": asdict(self.scaler),
@@ -209,16 +207,17 @@ class Survey:
 
     def _number_labels(self) -> None:
         """Labels are classes where one of them is no number."""
+        labels = ["0" if each.label is None else each.label for each in self.found]
         try:
-            self.numbers = np.array([float(label) for label in self.labels] or np.zeros(len(self.found)))
+            self.numbers = np.array(list(map(float, labels)))
         except ValueError:
-            self.classes = sorted({self.labels[each.recording] for each in self.segments if each.split == "train"})
-            unknown = sorted(set(self.labels) - set(self.classes))
+            self.classes = sorted({labels[each.recording] for each in self.segments if each.split == "train"})
+            unknown = sorted(set(labels) - set(self.classes))
             what = f"{', '.join(map(repr, unknown[:3]))} stands in no training recording"
             require(not unknown, "data.target", what, hint="Give the training recordings of each class.")
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
             places = {name: number for number, name in enumerate(self.classes)}
-            self.numbers = np.array([places[label] for label in self.labels], dtype=np.float64)
+            self.numbers = np.array([places[label] for label in labels], dtype=np.float64)
 
     def _require_usable(self) -> None:
         """Refuse columns that are constant, too large for a scale, or copies of a target."""
@@ -243,41 +242,39 @@ class Survey:
         names = [each.name for each in self.found]
         for segment in self.segments:  # each is a whole recording, in their order
             name = names[segment.recording]
-            ways = {"holds the samples of": self._hashes[segment.recording]}
+            ways = {"holds the samples of": self.found[segment.recording].digest}
             ways |= {"is the group of": name.partition(": ")[2]} if self.config.group else {}
             for how, key in ways.items():
                 before = seen.setdefault(key, segment)
                 what = f"{name} {how} {names[before.recording]}, which is in the {before.split} split"
                 is_apart = bool(key) and before.split != segment.split
                 require(not is_apart, f"data.{segment.split}", what, hint="Leave it out of one of the two.")
-        splits = [each.split for each in self.segments]
-        for number, other, share in find_overlaps(self._runs, [SPLITS.index(split) for split in splits]):
+        splits, runs = [each.split for each in self.segments], [each.runs for each in self.found]
+        for number, other, share in find_overlaps(runs, [SPLITS.index(split) for split in splits]):
             what = f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
             self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
 
 
-def _moments_of(values: Any, first: int, stop: int) -> Floats:
-    """[5, columns]: count, mean, squared distances from it, least, most; block by block, so that little is copied."""
-    blocks = [_moments_of_block(block) for block in blocks_of(values, ROWS_A_BLOCK, first, stop)]
-    return blocks[0] if len(blocks) == 1 else np.stack(list(_merge(np.stack(blocks)).values()))
+def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
+    parts = []
+    for block in blocks_of(values, ROWS_A_BLOCK, first, stop):
+        with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
+            mean = block.mean(axis=0)
+            squares = ((block - mean) ** 2).sum(axis=0)
+        least, most = block.min(axis=0), block.max(axis=0)
+        count = np.full_like(mean, len(block))
+        parts.append({"count": count, "mean": mean, "squares": squares, "least": least, "most": most})
+    return parts[0] if len(parts) == 1 else _merge(parts)
 
 
-def _moments_of_block(values: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
-        mean = values.mean(axis=0)
-        squares = ((values - mean) ** 2).sum(axis=0)
-    return np.stack([np.full_like(mean, len(values)), mean, squares, values.min(axis=0), values.max(axis=0)])
-
-
-def _merge(parts: NDArray[np.float64]) -> dict[str, Floats]:
+def _merge(parts: list[dict[str, Floats]]) -> dict[str, Floats]:
     """Moments of several runs of samples together, without the loss of digits of plain sums."""
-    counts, means = parts[:, 0], parts[:, 1]
+    counts, means, squares, least, most = (np.stack([part[name] for part in parts]) for name in parts[0])
     count = counts.sum(axis=0)
     with np.errstate(over="ignore"):
         mean = (counts * means).sum(axis=0) / count
-        squares = parts[:, 2].sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
-    least, most = parts[:, 3].min(axis=0), parts[:, 4].max(axis=0)
-    return {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}
+        apart = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    return {"count": count, "mean": mean, "squares": apart, "least": least.min(axis=0), "most": most.max(axis=0)}
 
 
 def _rms(moments: dict[str, Floats]) -> Floats:

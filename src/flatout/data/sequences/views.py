@@ -30,6 +30,12 @@ class Segments:
     stop: Places
     recording: Places
 
+    @classmethod
+    def of_one(cls, samples: int) -> Segments:
+        """A whole recording."""
+        zero = np.zeros(1, np.int64)
+        return cls(zero, zero, np.array([samples]), zero)
+
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
@@ -56,53 +62,38 @@ class Cut:
 
     def count(self, segments: Segments) -> int:
         """Rows that `rows` makes, without making them."""
-        if self.lookback is not None and self.horizon:
-            first = np.maximum(segments.first, segments.start + self.lookback)
-            return int(_counts(first, segments.stop - self.horizon + 1, self.stride).sum())
-        step = self.chunk if self.lookback is None else self.stride
-        return len(segments.first) if step is None else int(_counts(segments.first, segments.stop, step).sum())
+        first, stop, step, _ = self._spans(segments)
+        return int(_counts(first, stop, step).sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
-        if self.lookback is not None and self.horizon:
-            return forecast_windows(segments, self.lookback, self.horizon, self.stride)
-        if self.lookback is not None:
-            return estimate_windows(segments, self.lookback, self.stride)
-        if self.chunk is not None:  # the last of a recording is shorter
-            start, counts, recording = _every(segments, segments.first, segments.stop, self.chunk)
-            length = np.minimum(self.chunk, np.repeat(segments.stop, counts) - start).astype(np.int32)
-            return RowPlaces(start, length, recording)
-        return RowPlaces(segments.first, (segments.stop - segments.first).astype(np.int32), segments.recording)
+        """Estimates have a window that ends at every `stride`-th sample; the first ones of a recording are shorter.
 
+        Forecasts have whole windows, whose horizon has all its answers here. The last chunk of a recording is shorter.
+        """
+        first, stop, step, size = self._spans(segments)
+        counts = _counts(first, stop, step)
+        start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int32)
+        end = 0
+        for number, count in enumerate(counts.tolist()):
+            own = slice(end, end + count)
+            start[own] = np.arange(count) * step + first[number]
+            stops = np.minimum(start[own] + size, segments.stop[number])
+            np.maximum(start[own], segments.start[number], out=start[own])
+            length[own] = stops - start[own]
+            end += count
+        return RowPlaces(start, length, np.repeat(segments.recording.astype(np.int32), counts))
 
-def estimate_windows(segments: Segments, lookback: int, stride: int = 1) -> RowPlaces:
-    """Windows that end at every `stride`-th sample; the first ones of a recording are shorter."""
-    start, counts, recording = _every(segments, segments.first - lookback + 1, segments.stop - lookback + 1, stride)
-    length = np.full(len(start), lookback, np.int32)
-    begin = np.cumsum(counts) - counts
-    for number in np.flatnonzero(segments.first - lookback + 1 < segments.start):
-        head = slice(begin[number], begin[number] + min(counts[number], -(-(lookback - 1) // stride)))
-        before = np.maximum(segments.start[number] - start[head], 0)
-        start[head] += before
-        length[head] -= before.astype(np.int32)
-    return RowPlaces(start, length, recording)
+    def _spans(self, segments: Segments) -> tuple[Places, Places, int, int]:
+        """Where the first row of each segment begins, the end of such places, samples between two rows, and of one.
 
-
-def forecast_windows(segments: Segments, lookback: int, horizon: int, stride: int = 1) -> RowPlaces:
-    """Windows of `lookback` samples with the `horizon` samples behind them, which all have their answers here."""
-    earliest = np.maximum(segments.first, segments.start + lookback)
-    start, _, recording = _every(segments, earliest - lookback, segments.stop - horizon + 1 - lookback, stride)
-    return RowPlaces(start, np.broadcast_to(np.int32(lookback + horizon), len(start)), recording)
-
-
-def _every(segments: Segments, first: Places, stop: Places, stride: int) -> tuple[Places, Places, NDArray[np.int32]]:
-    """Every `stride`-th place from `first` to before `stop` in each segment, how many it has, and their recordings."""
-    counts = _counts(first, stop, stride)
-    places = np.empty(int(counts.sum()), np.int64)
-    end = 0
-    for begin, count in zip(first.tolist(), counts.tolist(), strict=True):
-        places[end : end + count] = np.arange(begin, begin + count * stride, stride)
-        end += count
-    return places, counts, np.repeat(segments.recording.astype(np.int32), counts)
+        A window may begin before its recording, and is then cut there.
+        """
+        if self.lookback is None:
+            size = self.chunk or int((segments.stop - segments.first).max(initial=1))
+            return segments.first, segments.stop, size, size
+        first, size = segments.first - self.lookback, self.lookback + self.horizon
+        first = np.maximum(first, segments.start) if self.horizon else first + 1
+        return first, segments.stop - size + 1, self.stride, size
 
 
 def _counts(first: Places, stop: Places, stride: int) -> Places:
@@ -183,7 +174,6 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
 
 
 def _require_length(config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments) -> None:
-    """A split needs a row, and a recording at least as long as the window."""
     (needed, keys), samples = _needed(config), segments.stop - segments.start
     longest, hint = int(samples.argmax()), "Lower the number, or name longer recordings."
     what = f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,} ({names[longest]})"

@@ -1,4 +1,4 @@
-"""`windows`: a DataLoader of windows of a table, in the layout that a plain LSTM or a model of darts takes.
+"""`windows`: a DataLoader of windows of a table, for any module that takes lookback and horizon.
 
 A usual loader makes a window a row: Python cuts each out, then stacks 64 of them. A DataLoader asks a dataset that has
 `__getitems__` for all numbers of a batch at once, so each group of columns is copied by one index. Samplers,
@@ -13,7 +13,6 @@ Shapes: B windows, L rows of lookback, H of horizon, C columns, T the longest en
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from flatout.data.sequences.views import Cut, Places, Segments
 from flatout.data.store.store import Array, Ragged
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
-from flatout.errors import UserError, as_choice, did_you_mean, require
+from flatout.errors import UserError, as_choice, require
 
 _COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
 """What is read of a `TimeSeriesDataSet`."""
@@ -59,7 +58,6 @@ def windows(
     stride: int = 1,
     missing: str = "refuse",
     max_gap: float | None = None,
-    layout: str = "pairs",
     batch_size: int = 64,
     shuffle: bool = True,
     seed: int = 0,
@@ -70,9 +68,9 @@ def windows(
     """A DataLoader of windows: `lookback` rows of a group, and the `horizon` rows behind them.
 
     `source` is a pandas, polars or pyarrow table, or a mapping of arrays; columns hold numbers. `features` are read in
-    the lookback, `known` columns in the horizon too; `static` ones have one value a group. `layout="pairs"` yields
-    `(x, y)`: x is `[B, L, C]` of target, features and known, y `[B, H, targets]`; with `known` or `static`, x is a
-    mapping of `past`, `known`, `static`. `layout="darts"` yields what the models of darts take.
+    the lookback, `known` columns in the horizon too; `static` ones have one value a group. A batch is `(x, y)`: x is
+    `[B, L, C]` of target, features and known, y `[B, H, targets]`; with `known` or `static`, x is a mapping of `past`,
+    `known`, `static`.
 
     A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read in turn. It
     defines its own windows: of the other settings those from `batch_size` on count.
@@ -88,7 +86,9 @@ def windows(
         roles = {role: _listed(columns) for role, columns in named.items()}
         columns, how = [name for names in roles.values() for name in names], as_choice(Missing, missing, "missing")
         rules = RecordingRules(columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how)
-        found = _of_table(source, roles, rules, Cut(lookback=lookback, horizon=horizon, stride=stride), layout)
+        for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
+            require(value > 0, name, f"{value}", allowed="1 or more")
+        found = TableWindows(_recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride))
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
     return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
@@ -180,76 +180,19 @@ class TableWindows(WindowBatches):
         self.begin = np.append(0, end[:-1])
         self.start = cut.rows(Segments(self.begin, self.begin, end, np.arange(len(end)))).start
         self.lookback, self.horizon, self.static = cut.lookback or 0, cut.horizon, np.stack(statics)
-        values = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        target, features, known = np.split(values, ends[:2], axis=1)
-        self.columns = {"input": values, "target": target, "features": features, "known": known}
+        self.values = _joined(blocks)
+        self.target, self.known = self.values[:, : ends[0]], self.values[:, ends[1] :]
 
     def batch(self, numbers: Places) -> Any:
         start = self.start[numbers]
-        behind, static = start + self.lookback, self.of_group(start)
-        past, known = self.rows_of("input", start, self.lookback), self.rows_of("known", behind, self.horizon)
-        x = past if known is static is None else {"past": past, "known": known, "static": static}
-        return x, self.rows_of("target", behind, self.horizon)
-
-    def rows_of(self, role: str, start_B: Places, length: int) -> Tensor | None:
-        """`[B, length, C]`; None where no column has that role."""
-        values = self.columns[role]
-        return gather_runs(values, start_B, length) if values.shape[1] else None
-
-    def of_group(self, start_B: Places) -> Tensor | None:
-        """`[B, S]`: the static columns of each window's group."""
-        place = np.searchsorted(self.begin, start_B, "right") - 1
-        return torch.from_numpy(self.static[place]) if self.static.shape[1] else None
-
-
-class DartsWindows(TableWindows):
-    """The same windows as darts' own datasets give them, for `fit_from_dataset` and for its modules."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        parts = {role: part for role, part in self.columns.items() if role != "input"}
-        self.columns = {role: np.ascontiguousarray(part) for role, part in parts.items()}  # gathered in half the time
-        self._kinds: list[Any] = [None, None]
-        if importlib.util.find_spec("darts"):
-            theirs = importlib.import_module("darts.utils.data")
-            theirs.TorchTrainingDataset.register(type(self))
-            self._kinds = [getattr(theirs, name, None) for name in ("TorchTrainingSample", "TorchTrainingBatch")]
-
-    def batch(self, numbers: Places) -> Any:
-        return self._made(self._kinds[1], self._fields(numbers))
-
-    def __getitem__(self, number: int) -> Any:
-        fields = first_of(self._fields(np.array([range(len(self))[number]])))
-        arrays = {name: None if part is None else part.numpy() for name, part in fields.items()}
-        return self._made(self._kinds[0], arrays)
-
-    def _fields(self, numbers: Places) -> dict[str, Tensor | None]:
-        start = self.start[numbers]
-        behind, static = start + self.lookback, self.of_group(start)
-        return {
-            "past_target": self.rows_of("target", start, self.lookback),
-            "past_covariates": self.rows_of("features", start, self.lookback),
-            "historic_future_covariates": self.rows_of("known", start, self.lookback),
-            "future_covariates": self.rows_of("known", behind, self.horizon),
-            "static_covariates": None if static is None else static[:, None],
-            "sample_weight": None,
-            "future_target": self.rows_of("target", behind, self.horizon),
-        }
-
-    @staticmethod
-    def _made(kind: Any, fields: dict[str, Any]) -> Any:
-        """What its release reads: a class, or a tuple before 0.48."""
-        return tuple(fields.values()) if kind is None else kind(**fields)
-
-
-LAYOUTS = {"pairs": TableWindows, "darts": DartsWindows}
-
-
-def _of_table(source: Any, roles: Roles, rules: RecordingRules, cut: Cut, layout: str) -> WindowBatches:
-    for name in ("lookback", "horizon", "stride"):
-        require(getattr(cut, name) > 0, name, f"{getattr(cut, name)}", allowed="1 or more")
-    require(layout in LAYOUTS, "layout", repr(layout), allowed=", ".join(LAYOUTS), hint=did_you_mean(layout, LAYOUTS))
-    return LAYOUTS[layout](_recordings(source, roles, rules), roles, cut)
+        behind = start + self.lookback
+        past, y = gather_runs(self.values, start, self.lookback), gather_runs(self.target, behind, self.horizon)
+        if not (self.known.size or self.static.size):
+            return past, y
+        known = gather_runs(self.known, behind, self.horizon) if self.known.size else None
+        group = np.searchsorted(self.begin, start, "right") - 1
+        static = torch.from_numpy(self.static[group]) if self.static.size else None
+        return {"past": past, "known": known, "static": static}, y
 
 
 def _listed(names: Names) -> list[str]:

@@ -22,8 +22,6 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.errors import UserError, first_line, require
 from flatout.files import write_atomically
 
-_PIECE = 1 << 24
-
 
 def is_address(given: object) -> bool:
     """Whether a source is named by a scheme and a place rather than by a path."""
@@ -72,7 +70,7 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
     local.parent.mkdir(parents=True, exist_ok=True)
     partial = local.with_name(f".{local.name}.partial")
     with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
-        shutil.copyfileobj(source, copy, _PIECE)
+        shutil.copyfileobj(source, copy, 1 << 24)
     partial.replace(local)
     write_atomically(note, state)
 

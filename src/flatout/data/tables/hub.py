@@ -18,10 +18,6 @@ T = TypeVar("T")
 _OTHER_FILE = re.compile(r"\.(xlsx?|ods|docx?|pdf|txt|xml|zip|tar|pkl|pickle|sqlite3?|db|avro|orc)$", re.IGNORECASE)
 """Endings of files that we do not read: no data set is called so."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
-_WAYS_OUT = (
-    "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set HF_HOME to that"
-    " cache; or train from random weights: model.pretrained=null."
-)
 
 
 def may_be_hub_name(name: str) -> bool:
@@ -63,7 +59,11 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
             what = f"{name} is no folder that transformers can open ({reason})"
             raise UserError(where, what, hint="Name one that save_pretrained wrote, with its tokenizer.") from None
         what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
-        raise UserError(where, what, hint=_WAYS_OUT) from None
+        ways = (
+            "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set HF_HOME"
+        )
+        ways += " to that cache; or train from random weights: model.pretrained=null."
+        raise UserError(where, what, hint=ways) from None
 
 
 @contextmanager

@@ -71,7 +71,6 @@ def told(path: Path) -> Iterator[None]:
 
 
 def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
-    """How blocks are written in one format, and how that ends."""
     opened: list[Any] = []
     formulas = [0]
 

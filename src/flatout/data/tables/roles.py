@@ -26,7 +26,6 @@ _LABELS = (
 ).split()
 _TOKENS = ["tokens", "words"]
 _TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
-_KNOWN, _KNOWN_TAGGED = (_TEXTS, _LABELS), (_TOKENS, _TAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def find_roles(
     is_labelled: bool = True,
 ) -> Roles:
     """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
-    known, spoken = (_KNOWN_TAGGED, ("words", "tags")) if tags else (_KNOWN, ("texts", "labels"))
+    known, spoken = ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
     given = (text,) if isinstance(text, str) else tuple(text or ())
     labels = (label,) if label is not None else _found(table, known[1])
     found = {"text": given[:1] or _found(table, known[0]), "label": labels if is_labelled else ("",)}
@@ -68,7 +67,7 @@ def find_roles(
     raise UserError(
         " and ".join(f"data.{key}" for key in unclear),
         f"which column of {table.name} holds the {what}{choice}?",
-        allowed=f"columns: {', '.join(table.columns[:20])}{', …' if len(table.columns) > 20 else ''}",
+        allowed=table.listed(),
         hint=f"Set {_words_for(table, found, unclear)}.{_headless(table)}",
     )
 

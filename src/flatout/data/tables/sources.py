@@ -28,34 +28,19 @@ from flatout.data.tables.reading import Format, ReadingConfig
 from flatout.data.tables.table import ManyFiles, Table
 from flatout.errors import UserError
 
-ENDINGS = {
-    ".csv": Format.csv,
-    ".tsv": Format.tsv,
-    ".json": Format.json,
-    ".jsonl": Format.jsonl,
-    ".ndjson": Format.jsonl,
-    ".conll": Format.conll,
-    ".bio": Format.conll,
-    ".iob": Format.conll,
-    ".parquet": Format.parquet,
-    ".arrow": Format.arrow,
-    ".feather": Format.arrow,
-    ".npy": Format.npy,
-    ".h5": Format.hdf5,
-    ".hdf5": Format.hdf5,
+_TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str]] = {
+    Format.csv: (CsvTable, ".csv"),
+    Format.tsv: (partial(CsvTable, promised="\t"), ".tsv"),
+    Format.json: (JsonTable, ".json"),
+    Format.jsonl: (JsonTable, ".jsonl .ndjson"),
+    Format.conll: (ConllTable, ".conll .bio .iob"),
+    Format.parquet: (ParquetTable, ".parquet"),
+    Format.arrow: (ArrowTable, ".arrow .feather"),
+    Format.npy: (NpyTable, ".npy"),
+    Format.hdf5: (Hdf5Table, ".h5 .hdf5"),
 }
-"""The format that a name's ending promises."""
-_TABLES: dict[Format, Callable[[Path, str, ReadingConfig], FileTable]] = {
-    Format.csv: CsvTable,
-    Format.tsv: partial(CsvTable, promised="\t"),
-    Format.json: JsonTable,
-    Format.jsonl: JsonTable,
-    Format.conll: ConllTable,
-    Format.parquet: ParquetTable,
-    Format.arrow: ArrowTable,
-    Format.npy: NpyTable,
-    Format.hdf5: Hdf5Table,
-}
+"""What reads each format, and the endings of names that promise it."""
+ENDINGS = {ending: form for form, (_, endings) in _TABLES.items() for ending in endings.split()}
 _SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev", "development", "eval"),
@@ -118,7 +103,7 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
         hint = "Name the format: data.read.format=csv." if where.startswith("data.") else ""
         what = f"{file} is no format we read"
         raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint)
-    return _TABLES[form](file, where, reading)
+    return _TABLES[form][0](file, where, reading)
 
 
 def format_of(file: Path) -> Format | None:
@@ -150,7 +135,6 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
 
 
 def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
-    """The tables of everything a source holds."""
     if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
         named: dict[str | None, Any] = {}
         for name, rows in source.items():
@@ -205,7 +189,6 @@ def _splits_in(folder: Path) -> dict[str | None, Any]:
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a file, a folder or a table is named after."""
     first = re.split(r"[-_. ]", name.lower())[0]
     return next((split for split, names in _SPLIT_NAMES.items() if first in names), None)
 

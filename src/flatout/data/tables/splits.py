@@ -67,12 +67,12 @@ def hash_texts(texts: pa.Array, seed: int = 0) -> NDArray[np.uint64]:
 
 
 def bytes_of(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The UTF-8 bytes of a column, and where each text begins and ends in them, without a copy."""
+    """The UTF-8 bytes of these texts alone, without a copy, and where each begins and ends in them."""
     texts = texts.cast(pa.large_binary())
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    if offsets[-1] == offsets[0]:
-        return np.empty(0, np.uint8), offsets - offsets[0]
-    return np.frombuffer(texts.buffers()[2], dtype=np.uint8), offsets
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(texts.buffers()[2], np.uint8)[first:last] if last > first else np.empty(0, np.uint8)
+    return data, offsets - first
 
 
 def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int = 0) -> NDArray[np.uint64]:

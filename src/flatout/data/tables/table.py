@@ -47,7 +47,7 @@ class Table(ABC):
 
     def entries(self) -> Entries | None:
         """Of each of its files; None where its rows are in none, or have changed since it was opened."""
-        return None
+        return None if self.inner is None else self.inner.entries()
 
     @abstractmethod
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
@@ -75,6 +75,11 @@ class Table(ABC):
         """A row, counted from 1, in words."""
         return f"{row}" if self.inner is None else self.inner.locate(row)
 
+    def listed(self) -> str:
+        """Its first columns, in words."""
+        more = ", …" if len(self.columns) > _COLUMNS_NAMED else ""
+        return f"columns: {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
+
     def lacking(self, column: str) -> str:
         """Who of several files has not got a column, in words."""
         return self.name if self.inner is None else self.inner.lacking(column)
@@ -92,7 +97,7 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
         if list(table.columns).count(name) > 1:
             raise UserError(key, f"{table.name} has column {name} more than once", hint="Rename one of them.")
         if name in keys and name in table.columns:
-            raise UserError(key, f"{name!r} is the column of {keys[name]} already", allowed=_listed(table.columns))
+            raise UserError(key, f"{name!r} is the column of {keys[name]} already", allowed=table.listed())
         keys[name] = key
     missing = {key: name for key, name in wanted.items() if name not in table.columns}
     if not missing:
@@ -100,12 +105,7 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     names = ", ".join(f"{name!r}" for name in missing.values())
     hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
     what = f"no column {names} in {table.lacking(next(iter(missing.values())))}"
-    raise UserError(" and ".join(missing), what, allowed=_listed(table.columns), hint=hints)
-
-
-def _listed(columns: Sequence[str]) -> str:
-    more = ", …" if len(columns) > _COLUMNS_NAMED else ""
-    return f"columns: {', '.join(columns[:_COLUMNS_NAMED])}{more}"
+    raise UserError(" and ".join(missing), what, allowed=table.listed(), hint=hints)
 
 
 def decoded(values: pa.Array) -> pa.Array:

@@ -10,7 +10,6 @@ import csv
 import io
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, as_file, pieces_of
 from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, require
 
@@ -31,36 +30,27 @@ _END = "\x1eend of file"
 """A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How the values of a csv are parted and wrapped."""
-
-    delimiter: str
-    quote: str
-
-    def rows(self, lines: Iterable[str]) -> Any:
-        """Python's csv reader over some lines."""
-        if self.quote:
-            return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
-        return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
+def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
+    """Python's csv reader over some lines."""
+    how: dict[str, Any] = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
+    return csv.reader(lines, delimiter=delimiter, **how)
 
 
-def find_dialect(head: str, *, promised: str, quote: str, is_whole: bool) -> Dialect:
-    """The dialect of a file that begins with `head`.
+def find_delimiter(head: str, *, promised: str, quote: str, is_whole: bool) -> str:
+    """The delimiter of a file that begins with `head`: by it the most rows have as many values as the first has names.
 
-    The delimiter is the one by which the most rows have as many values as the first line has names. A file whose ending
-    promises one (a comma in .csv, a tab in .tsv) keeps it where it fits nearly as well as any other.
+    One that the ending promises (a comma in .csv, a tab in .tsv) stays where it fits nearly as well as any other.
     """
-    fits = {delimiter: _share_that_fits(head, Dialect(delimiter, quote), is_whole) for delimiter in CANDIDATES}
+    fits = {delimiter: _share_that_fits(head, delimiter, quote, is_whole) for delimiter in CANDIDATES}
     best = max(fits, key=lambda delimiter: (fits[delimiter], delimiter == promised))
     is_fine = fits[promised] > 0 and fits[promised] >= _NEARLY * fits[best]
-    return Dialect(promised if is_fine or fits[best] == 0 else best, quote)
+    return promised if is_fine or fits[best] == 0 else best
 
 
-def _share_that_fits(head: str, dialect: Dialect, is_whole: bool) -> float:
+def _share_that_fits(head: str, delimiter: str, quote: str, is_whole: bool) -> float:
     """Share of rows with as many values as the first line names; none where it names one column only."""
     try:
-        rows = dialect.rows(io.StringIO(head, newline=""))
+        rows = _rows_of(io.StringIO(head, newline=""), delimiter, quote)
         widths = [len(row) for row in islice(filter(None, rows), _ROWS_LOOKED_AT)]
     except csv.Error:
         return 0.0
@@ -75,12 +65,11 @@ class CsvTable(FileTable):
     """Comma- or tab-separated values; every value is the text that is written."""
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ",") -> None:
-        self._promised, self.dialect = promised, Dialect(promised, '"')
-        self._notes: list[str] = []
+        self._promised, self.delimiter, self._notes = promised, promised, list[str]()
         super().__init__(path, where, reading)
 
     def how(self) -> str:
-        sign = self.dialect.delimiter
+        sign = self.delimiter
         is_found_out = self.reading.delimiter is None and sign != self._promised
         delimiter = f"{CANDIDATES.get(sign, repr(sign))} between values" + (", found out" if is_found_out else "")
         return ", ".join([delimiter, *self._notes])
@@ -114,8 +103,9 @@ class CsvTable(FileTable):
         yield last.slice(0, last.num_rows - 1)
 
     def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
-        delimiter, quote = self.dialect.delimiter, self.dialect.quote
-        ended = _Ended(file, f"\n{delimiter.join([_END] * len(self.columns))}\n".encode())
+        delimiter, quote = self.delimiter, self.reading.quote
+        ending = f"\n{delimiter.join([_END] * len(self.columns))}\n".encode()
+        ended = as_file(chain(pieces_of(file), [ending]), file)
         types = dict.fromkeys(columns, pa.large_string())
         return pa_csv.open_csv(
             pa.PythonFile(ended, mode="r"),
@@ -128,14 +118,11 @@ class CsvTable(FileTable):
         head = self._head()
         self._note(head)
         text, is_whole = head.decode("utf-8-sig", "replace"), len(head) < HEAD_BYTES
-        given, quote = self.reading.delimiter, self.reading.quote
-        if given is not None:
-            self.dialect = Dialect(given, quote)
-        else:
-            self.dialect = find_dialect(text, promised=self._promised, quote=quote, is_whole=is_whole)
+        quote, found = self.reading.quote, self.reading.delimiter
+        self.delimiter = found or find_delimiter(text, promised=self._promised, quote=quote, is_whole=is_whole)
         lines = io.StringIO(text, newline="")
         try:
-            names: list[str] = next(filter(None, self.dialect.rows(lines)), [])
+            names: list[str] = next(filter(None, _rows_of(lines, self.delimiter, quote)), [])
         except csv.Error:
             names = []
         if not names or any("\ufffd" in name for name in names):
@@ -172,7 +159,7 @@ class CsvTable(FileTable):
         if values == len(self.columns):
             is_long = "straddling" in message
             return self._fail(f"a row is longer than {LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
-        hint = f"Quote values that hold {self.dialect.delimiter!r} or line ends."
+        hint = f"Quote values that hold {self.delimiter!r} or line ends."
         hint += " Is the quote that opens there closed?" if is_spread else ""
         return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", hint)
 
@@ -186,8 +173,8 @@ class CsvTable(FileTable):
         limit = csv.field_size_limit(LONGEST_ROW)
         try:
             with self._open() as file:
-                lines = chain((_text(file.readline()),), map(_text, file))
-                rows = self.dialect.rows(lines)
+                lines = (line.decode("utf-8-sig") for line in file)
+                rows = _rows_of(lines, self.delimiter, self.reading.quote)
                 for found in rows:
                     if found:
                         row, line, values = row + 1, next_line, len(found)
@@ -199,23 +186,3 @@ class CsvTable(FileTable):
         finally:
             csv.field_size_limit(limit)
         return row, line, values, next_line - line > 1
-
-
-class _Ended(io.RawIOBase):
-    """A file with something added after its end."""
-
-    def __init__(self, file: BinaryIO, ending: bytes) -> None:
-        self._file, self._ending = file, ending
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if data := self._file.read(size):
-            return data
-        data, self._ending = self._ending, b""
-        return data
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8-sig")

@@ -12,6 +12,7 @@ import tempfile
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,9 @@ from flatout.errors import UserError, did_you_mean
 HEAD_BYTES = 1 << 20
 LONGEST_ROW = 1 << 24
 ONE_WAY = "Write all values of a column in one way."
-"""The hint for a column of mixed types."""
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
-"""The hint for a file whose end is missing."""
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
-"""The hint for a file that is not in the encoding that was named."""
+"""Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding that was named."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -100,7 +99,7 @@ class FileTable(Table):
         file = unpacked(self.path, self.where)
         if self.reading.encoding is None:
             return file
-        return io.BufferedReader(_Recoded(file, self.reading.encoding, self.path, self.where), HEAD_BYTES)
+        return as_file(_recoded(file, self.reading.encoding, self.path, self.where), file)
 
     def _head(self) -> bytes:
         """The first bytes. A file in UTF-16 is full of zeros, which some readers take for text: it is refused."""
@@ -122,82 +121,74 @@ class FileTable(Table):
 
 def unpacked(path: Path, where: str) -> io.BufferedReader:
     """A file's content, of a gzipped one too; one that is cut short, broken or a bomb is a clear error."""
-    is_packed = path.suffix.lower() == ".gz"
-    return io.BufferedReader(_Gunzipped(path, where), HEAD_BYTES) if is_packed else path.open("rb")
+    if path.suffix.lower() != ".gz":
+        return path.open("rb")
+    file = gzip.open(path, "rb")  # noqa: SIM115 (closed by the stream)
+    return as_file(_gunzipped(file, path, where), file)
 
 
 class _Stream(io.RawIOBase):
-    """Bytes that are made while they are read, for a buffered reader around it."""
+    """Bytes that are made while they are read of a file, for a buffered reader around it."""
 
-    _file: Any
-    _waiting = memoryview(b"")
+    def __init__(self, pieces: Iterator[bytes], file: Any) -> None:
+        self._pieces, self._file, self._waiting = pieces, file, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         if not self._waiting:
-            self._waiting = memoryview(self._more())
+            self._waiting = memoryview(next(self._pieces, b""))
         count = min(len(buffer), len(self._waiting))
         buffer[:count], self._waiting = self._waiting[:count], self._waiting[count:]
         return count
-
-    @abstractmethod
-    def _more(self) -> bytes:
-        """The next bytes, of any number; none at the end."""
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
 
-class _Gunzipped(_Stream):
-    def __init__(self, path: Path, where: str) -> None:
-        self.path, self.where, self._packed, self._unpacked = path, where, path.stat().st_size, 0
-        self._file = gzip.open(path, "rb")  # noqa: SIM115 (closed by close)
+def as_file(pieces: Iterator[bytes], file: Any) -> io.BufferedReader:
+    """Pieces, none of them empty, as one file; closing it closes the file that they are made of."""
+    return io.BufferedReader(_Stream(pieces, file), HEAD_BYTES)
 
-    def _more(self) -> bytes:
+
+def pieces_of(file: Any) -> Iterator[bytes]:
+    while piece := file.read(HEAD_BYTES):
+        yield piece
+
+
+def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
+    packed, size = path.stat().st_size, 0
+    try:
+        for piece in pieces_of(file):
+            size += len(piece)
+            if (size > _RATIO_FROM and size > _RATIO_CAP * packed) or size > _SIZE_CAP:
+                what = f"{path}: {packed:,} bytes unpack to more than {size:,}"
+                allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
+                hint = "If that is meant, unpack it with gunzip and name the plain file."
+                raise UserError(where, what, allowed=allowed, hint=hint)
+            yield piece
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        if "Not a gzipped file" in str(error):
+            hint = "Remove .gz from its name, or pack it with gzip."
+            raise UserError(where, f"{path} ends in .gz and is no gzip file", hint=hint) from None
+        raise UserError(where, f"{path}: not a whole gzip file ({error})", hint=CUT_SHORT) from None
+
+
+def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes]:
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for data in chain(pieces_of(file), [b""]):
         try:
-            data = self._file.read(HEAD_BYTES)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            if "Not a gzipped file" in str(error):
-                hint = "Remove .gz from its name, or pack it with gzip."
-                raise UserError(self.where, f"{self.path} ends in .gz and is no gzip file", hint=hint) from None
-            what = f"{self.path}: not a whole gzip file ({error})"
-            raise UserError(self.where, what, hint=CUT_SHORT) from None
-        self._unpacked += len(data)
-        is_bomb = self._unpacked > _RATIO_FROM and self._unpacked > _RATIO_CAP * self._packed
-        if is_bomb or self._unpacked > _SIZE_CAP:
-            what = f"{self.path}: {self._packed:,} bytes unpack to more than {self._unpacked:,}"
-            allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
-            hint = "If that is meant, unpack it with gunzip and name the plain file."
-            raise UserError(self.where, what, allowed=allowed, hint=hint)
-        return data
-
-
-class _Recoded(_Stream):
-    """A file of another encoding, as UTF-8."""
-
-    def __init__(self, file: io.BufferedReader, encoding: str, path: Path, where: str) -> None:
-        self._file, self._encoding, self.path, self.where = file, encoding, path, where
-        self._decoder = codecs.getincrementaldecoder(encoding)()
-        self._line, self._is_done = 1, False
-
-    def _more(self) -> bytes:
-        while not self._is_done:
-            data = self._file.read(HEAD_BYTES)
-            self._is_done = not data
-            try:
-                text = self._decoder.decode(data, final=self._is_done)
-                recoded = text.encode()
-            except UnicodeError as error:
-                why = getattr(error, "reason", error)
-                what = f"{self.path}: not {self._encoding} from about line {self._line} on ({why})"
-                raise UserError(self.where, what, hint=OTHER_ENCODING) from None
-            self._line += text.count("\n")
-            if recoded:
-                return recoded
-        return b""
+            text = decoder.decode(data, final=not data)
+            recoded = text.encode()
+        except UnicodeError as error:
+            why = getattr(error, "reason", error)
+            what = f"{path}: not {encoding} from about line {line} on ({why})"
+            raise UserError(where, what, hint=OTHER_ENCODING) from None
+        line += text.count("\n")
+        if recoded:
+            yield recoded
 
 
 def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
@@ -242,7 +233,6 @@ def require_file(file: Path, where: str) -> None:
 
 
 def _require_sound_links(file: Path, where: str) -> None:
-    """Refuse a link on the way to a file that leads nowhere."""
     link = next((each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None)
     if link is None:
         return

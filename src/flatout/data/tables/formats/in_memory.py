@@ -18,10 +18,7 @@ _ROWS_PER_BLOCK = 65_536
 
 def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTable:
     """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets table."""
-    if is_dataset(rows):
-        found: MemoryTable | DatasetTable = DatasetTable(rows)
-    else:
-        found = MemoryTable(_arrow_table(rows, where))
+    found = DatasetTable(rows) if is_dataset(rows) else MemoryTable(_arrow_table(rows, where))
     if found.num_rows == 0:
         raise UserError(where, "the table in memory has no rows", hint="Pass a table with rows.")
     return found

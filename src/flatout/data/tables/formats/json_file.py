@@ -93,7 +93,6 @@ class JsonTable(FileTable):
         return self._head().removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
     def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
-        """The objects of some lines."""
         for number, line in enumerate(piece.split(b"\n"), first_line):
             require_utf8(self.path, line, self.where, first_line=number)
             if not line.strip():
