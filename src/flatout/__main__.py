@@ -32,8 +32,7 @@ VERBS = {
     "compare": "two groups of runs, paired by seed; or what several encodings give away, side by side",
     "cache": "list, check and clear the stores of encoded data",
     "bench": "measure our claims on this machine, side by side with the usual way",
-}
-"""Each verb is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`."""
+}  # each verb is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

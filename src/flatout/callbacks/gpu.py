@@ -32,8 +32,7 @@ GPU_CURVES = {
     "gpu/pcie_in_mb_per_s": "sent to the card over the bus",
     "gpu/pcie_out_mb_per_s": "sent by the card over the bus",
     "gpu/other_processes": "other processes that compute on the card",
-}
-"""Every curve of a card, and what it shows."""
+}  # every curve of a card, and what it shows
 
 _REASONS = {
     0x02: "clocks set by hand",
@@ -43,8 +42,7 @@ _REASONS = {
     0x40: "heat",
     0x80: "power supply",
     0x100: "display",
-}
-"""Bits of NVML's reasons why a clock is not higher; that it idles (1) is none."""
+}  # bits of NVML's reasons why a clock is not higher; that it idles (1) is none
 _SLOWED = 0x08  # set beside a closer reason, or alone where the card knows none
 
 

@@ -36,8 +36,7 @@ HOST_CURVES = {
     "host/swap_out_mb_per_s": "moved out to swap, by any process",
     "host/disk_read_mb_per_s": "read from disks, by any process",
     "host/cpu_held_back_share": "fraction of a container's periods in which its limit stopped this process",
-}
-"""Every curve of the machine, and what it shows."""
+}  # every curve of the machine, and what it shows
 
 
 class Host:

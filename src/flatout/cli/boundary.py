@@ -49,13 +49,11 @@ _PLACES = (
     *("torchmetrics.segmentation", "torchmetrics.text", "torchmetrics.wrappers"),
     *("transformers.activations", "transformers.optimization", "transformers.models"),
     *("flatout.models", "flatout.tasks", "flatout.callbacks"),
-)
-"""Modules, with all below them, whose classes a `_target_` may name. Importing one has no effects."""
+)  # modules, with all below them, whose classes a `_target_` may name. Importing one has no effects
 _DOORS = (
     *TRUSTED_PACKAGES,
     *("torch.nn", "torch.optim.lr_scheduler", "torch.utils.data", "lightning.pytorch", "lightning.pytorch.loggers"),
-)
-"""Modules that usually re-export such classes; the class itself must be defined in one of `_PLACES`."""
+)  # modules that usually re-export such classes; the class itself must be defined in one of `_PLACES`
 _LEFT_OUT = (
     "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
     "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in the middle of a step

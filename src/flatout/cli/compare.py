@@ -27,8 +27,7 @@ ROWS = {
     "sets exactly right": ("{:.1%}", "scores", "exact"),
     "rebuilt at the first try": ("{:.1%}", "reconstruction", "alone", "at_1"),
     "rebuilt within ten": ("{:.1%}", "reconstruction", "alone", "at_10"),
-}
-"""What is compared, its form, and where an exposure report has it."""
+}  # what is compared, its form, and where an exposure report has it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -37,8 +37,7 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
-}
-"""The settings class of each option of each group in `conf/`."""
+}  # the settings class of each option of each group in `conf/`
 _ALMOST = 0.75  # least likeness of keys that stand in different groups
 
 

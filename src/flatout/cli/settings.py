@@ -210,8 +210,7 @@ SECTIONS: list[tuple[str, str, str]] = [
     ("Rows that are odd", "What happens to gaps, repeats, leaks and odd characters.", "data.clean.*"),
     ("The built-in sample", "It is used where no file is named.", "data.sample.*"),
     ("What a run shows", "Curves, progress, and your own callbacks.", "logger monitor.* callbacks"),
-]
-"""Title, what the group is for, and its keys; `group.*` stands for all keys directly below."""
+]  # title, what the group is for, and its keys; `group.*` stands for all keys directly below
 OTHERS = """\
 {count} more settings have defaults that seldom change:
   python -m flatout settings              all of them
@@ -228,8 +227,7 @@ _SHORT = {
     "trainer.devices": "How many devices, a list of them, or auto; without GPUs processes",
     "trainer.strategy": "ddp copies the model to each device, fsdp cuts it into slices",
     "tune.enabled": "Whether feed, precision and rows at once are measured first; short: tune=auto",
-}
-"""Words of our own where a setting's own text is long, or Lightning's."""
+}  # words of our own where a setting's own text is long, or Lightning's
 _GROUPS = ("data", "model", "task", "trainer", "callbacks", "logger", "monitor", "tune", "experiment", "sweep", "debug")
 
 

@@ -39,8 +39,7 @@ class Placement:
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     layout: Layout = Layout.flat
-    repeats: bool = False
-    """Whether each epoch has the batches of the first."""
+    repeats: bool = False  # whether each epoch has the batches of the first
 
 
 class StoreData(L.LightningDataModule, Generic[Config, Info]):

@@ -21,8 +21,7 @@ SAMPLES: dict[type, Callable[[Any, str], Table]] = {
     HeadlinesConfig: HeadlinesTable,
     TweetsConfig: TweetsTable,
     TaggedTweetsConfig: TaggedTweetsTable,
-}
-"""The built-in samples: the settings of each, and its table of one split."""
+}  # the built-in samples: the settings of each, and its table of one split
 
 
 @dataclass(kw_only=True, slots=True)

@@ -50,8 +50,7 @@ _TARGETS = {
     Problem.regression: {"targets": Column("float32")},
     Problem.tags: {"targets": Column("int32", ragged=True)},
     Problem.none: {},
-}
-"""The column of targets, where there is one."""
+}  # the column of targets, where there is one
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:

@@ -41,9 +41,7 @@ def part_of(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-class Place(StrEnum):
-    here = "here"
-    ray = "ray"
+Place = StrEnum("Place", "here ray")
 
 
 def connect() -> Any:

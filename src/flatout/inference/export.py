@@ -42,8 +42,7 @@ _JOINED = {
     "max": "a text has the max of its windows' logits",
     "attention": "a text has the mean of its windows' logits, weighted by an attention that stays in the run",
     "tags": "a word has the tag of the window with most words around it",
-}
-"""What is answered to several windows."""
+}  # what is answered to several windows
 _TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
 _MOST_IN_ONE_FILE = 1 << 30  # bytes of weights; more lie beside the ONNX file, which may have twice that at most
 

@@ -69,8 +69,7 @@ BEST: dict[str, Callable[[Measured], float]] = {
     "throughput": lambda form: form.throughput,
     "latency": lambda form: 1 / form.latency,
     "size": lambda form: 1 / form.size,
-}
-"""What a form can be best for; the larger value is the better one."""
+}  # what a form can be best for; the larger value is the better one
 
 
 def require_measurable(predictor: Any, where: str) -> None:

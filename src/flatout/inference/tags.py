@@ -30,14 +30,10 @@ class Entity:
     """A run of words with a type."""
 
     type: str
-    text: str
-    """Its words, with blanks between."""
-    start: int
-    """Its first word, counted from 0."""
-    stop: int
-    """The word after its last."""
-    probability: float
-    """Of its least certain word."""
+    text: str  # its words, with blanks between
+    start: int  # its first word, counted from 0
+    stop: int  # the word after its last
+    probability: float  # of its least certain word
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +41,7 @@ class TagPrediction:
     """What a model says of a row of words."""
 
     words: list[str]
-    tags: list[str]
-    """One for each word; `O` for words beyond the longest row that the model reads."""
+    tags: list[str]  # one for each word; `O` for words beyond the longest row that the model reads
     entities: list[Entity]
 
 

@@ -44,10 +44,8 @@ from flatout.tasks.metrics import MultiMetrics, TaskMetrics
 class Prediction:
     """What a model says of one text."""
 
-    label: str | list[str] | float
-    """The class, the classes, or the number."""
-    probability: float | list[float] | None
-    """Its probability, or theirs; None for a number."""
+    label: str | list[str] | float  # the class, the classes, or the number
+    probability: float | list[float] | None  # its probability, or theirs; None for a number
 
 
 @dataclass(slots=True)

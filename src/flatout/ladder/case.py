@@ -212,8 +212,7 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     TransformerConfig: ("tweets", ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
     BitMLPConfig: ("bloom", ("widths", "dropout", "detectors", "straight", "blend", "start")),
     RNNConfig: ("battery", ("hidden", "layers")),
-}
-"""The usual program of each model, and what it can follow of it; all else must have its default."""
+}  # the usual program of each model, and what it can follow of it; all else must have its default
 
 
 def program_of(model: Any) -> str:

@@ -25,8 +25,7 @@ _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate data.effective_batch"
     " data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr optim.base_batch optim.max_lr trainer"
     " trainer.devices trainer.strategy trainer.accelerator model.compute model.gradient_checkpointing"
-).split()
-"""Settings that decide how a run computes; all others decide what it learns."""
+).split()  # settings that decide how a run computes; all others decide what it learns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,7 @@ _LATER = {
     "verdict": "limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others",
     "baseline": "name metrics",
     "calibration": "temperature error_before error_after fitted error_fitted",
-}
-"""Keys of sections that are null at first."""
+}  # keys of sections that are null at first
 _PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 

@@ -10,19 +10,8 @@ from flatout.distributed.engine import Place
 from flatout.errors import as_seconds, check_settings, require, setting
 
 _MODULE = "hydra_plugins.flatout_trials"
-
-
-class Sampler(StrEnum):
-    tpe = "tpe"
-    random = "random"
-    grid = "grid"
-
-
-class Pruner(StrEnum):
-    asha = "asha"
-    hyperband = "hyperband"
-    median = "median"
-    none = "none"
+Sampler = StrEnum("Sampler", "tpe random grid")
+Pruner = StrEnum("Pruner", "asha hyperband median none")
 
 
 @dataclass

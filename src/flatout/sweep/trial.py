@@ -17,14 +17,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-
-class Status(StrEnum):
-    """How a trial ended."""
-
-    complete = "complete"
-    pruned = "pruned"
-    failed = "failed"
-    stopped = "stopped"
+Status = StrEnum("Status", "complete pruned failed stopped")  # how a trial ended
 
 
 @dataclass(frozen=True, slots=True)

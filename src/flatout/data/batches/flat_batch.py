@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
-_NO_CLASS = torch.iinfo(torch.int32).max
-"""An id beyond all classes: it belongs to another piece."""
+_NO_CLASS = torch.iinfo(torch.int32).max  # an id beyond all classes: it belongs to another piece
 
 
 @dataclass(slots=True, kw_only=True)

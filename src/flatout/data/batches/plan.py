@@ -25,15 +25,7 @@ Rows = NDArray[np.int64]
 Ints = NDArray[np.integer]
 _EVEN_ROUNDS = 64
 """Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
-
-
-class FeedKind(StrEnum):
-    """Where batches are gathered."""
-
-    auto = "auto"
-    resident = "resident"
-    threaded = "threaded"
-    workers = "workers"
+FeedKind = StrEnum("FeedKind", "auto resident threaded workers")  # where batches are gathered
 
 
 @dataclass(slots=True, kw_only=True)

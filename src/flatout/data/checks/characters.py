@@ -38,14 +38,10 @@ _ANY_ODDITY = "|".join(ODDITIES.values())
 class Characters:
     """What the bytes of a block of texts tell."""
 
-    exact: NDArray[np.uint64]
-    """A hash of each text."""
-    alike: NDArray[np.uint64]
-    """A hash of each text's letters and digits, small ones for capitals."""
-    words: NDArray[np.int64]
-    """Words and marks of each text, each run of marks one."""
-    odd: dict[str, NDArray[np.int64]]
-    """Rows that have something odd, by what it is."""
+    exact: NDArray[np.uint64]  # a hash of each text
+    alike: NDArray[np.uint64]  # a hash of each text's letters and digits, small ones for capitals
+    words: NDArray[np.int64]  # words and marks of each text, each run of marks one
+    odd: dict[str, NDArray[np.int64]]  # rows that have something odd, by what it is
 
 
 def read_characters(texts: pa.Array) -> Characters:

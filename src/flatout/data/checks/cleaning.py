@@ -22,43 +22,12 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import as_texts, decoded, is_blank, is_missing, is_plain, is_text, mask_of
 from flatout.errors import UserError, check_settings, setting
 
-
-class RowRule(StrEnum):
-    """What is done with rows of some sort."""
-
-    keep = "keep"
-    drop = "drop"
-    refuse = "refuse"
-
-
-class Empty(StrEnum):
-    """What is done with rows without a text; by_split: dropped in training, kept in validation and test."""
-
-    by_split = "by_split"
-    keep = "keep"
-    drop = "drop"
-    refuse = "refuse"
-
-
-class Unlabelled(StrEnum):
-    """What is done with rows without a label."""
-
-    drop = "drop"
-    refuse = "refuse"
-
-
-class Escapes(StrEnum):
-    """What is done with `\\u2019` and `&amp;` in a text."""
-
-    keep = "keep"
-    decode = "decode"
-
-
-class Alike(StrEnum):
-    """What is done with labels that differ in nothing but how they are written."""
-
-    keep = "keep"
-    merge = "merge"
+RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some sort
+Empty = StrEnum("Empty", "by_split keep drop refuse")
+"""What is done with rows without a text; by_split: dropped in training, kept in validation and test."""
+Unlabelled = StrEnum("Unlabelled", "drop refuse")  # what is done with rows without a label
+Escapes = StrEnum("Escapes", "keep decode")  # what is done with `\u2019` and `&amp;` in a text
+Alike = StrEnum("Alike", "keep merge")  # what is done with labels that differ in nothing but how they are written
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,8 +64,7 @@ class CleanBlock:
     texts: pa.Array
     labels: pa.Array
     rows: NDArray[np.int64]
-    is_changed: NDArray[np.bool_]
-    """Which of them were repaired."""
+    is_changed: NDArray[np.bool_]  # which of them were repaired
 
     def first(self, number: int) -> CleanBlock:
         """The first rows of the block, as a copy that keeps no larger block alive."""

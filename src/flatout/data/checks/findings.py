@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 from flatout.errors import printable
 
 _ROWS_NAMED = 5
-
-
-class Level(StrEnum):
-    """How much a finding matters: good to know, worth fixing, or a reason not to train."""
-
-    note = "note"
-    warning = "warning"
-    error = "error"
+Level = StrEnum("Level", "note warning error")
+"""How much a finding matters: good to know, worth fixing, or a reason not to train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +28,8 @@ class Kind:
     """One sort of finding about rows."""
 
     level: Level
-    sentence: str
-    """What is so of the rows, after their number, and what was done."""
-    hint: str = ""
-    """The setting that changes what is done."""
+    sentence: str  # what is so of the rows, after their number, and what was done
+    hint: str = ""  # the setting that changes what is done
 
 
 _NOTE, _WARNING = Level.note, Level.warning
@@ -76,8 +68,7 @@ KINDS = {
     "relabelled": Kind(_NOTE, "with the label that data.relabel gives kept", ""),
     "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", ""),
     "blank_token": Kind(_NOTE, "with empty words kept", ""),
-}
-"""Each kind of finding about rows."""
+}  # each kind of finding about rows
 
 
 @dataclass(slots=True)
@@ -86,8 +77,7 @@ class Finding:
 
     count: int = 0
     rows: list[int] = field(default_factory=list)
-    other: str = ""
-    """The split that the rows share something with."""
+    other: str = ""  # the split that the rows share something with
 
 
 @dataclass(slots=True)
@@ -97,8 +87,7 @@ class Findings:
     source: str
     rows_read: int = 0
     rows_kept: int = 0
-    rows_repaired: int = 0
-    """Of the rows kept, those that were changed."""
+    rows_repaired: int = 0  # of the rows kept, those that were changed
     found: dict[str, Finding] = field(default_factory=dict)
     locate: Callable[[int], str] = str
 
@@ -143,8 +132,7 @@ class Remark:
     level: Level
     source: str
     what: str
-    hint: str = ""
-    """The setting that changes it."""
+    hint: str = ""  # the setting that changes it
     count: int | None = None
     rows: list[int] = field(default_factory=list)
 

@@ -93,13 +93,10 @@ class LabelCensus:
 
     def __init__(self, problem: Problem, *, merge: bool = False, max_classes: int | None = None) -> None:
         self.problem, self._merge, self._max_classes = problem, merge, max_classes
-        self.counts: dict[str, Counter[str]] = {}
-        """Rows of each class, by split."""
+        self.counts: dict[str, Counter[str]] = {}  # rows of each class, by split
         self._codes: dict[str, int] = {}
-        self._sets: dict[tuple[int, ...], int] = {}
-        """Labels of a row: one, or several where there may be more."""
-        self._others: dict[str, str] = {}
-        """Other ways of writing a class, and the one that is kept."""
+        self._sets: dict[tuple[int, ...], int] = {}  # labels of a row: one, or several where there may be more
+        self._others: dict[str, str] = {}  # other ways of writing a class, and the one that is kept
         self._number, self._mean, self._squares = 0, 0.0, 0.0
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:

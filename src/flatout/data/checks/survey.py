@@ -58,10 +58,8 @@ class TextSurvey:
         self.findings = {name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()}
         merges = config.clean.labels is Alike.merge
         self.census = LabelCensus(config.problem, merge=merges, max_classes=config.max_classes)
-        self.words = {name: Lengths() for name in self.tables}
-        """Words a row, by table."""
-        self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}
-        """The first rows of each table."""
+        self.words = {name: Lengths() for name in self.tables}  # words a row, by table
+        self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}  # the first rows of each table
         self.has_words = config.problem is Problem.tags
         """Whether a training text is more than a number; tagged words may be numbers."""
         self._is_changed: dict[str, NDArray[np.bool_]] = {}

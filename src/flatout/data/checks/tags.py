@@ -27,8 +27,7 @@ _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
 _LETTERS = {"B": _BEGIN, "I": _INSIDE, "M": _INSIDE, "E": _END, "L": _END, "S": _SINGLE, "U": _SINGLE, "W": _SINGLE}
 _KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
 COLUMNS = ("text", "label")
-LISTS = ("tokens", "tags")
-"""The same as lists, for a later pass."""
+LISTS = ("tokens", "tags")  # the same as lists, for a later pass
 _BLANK = pa.scalar(" ", pa.large_string())
 _MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10
 
@@ -47,8 +46,7 @@ class TagBlock:
     """The tags of some rows, as numbers: the letter and the type of each, and where rows begin."""
 
     letters: NDArray[np.integer]
-    types: NDArray[np.integer]
-    """0 for `O`."""
+    types: NDArray[np.integer]  # 0 for `O`
     offsets: NDArray[np.int64]
 
     def row_of(self) -> NDArray[np.int64]:
@@ -60,10 +58,8 @@ class TagCensus:
     """Counts the tags of all rows, and finds their scheme."""
 
     source: str
-    types: dict[str, int] = field(default_factory=dict)
-    """Number of each type, from 1."""
-    entities: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Entities of each type, by split."""
+    types: dict[str, int] = field(default_factory=dict)  # number of each type, from 1
+    entities: dict[str, dict[str, int]] = field(default_factory=dict)  # entities of each type, by split
     tokens: int = 0
     _letters: set[str] = field(default_factory=set)
     _has_inside_begins: bool = False
@@ -224,8 +220,7 @@ class Entities:
     """Runs of words: the row, the first word, the word after the last, and the type's number from 0."""
 
     row: NDArray[np.int64]
-    start: NDArray[np.int64]
-    """Counted within the row."""
+    start: NDArray[np.int64]  # counted within the row
     stop: NDArray[np.int64]
     kind: NDArray[np.int64]
 

@@ -21,14 +21,12 @@ from flatout.errors import UserError
 
 RECORD = np.dtype(
     [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")], align=True
-)
-"""A row: hashes of its letters, its text and its group; its number, its label's number, its table."""
+)  # a row: hashes of its letters, its text and its group; its number, its label's number, its table
 _PARTS, _PART_BITS = 64, 6
 _HELD_BYTES, _WAITING = 1 << 20, 4
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
-Assigner = Callable[[Records], NDArray[np.int8]]
-"""Gives the records of one file their splits: 0, 1 or 2."""
+Assigner = Callable[[Records], NDArray[np.int8]]  # gives the records of one file their splits: 0, 1 or 2
 
 
 class RecordFiles:
@@ -115,16 +113,11 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
 class Twins:
     """Which of some records have a twin, and of what kind."""
 
-    repeated: Mask
-    """Training rows with the text and the label of an earlier training row."""
-    alike: Mask
-    """Training rows like an earlier one in letters and digits, but not equal."""
-    conflict: Mask
-    """Rows whose text has another label elsewhere."""
-    exact_splits: NDArray[np.uint8]
-    """The splits in which the same text stands, a bit for each."""
-    alike_splits: NDArray[np.uint8]
-    """The splits in which a text of the same letters and digits stands."""
+    repeated: Mask  # training rows with the text and the label of an earlier training row
+    alike: Mask  # training rows like an earlier one in letters and digits, but not equal
+    conflict: Mask  # rows whose text has another label elsewhere
+    exact_splits: NDArray[np.uint8]  # the splits in which the same text stands, a bit for each
+    alike_splits: NDArray[np.uint8]  # the splits in which a text of the same letters and digits stands
 
 
 def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:

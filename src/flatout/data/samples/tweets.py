@@ -210,8 +210,7 @@ class _Phrases:
         """Phrases by places."""
         self.words, self.num_words = _all_ways(words), len(words)
         """Every word as written, Capitalised, LOUD and streeetched, one after the other."""
-        self.sizes = np.array([len(phrases) for phrases in written.values()])
-        """Of each kind: how many phrases it has."""
+        self.sizes = np.array([len(phrases) for phrases in written.values()])  # of each kind: how many phrases it has
         self.kinds = {kind: number for number, kind in enumerate(written)}
 
     def drawn(self, random: np.random.Generator, kinds: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -36,10 +36,8 @@ class RecordingRules:
     step: float | None = None
     max_gap: float | None
     missing: Missing
-    cumulate: list[str] = field(default_factory=list)
-    """Columns whose integral is put before all others."""
-    targets: list[str] = field(default_factory=list)
-    """Columns that are answered, for messages."""
+    cumulate: list[str] = field(default_factory=list)  # columns whose integral is put before all others
+    targets: list[str] = field(default_factory=list)  # columns that are answered, for messages
 
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
@@ -138,10 +136,8 @@ class GroupNumbers:
     """Numbers the groups of a table's rows, block after block, in the order in which they appear."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
-        """Columns whose values make a group; the first one is its part."""
-        self.part_of: dict[str, str] = {}
-        """The part of each group so far."""
+        self.names = list(names)  # columns whose values make a group; the first one is its part
+        self.part_of: dict[str, str] = {}  # the part of each group so far
         self._number: dict[str, int] = {}
 
     def number(self, columns: Sequence[pa.Array]) -> NDArray[np.int64]:

@@ -26,18 +26,12 @@ _OTHER_UNIT, _MANY_SAMPLES = 10.0, 1000
 class SequenceShape:
     """Sizes of a network's inputs and answers."""
 
-    inputs: int
-    """Columns that are read: the first of a batch."""
-    targets: int
-    """Columns that are answered: the last of a batch. A forecast reads them as well."""
-    lookback: int | None = None
-    """Samples of a window; None where rows are recordings or chunks."""
-    horizon: int = 0
-    """Samples that a forecast answers, which stand behind its window; 0: none."""
-    labels: int = 0
-    """Outputs for a whole recording; 0: answers belong to times."""
-    is_stateful: bool = False
-    """Whether a row continues the row of the batch before."""
+    inputs: int  # columns that are read: the first of a batch
+    targets: int  # columns that are answered: the last of a batch. A forecast reads them as well
+    lookback: int | None = None  # samples of a window; None where rows are recordings or chunks
+    horizon: int = 0  # samples that a forecast answers, which stand behind its window; 0: none
+    labels: int = 0  # outputs for a whole recording; 0: answers belong to times
+    is_stateful: bool = False  # whether a row continues the row of the batch before
 
     @property
     def is_each_step(self) -> bool:
@@ -99,10 +93,8 @@ class SequenceInfo(DataInfo):
     """Recordings of sensors."""
 
     config: SequenceDataConfig
-    segments: dict[str, Segments] = field(default_factory=dict)
-    """The samples of each split."""
-    notes: list[str] = field(default_factory=list)
-    """What was found when rows were made of them."""
+    segments: dict[str, Segments] = field(default_factory=dict)  # the samples of each split
+    notes: list[str] = field(default_factory=list)  # what was found when rows were made of them
 
     @property
     def lines(self) -> list[str]:

@@ -29,21 +29,15 @@ from flatout.errors import UserError, require
 class Recording:
     """One run of samples."""
 
-    name: str
-    """Of its file and its group."""
-    part: str
-    """What splits keep together: its file, or the first column of its group."""
-    values: Any
-    """[samples, columns] float64; of a large file `ScratchValues`."""
-    times: Any
-    """[samples] seconds; numbers from 0 where there is no column of times."""
+    name: str  # of its file and its group
+    part: str  # what splits keep together: its file, or the first column of its group
+    values: Any  # [samples, columns] float64; of a large file `ScratchValues`
+    times: Any  # [samples] seconds; numbers from 0 where there is no column of times
     rows: NDArray[np.int64]
     """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large file."""
-    step: float = 1.0
-    """Median seconds between two samples, as they were written."""
+    step: float = 1.0  # median seconds between two samples, as they were written
     label: str | None = None
-    is_dated: bool = False
-    """Whether `times` were dates, and count from 1970."""
+    is_dated: bool = False  # whether `times` were dates, and count from 1970
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
         return replace(self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen])
@@ -56,8 +50,7 @@ class ReadingNotes:
     filled: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     gaps: int = 0
-    short: int = 0
-    """Recordings of a single sample, which are left out."""
+    short: int = 0  # recordings of a single sample, which are left out
     steps: list[float] = field(default_factory=list)
     """The median seconds between two samples of each recording, as they were written."""
 
@@ -201,8 +194,7 @@ def resample(recording: Recording, step: float) -> Recording:
     return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
 
 
-LEAST_BYTES = 1 << 24
-"""Smaller files are read as a whole: a copy on disk would cost more than it saves."""
+LEAST_BYTES = 1 << 24  # smaller files are read as a whole: a copy on disk would cost more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +204,7 @@ class ScratchValues:
     path: Path
     samples: int
     width: int
-    columns: slice | int
-    """A slice for `[samples, columns]`, or the one column of `[samples]`."""
+    columns: slice | int  # a slice for `[samples, columns]`, or the one column of `[samples]`
 
     def __len__(self) -> int:
         return self.samples

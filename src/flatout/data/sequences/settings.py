@@ -11,38 +11,12 @@ from flatout.data.samples.cells import CellsConfig
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require, setting
 
-
-class SequenceProblem(StrEnum):
-    """What is answered: the target at each time, its next steps, or one class or number a recording."""
-
-    estimate = "estimate"
-    forecast = "forecast"
-    label = "label"
-
-
-class Missing(StrEnum):
-    """What happens to rows with a missing value."""
-
-    refuse = "refuse"
-    fill = "fill"
-    drop = "drop"
-
-
-class Scale(StrEnum):
-    """How columns are scaled, by the training rows."""
-
-    standard = "standard"
-    minmax = "minmax"
-    none = "none"
-
-
-class PartBy(StrEnum):
-    """What is kept whole when recordings are split: a file, a group, or neither, where time splits each recording."""
-
-    auto = "auto"
-    file = "file"
-    group = "group"
-    time = "time"
+SequenceProblem = StrEnum("SequenceProblem", "estimate forecast label")
+"""What is answered: the target at each time, its next steps, or one class or number a recording."""
+Missing = StrEnum("Missing", "refuse fill drop")  # what happens to rows with a missing value
+Scale = StrEnum("Scale", "standard minmax none")  # how columns are scaled, by the training rows
+PartBy = StrEnum("PartBy", "auto file group time")
+"""What is kept whole when recordings are split: a file, a group, or neither, where time splits each recording."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -34,14 +34,12 @@ class Segment:
 class RecordingEntry:
     """What splits, scales and the search for leaks need of a recording."""
 
-    split: str
-    """Of its table."""
+    split: str  # of its table
     name: str
     part: str
     samples: int
     label: str | None
-    digest: str
-    """Of its values."""
+    digest: str  # of its values
     runs: NDArray[np.uint64]
     moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
     """Of the whole recording and of the parts that time may make of it, from a sample to before another."""
@@ -53,8 +51,7 @@ class Splitter:
     def __init__(self, config: SequenceDataConfig, shares: tuple[float, float], num_files: int) -> None:
         self.config, self.shares, self.num_files = config, shares, num_files
         self.needed = 1 + sum(share > 0 for share in shares)
-        self.how = ""
-        """In words, for the line that is printed."""
+        self.how = ""  # in words, for the line that is printed
 
     def split(self, recordings: list[RecordingEntry]) -> list[Segment]:
         """The segments of all recordings, in their order."""

@@ -122,11 +122,9 @@ class Survey:
         self.found: list[RecordingEntry] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
-        self.train: dict[str, Floats] = {}
-        """Moments of each column over the training samples."""
+        self.train: dict[str, Floats] = {}  # moments of each column over the training samples
         self.classes: list[str] = []
-        self.numbers = np.empty(0)
-        """The label of each recording as a number; zeros where there are none."""
+        self.numbers = np.empty(0)  # the label of each recording as a number; zeros where there are none
         self._warnings: list[str] = []
         self._copies = Copies(columns, config.targets if config.problem is SequenceProblem.estimate else [])
 

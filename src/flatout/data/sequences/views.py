@@ -23,10 +23,8 @@ Places = NDArray[np.int64]
 class Segments:
     """Samples of one split: absolute places in the store."""
 
-    start: Places
-    """Where each segment's recording begins: a window may read from here on."""
-    first: Places
-    """The first sample that has an answer here."""
+    start: Places  # where each segment's recording begins: a window may read from here on
+    first: Places  # the first sample that has an answer here
     stop: Places
     recording: Places
 
@@ -55,8 +53,7 @@ class Cut:
     """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing is set."""
 
     lookback: int | None = None
-    horizon: int = 0
-    """Samples of a forecast behind its window; 0: the window's last sample is answered."""
+    horizon: int = 0  # samples of a forecast behind its window; 0: the window's last sample is answered
     chunk: int | None = None
     stride: int = 1
 

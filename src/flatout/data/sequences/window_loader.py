@@ -36,12 +36,10 @@ from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
 from flatout.errors import UserError, as_choice, require
 
-_COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
-"""What is read of a `TimeSeriesDataSet`."""
+_COLUMNS = ("reals", "categoricals", "time", "weight", "groups")  # what is read of a `TimeSeriesDataSet`
 _NUMBERS_AT_ONCE = 65_536
 Names = str | list[str] | tuple[str, ...] | None
-Roles = dict[str, list[str]]
-"""Columns by what they are for: target, features, known, static."""
+Roles = dict[str, list[str]]  # columns by what they are for: target, features, known, static
 
 
 def windows(
@@ -121,8 +119,7 @@ class SeededOrder(RandomSampler):
 class WindowBatches(Dataset[Any], ABC):
     """Windows by number: `[3]` is one, `__getitems__` a batch that needs no collating."""
 
-    start: Places
-    """The first row of each window."""
+    start: Places  # the first row of each window
 
     @abstractmethod
     def batch(self, numbers: Places) -> Any:

@@ -19,8 +19,7 @@ from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
 from flatout.files import let_time_move, write_atomically
 
-NOTES = ".sources"
-"""The folder of the notes in a cache."""
+NOTES = ".sources"  # the folder of the notes in a cache
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:

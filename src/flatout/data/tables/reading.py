@@ -9,20 +9,7 @@ from enum import StrEnum
 from flatout.errors import check_settings, require, setting
 
 _ENCODINGS = "Name one that Python knows, for example cp1252, latin-1, utf-16, shift_jis."
-
-
-class Format(StrEnum):
-    """Kinds of files."""
-
-    csv = "csv"
-    tsv = "tsv"
-    json = "json"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    arrow = "arrow"
-    conll = "conll"
-    npy = "npy"
-    hdf5 = "hdf5"
+Format = StrEnum("Format", "csv tsv json jsonl parquet arrow conll npy hdf5")  # kinds of files
 
 
 @dataclass(kw_only=True, slots=True)

@@ -33,10 +33,8 @@ class Roles:
     """The columns that hold the texts and the labels."""
 
     texts: tuple[str, ...]
-    label: str
-    """Empty where rows have no labels."""
-    join: str = " "
-    """What stands between the texts of several columns."""
+    label: str  # empty where rows have no labels
+    join: str = " "  # what stands between the texts of several columns
 
     @property
     def columns(self) -> list[str]:

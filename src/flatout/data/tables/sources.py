@@ -38,8 +38,7 @@ _TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str
     Format.arrow: (ArrowTable, ".arrow .feather"),
     Format.npy: (NpyTable, ".npy"),
     Format.hdf5: (Hdf5Table, ".h5 .hdf5"),
-}
-"""What reads each format, and the endings of names that promise it."""
+}  # what reads each format, and the endings of names that promise it
 ENDINGS = {ending: form for form, (_, endings) in _TABLES.items() for ending in endings.split()}
 _SPLIT_NAMES = {
     "train": ("train", "training"),

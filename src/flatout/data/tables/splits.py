@@ -24,14 +24,8 @@ _ALL_BITS = (1 << 64) - 1
 _WINDOW = 1 << 17
 
 SPLITS = ("train", "validation", "test")
-
-
-class SplitBy(StrEnum):
-    """What decides the split of a row: its text, its text and its class, or the group it belongs to."""
-
-    content = "content"
-    stratified = "stratified"
-    group = "group"
+SplitBy = StrEnum("SplitBy", "content stratified group")
+"""What decides the split of a row: its text, its text and its class, or the group it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

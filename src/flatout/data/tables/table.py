@@ -28,8 +28,7 @@ _COLUMNS_NAMED = 20
 Rows = NDArray[np.int64]
 Entries = list[list[str | int]]
 """Of each file its name, and what changes in its entry when it does: size, times and number."""
-SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
-"""Part of the key of each split's random streams."""
+SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}  # part of the key of each split's random streams
 _NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
 
 
@@ -163,8 +162,7 @@ def mask_of(values: pa.Array) -> NDArray[np.bool_]:
 class GeneratedTable(Table):
     """One split of a built-in sample: blocks of rows from random streams of their own, so any part is made alone."""
 
-    made_as: ClassVar[str]
-    """What makes the rows, with its version: the rows of a seed never change while this stays."""
+    made_as: ClassVar[str]  # what makes the rows, with its version: the rows of a seed never change while this stays
     block_rows: ClassVar[int]
 
     def __init__(self, config: Any, split: str) -> None:
@@ -199,8 +197,7 @@ class ManyFiles(Table):
         self.tables, self.name = list(tables), name
         shared = set.intersection(*(set(table.columns) for table in tables))
         self.columns = [column for column in tables[0].columns if column in shared]
-        self._starts = [0] * len(self.tables)
-        """Rows before each file, as far as it has been read."""
+        self._starts = [0] * len(self.tables)  # rows before each file, as far as it has been read
 
     def how(self) -> str:
         counts = Counter(filter(None, (table.how() for table in self.tables)))

@@ -16,14 +16,8 @@ _HEAD_SHARE = 4  # a quarter of the kept tokens are the first ones (Sun et al. 2
 
 Counts = NDArray[np.int64]
 Tokens = NDArray[np.int32]
-
-
-class Long(StrEnum):
-    """What becomes of a text that is longer than `data.max_length`, or than a window."""
-
-    cut = "cut"
-    head_tail = "head_tail"
-    windows = "windows"
+Long = StrEnum("Long", "cut head_tail windows")
+"""What becomes of a text that is longer than `data.max_length`, or than a window."""
 
 
 @dataclass(frozen=True, slots=True)

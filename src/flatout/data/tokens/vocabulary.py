@@ -28,14 +28,8 @@ _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
 NUM_SPECIAL = len(_SPECIAL)
 Counts = NDArray[np.int64]
 _ROWS_A_DOCUMENT = 500
-
-
-class VocabularyKind(StrEnum):
-    """Whole words, or pieces of words that can spell any word (bpe) or nearly any (wordpiece)."""
-
-    word = "word"
-    bpe = "bpe"
-    wordpiece = "wordpiece"
+VocabularyKind = StrEnum("VocabularyKind", "word bpe wordpiece")
+"""Whole words, or pieces of words that can spell any word (bpe) or nearly any (wordpiece)."""
 
 
 @dataclass(kw_only=True, slots=True)

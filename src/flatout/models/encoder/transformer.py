@@ -35,14 +35,12 @@ _OF_RANDOM_WEIGHTS: dict[str, dict[str, Any]] = {
         "share_att_key": True,
         "position_biased_input": False,
     }
-}
-"""What makes a family what its name stands for, where its configuration leaves it out."""
+}  # what makes a family what its name stands for, where its configuration leaves it out
 _DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout"),
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
     "head_dropout": ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "pooler_dropout"),
-}
-"""Settings of ours, and what families call them."""
+}  # settings of ours, and what families call them
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
 ReuseFormat = StrEnum("ReuseFormat", "auto bf16")

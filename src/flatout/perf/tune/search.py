@@ -325,5 +325,4 @@ _DECISIONS: dict[str, tuple[str, Callable[[Search], Choice]]] = {
     "data.batch_size": ("micro-batch", Search._decide_rows),
     "optim.lr": ("optim.lr", Search._decide_rate),
     "compile": ("compile", Search._decide_compile),
-}
-"""What is decided, in this order: the name that a run prints, and how."""
+}  # what is decided, in this order: the name that a run prints, and how

@@ -10,11 +10,7 @@ from flatout.errors import check_settings, did_you_mean, require, setting
 
 _OFF = "To measure nothing, set tune=off."
 MODES = ("off", "auto", "cut")
-
-
-class StepRows(StrEnum):
-    kept = "kept"
-    free = "free"
+StepRows = StrEnum("StepRows", "kept free")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -40,8 +40,7 @@ _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"(?<!\S)precision=(\w+)": lambda found: f'Trainer(precision="{LIGHTNING_NAMES[Precision(found[1])]}")',
     r"(?<!\S)compile=false": "leaving out torch.compile",
     r"checkpoint\.every_steps=null checkpoint\.every_minutes=10": "ModelCheckpoint(every_n_epochs=1)",
-}
-"""Words of the command line, and what a script says instead."""
+}  # words of the command line, and what a script says instead
 
 
 class Verdict(RunCurves):

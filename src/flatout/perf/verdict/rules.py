@@ -26,8 +26,7 @@ _HOLDING = {
     "power limit": "raise the power limit (nvidia-smi -pl)",
     "power supply": "look at the card's power supply",
     "the card slowed itself": "cool the card",
-}
-"""Limits of the clocks that you can change, such as clocks set by hand."""
+}  # limits of the clocks that you can change, such as clocks set by hand
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
 _OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
 _ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
