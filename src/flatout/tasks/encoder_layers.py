@@ -108,7 +108,7 @@ class StoredStates:
         self.network, self.device = network, device
         self.width, self.kind = int(store.facts["width"]), getattr(torch, store.facts["format"])
         stored = store.splits[split]
-        kind = choose_feed(FeedKind.auto, stored.num_bytes, device).kind
+        kind = choose_feed(FeedKind.auto, stored.num_bytes, device).value
         column = _shaped(stored.columns[STATES], self.width)
         self.column = column_on(column, device if kind is FeedKind.resident else torch.device("cpu"))
 
