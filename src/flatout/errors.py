@@ -99,8 +99,7 @@ def as_seconds(text: str | None, where: str) -> float | None:
     """A duration such as 90s, 30m or 2h in seconds; None where there is no limit."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())
-    if found is None or float(found[1]) == 0:
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())) is None or float(found[1]) == 0:
         raise UserError(where, f"{str(text)!r} is no duration", allowed="such as 90s, 30m, 2h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 

@@ -107,16 +107,14 @@ def put_in_place(beside: Path, target: Path) -> None:
 def put_back(parent: Path) -> None:
     """Give folders their names again that had stepped aside for one that never came."""
     for aside in parent.glob(f".*{_ASIDE}"):
-        target = parent / aside.name.removeprefix(".").removesuffix(_ASIDE)
-        if not target.exists():
+        if not (target := parent / aside.name.removeprefix(".").removesuffix(_ASIDE)).exists():
             aside.rename(target)
 
 
 def is_plain_part(text: str) -> bool:
     """Whether a text can be put behind a folder and stay below it, on any system."""
-    parts = re.split(r"[/\\]", text)
     is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
-    return bool(text) and not is_rooted and ".." not in parts and text.isprintable()
+    return bool(text) and not is_rooted and ".." not in re.split(r"[/\\]", text) and text.isprintable()
 
 
 def require_inside(path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/.") -> None:

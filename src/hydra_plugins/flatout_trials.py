@@ -85,8 +85,7 @@ class TrialSweeper(Sweeper):
         _require_one_process()
         hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
-        launcher = self.hydra_config.launcher
-        if launcher.get("_target_") != LauncherSettings._target_:
+        if (launcher := self.hydra_config.launcher).get("_target_") != LauncherSettings._target_:
             raise UserError("hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out.")
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
         for override in OverridesParser.create(config_loader=self.loader).parse_overrides(written):

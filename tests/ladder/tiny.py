@@ -42,7 +42,7 @@ def parts_of(program: str) -> tuple[Any, Any]:
 def tiny_case(program: str, folder: Path) -> Case:
     """Rows on disk, and the case on them."""
     data, model = parts_of(program)
-    _, read, _ = write_rows(replace(data, cache=str(folder / "cache")), folder)
+    _, read, _ = write_rows(replace(data, cache=str(folder / "cache")), folder, joined=None)
     reading: dict[str, Any] = {**read, "usual_batch": 8}
     if isinstance(model, TransformerConfig):
         reading["pretrained"] = str(encoder_folder(model, data, folder / "train.csv", folder / "encoder", 0))

@@ -44,10 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
     require(arguments.name in BENCHES, "bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
-    is_parted = arguments.only is None or arguments.name in ("bert", "doctor", "quality", "reuse")
-    require(
-        is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed="bert, doctor, quality, reuse"
-    )
+    parted = ("bert", "doctor", "quality", "reuse")
+    is_parted = arguments.only is None or arguments.name in parted
+    require(is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed=", ".join(parted))
     is_plain = not arguments.plain or arguments.name == "doctor"
     require(is_plain, "--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

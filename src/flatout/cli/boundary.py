@@ -112,16 +112,14 @@ def _require_known_keys(settings: DictConfig, where: str) -> None:
 
 def as_typed(words: Any) -> list[str]:
     """Words of a command line, without resolving references in them."""
-    typed = OmegaConf.to_container(words, resolve=False)
-    assert isinstance(typed, list)
+    typed: Any = OmegaConf.to_container(words, resolve=False)
     return [str(word) for word in typed]
 
 
 def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """The packages that the command line trusts; a file cannot trust any."""
     allowed = tuple(cfg.get("allow_targets") or ())
-    is_typed = not allowed or _is_typed("allow_targets", overrides)
-    require(is_typed, "allow_targets", "stands in a file", hint=_ONLY_TYPED)
+    require(not allowed or _is_typed("allow_targets", overrides), "allow_targets", "stands in a file", hint=_ONLY_TYPED)
     return allowed
 
 
@@ -219,9 +217,6 @@ def _value(cfg: DictConfig, key: str) -> Any:
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
     return any(name == key or name.startswith(f"{key}.") for name in names)
-
-
-# The classes that a `_target_` may name.
 
 
 def check_targets(config: Mapping[Any, Any], allowed: Sequence[str], folders: Sequence[Path]) -> None:

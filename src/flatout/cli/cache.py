@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
 def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
     if not whole:
-        total = sum(entry.num_bytes for entry in entries)
-        print(f"{total / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
+        print(f"{sum(entry.num_bytes for entry in entries) / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
         if units := cache.of_units().entries():
             total = sum(unit.num_bytes for unit in units)
             print(f"{total / 1e6:,.1f} MB in {len(units)} units of builds that are not finished")

@@ -54,9 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
-    factor = found.unit or "in its own unit"
     heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in found.seeds))
-    shown = plain_table(*heads, title=f"{found.metric}, {factor}")
+    shown = plain_table(*heads, title=f"{found.metric}, {found.unit or 'in its own unit'}")
     shown.columns[0].overflow = "fold"
     for folder, group in zip(short_names([str(each) for each in folders]), (found.first, found.second), strict=True):
         mean = f"{group.mean:.4g}" if group.sd is None else f"{group.mean:.4g} ± {group.sd:.2g}"

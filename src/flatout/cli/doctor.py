@@ -102,9 +102,6 @@ def _tried_table(evidence: Evidence) -> Table:
     return table
 
 
-# --confirm.
-
-
 def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
     summary, evidence = read_summary(folder), evidence_in(folder)
@@ -200,9 +197,6 @@ def require_same(folder: Path, then: dict[str, Any], changed: set[str], now: dic
             what = f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}"
             hint = "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the override there."
             raise UserError(str(folder), what, hint=hint)
-
-
-# Short runs of command lines, in turn.
 
 
 def with_override(words: Sequence[str], override: str) -> list[str]:

@@ -45,7 +45,6 @@ yours:             python -m flatout ladder data.source=news.csv model=bilstm fo
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
-
     own = {found[1]: found[2] for found in map(_OWN.fullmatch, arguments.words) if found}
     typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)

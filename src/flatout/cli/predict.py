@@ -36,7 +36,6 @@ from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _MANY = "Write --out FOLDER/ for a folder of answers."
-_OPTIONS = ("text", "top_k", "bits", "rebuild")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +70,7 @@ def _answered_part(arguments: argparse.Namespace, number: int, count: int) -> in
 def _answered(arguments: argparse.Namespace) -> int:
     predictors, options = load_predictors(arguments), file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
-    for name in (name for name in _OPTIONS if name not in predictors[0].options):
+    for name in (name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options):
         what = f"this run answers {predictors[0].answers_to}"
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
     reading = reading_of(arguments)
@@ -104,8 +103,7 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
             rows += found.block.num_rows
             replaced = found.replaced
     if replaced:
-        names = ", ".join(replaced)
-        print(f"{table.name}: {names} left out: the answers have columns of that name", file=sys.stderr)
+        print(f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name", file=sys.stderr)
     return rows
 
 

@@ -103,7 +103,8 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _settings_of(hint, f"{key}.", option)
         elif said := about.get(field.name):
-            allowed = said.allowed or ", ".join(filter(None, (describe_type(hint), said.range)))
+            kind = said.choices if hint is str and said.choices else hint
+            allowed = said.allowed or ", ".join(filter(None, (describe_type(kind), said.range)))
             default = field.default if field.default_factory is MISSING else field.default_factory()
             yield Setting(key, option, said.does, allowed, as_word(default), _example(key, said, default))
 
@@ -183,34 +184,31 @@ python -m train [key=value ...] [experiment=NAME] [debug=NAME] [name=MINE] [-m f
   your own conf/     python -m train --config-dir FOLDER experiment=MINE
   composed settings  python -m train --cfg job
 """
-SECTIONS: list[tuple[str, str, str]] = [
+SECTIONS: list[tuple[str, str]] = [
     (
-        "Your data",
-        "Which table is read, and which columns. python -m flatout check FILE looks at it first.",
+        "Your data: Which table is read, and which columns. python -m flatout check FILE looks at it first.",
         "data.source data.train data.validation data.test data.text data.label data.features data.target data.bits "
         "data.problem data.max_length data.split_by",
     ),
-    ("The model", "Its size and its dropout. Choose another with model=NAME.", "model.*"),
+    ("The model: Its size and its dropout. Choose another with model=NAME.", "model.*"),
     (
-        "How it trains",
-        "How long, how many rows a step, and how fast it learns.",
+        "How it trains: How long, how many rows a step, and how fast it learns.",
         "trainer.max_epochs data.batch_size data.effective_batch optim.lr optim.schedule optim.warmup "
         "optim.weight_decay optim.clip task.* seed",
     ),
     (
-        "What is best, and where it is kept",
+        "What is best, and where it is kept: "
         "Which checkpoint answers in the end, when training stops, and the run's folder.",
         "checkpoint.metric checkpoint.patience checkpoint.every_minutes resume name output",
     ),
     (
-        "Speed and devices",
-        "Everything here has an automatic choice; tune=auto measures it.",
+        "Speed and devices: Everything here has an automatic choice; tune=auto measures it.",
         "precision compile data.feed trainer.accelerator trainer.devices trainer.strategy threads tune.enabled",
     ),
-    ("Rows that are odd", "What happens to gaps, repeats, leaks and odd characters.", "data.clean.*"),
-    ("The built-in sample", "It is used where no file is named.", "data.sample.*"),
-    ("What a run shows", "Curves, progress, and your own callbacks.", "logger monitor.* callbacks"),
-]  # title, what the group is for, and its keys; `group.*` stands for all keys directly below
+    ("Rows that are odd: What happens to gaps, repeats, leaks and odd characters.", "data.clean.*"),
+    ("The built-in sample: It is used where no file is named.", "data.sample.*"),
+    ("What a run shows: Curves, progress, and your own callbacks.", "logger monitor.* callbacks"),
+]  # a title and what the group is for, and its keys; `group.*` stands for all keys directly below
 OTHERS = """\
 {count} more settings have defaults that seldom change:
   python -m flatout settings              all of them
@@ -244,10 +242,9 @@ def help_text(words: Sequence[str], conf: Path) -> str:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
         lines.append(textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4))
     lines.append("")
-    for title, about, keys in SECTIONS:
-        rows = [_row(cfg, key, known, near) for key in _expand(cfg, keys)]
-        if rows:
-            lines += [f"{title}: {about}", *rows, ""]
+    for title, keys in SECTIONS:
+        if rows := [_row(cfg, key, known, near) for key in _expand(cfg, keys)]:
+            lines += [title, *rows, ""]
             shown += len(rows)
     return "\n".join([*lines, OTHERS.format(count=len({each.key for each in known}) - shown)])
 

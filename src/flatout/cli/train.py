@@ -138,11 +138,10 @@ def job(cfg: DictConfig) -> float | None:
         from flatout.run.launch import start, start_on_ray
         from flatout.run.run_folder import claim_folder, claim_named_folder
 
-        claim = claim_named_folder if is_shared else claim_folder
         words = [*conf_words(described.runtime.config_sources), *overrides]
         workers = workers_of_ray(described.launcher)
         begin = partial(start_on_ray, workers=workers) if workers is not None else start
-        result = begin(config, folder=folder, overrides=words, claim=claim)
+        result = begin(config, folder=folder, overrides=words, claim=claim_named_folder if is_shared else claim_folder)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

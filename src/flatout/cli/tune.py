@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
-    words = (word for word in arguments.words if word.lstrip("+") != "tune=auto")
-    start_measuring(["tune=auto", *words], decide)
+    start_measuring(["tune=auto", *(word for word in arguments.words if word.lstrip("+") != "tune=auto")], decide)
 
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -53,10 +52,8 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    found = [
-        measured_for(question(config, data, ranks, device, overrides, counts_time=False), print_line)
-        for device in devices.values()
-    ]
+    asked = (question(config, data, ranks, device, overrides, counts_time=False) for device in devices.values())
+    found = [measured_for(each, print_line) for each in asked]
     for line in (line for each in found for line in each.lines):
         print(line)
     answers = smallest([each.answers for each in found])

@@ -51,16 +51,14 @@ def quote_letters(word: str) -> str:
         return f"{key}='{value}'"
     if not equals or value.isascii() or re.search(r"['\"$\\]", value):
         return word
-    value = re.sub(_WITH_LETTERS, lambda found: f'"{found[0].strip()}"', value)
-    return f"{key}={value}"
+    return f"{key}=" + re.sub(_WITH_LETTERS, lambda found: f'"{found[0].strip()}"', value)
 
 
 def quoted(text: str) -> str:
     """A text as a value on Hydra's command line, whatever is in it."""
     if re.fullmatch(r"[\w./:+%@-]+", text, re.ASCII):
         return text
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def with_own_parts(words: Sequence[str]) -> list[str]:
@@ -143,9 +141,6 @@ def in_full(word: str) -> str:
     """A word of the sweep command as Hydra knows it."""
     key, equals, value = word.partition("=")
     return f"{SHORT[key]}={value}" if equals and key in SHORT else word
-
-
-# Files of settings.
 
 
 def conf_folder() -> Path:

@@ -54,9 +54,7 @@ class Silent(RunLog):
         return
 
 
-def write_rows(
-    config: Any, folder: Path, *, joined: Mapping[str, Any] | None = None
-) -> tuple[list[str], dict[str, Any], int]:
+def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None) -> tuple[list[str], dict[str, Any], int]:
     """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has."""
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
@@ -120,8 +118,7 @@ def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, se
         lines = int(random.integers(least, most + 1))
         own: NDArray[np.int64] = random.choice(by_label[label], lines)
         other = random.integers(0, len(texts), lines)
-        rows = np.where(random.random(lines) < share, own, other)
-        made.append("\n".join(texts[row] for row in rows))
+        made.append("\n".join(texts[row] for row in np.where(random.random(lines) < share, own, other)))
     return pa.table({"text": pa.array(made, _CELL), "label": pa.array(chosen.tolist(), _CELL)})
 
 
@@ -205,8 +202,6 @@ def way_of(data: Any) -> Way:
     return WAYS[type(data)]
 
 
-# From the settings of a run to its rungs, and to the case.
-
 _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     BiLSTMConfig: ("headlines", ("embedding", "hidden", "layers", "dropout", "embedding_dropout")),
     TransformerConfig: ("tweets", ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
@@ -240,9 +235,8 @@ def require_followed(model: Any) -> None:
         require(value == getattr(default, name), f"model.{name}", f"{value} is not in the usual program", hint=hint)
     if isinstance(model, BitMLPConfig):
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
-        what = "the usual program is a plain network on the bits"
         hint = "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
-        require(is_plain, "model", what, hint=hint)
+        require(is_plain, "model", "the usual program is a plain network on the bits", hint=hint)
 
 
 def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int) -> Path:

@@ -39,8 +39,6 @@ from flatout.perf.measure.steps import peak_bytes
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-_GPU_EVERY_S = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -118,8 +116,7 @@ def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
 
 def peak_memory_gb() -> float | None:
     """Most memory that this process has held, of a GPU where it computes on one; None where the system does not say."""
-    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    peak = peak_bytes(torch.device("cuda" if is_on_gpu else "cpu"))
+    peak = peak_bytes(torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"))
     return None if peak is None else peak / 1e9
 
 
@@ -144,11 +141,10 @@ def measure_apart(program: Program, seconds: float | None, folder: Path, *, limi
 
 
 def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
-    """Measure, while a thread samples the use of the GPU where there is one."""
     samples, done = list[float](), threading.Event()
 
     def watch() -> None:
-        while not done.wait(_GPU_EVERY_S):
+        while not done.wait(0.2):
             samples.append(torch.cuda.utilization() / 100)
 
     if torch.cuda.device_count():
@@ -160,14 +156,11 @@ def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
     return replace(found, device_share=sum(samples) / len(samples) if samples else None)
 
 
-# Rung by rung.
-
 ROUNDS = 5  # most rounds, and the usual ones; more would show nothing new
 _LEAST_ROUNDS = 3  # fewer rounds give no bounds that are worth printing
 _LONGEST_S, _SHORTEST_S = 5.0, 1.0  # of one measurement
 _OF_BUDGET = 0.4  # share of the budget that is training; the rest is preparing
 TOO_SHORT = "left out: the budget was over"
-
 Make = Callable[[Rung, float], Program]  # the program of a rung that trains for so many seconds
 
 
@@ -248,8 +241,7 @@ def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
     def rate(found: Measured) -> float:  # of the startup its inverse: larger is better
         return 1 / max(found.startup_s, 1e-9) if measures == STARTUP else found.rows_per_s
 
-    both = sorted(below.found.keys() & above.found.keys())
-    if not both:
+    if not (both := sorted(below.found.keys() & above.found.keys())):
         before, after = (median(each.rows_per_s for each in step.found.values()) for step in (below, above))
         return Estimate(after / before)
     gain = speedup(*([rate(step.found[number]) for number in both] for step in (below, above)))

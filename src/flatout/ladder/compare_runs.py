@@ -123,8 +123,7 @@ class Group:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Group:
-        sd = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), sd, tuple(values))
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, tuple(values))
 
 
 def t_value(freedom: int) -> float:

@@ -85,8 +85,7 @@ def judge(gain: Estimate) -> str:
 
 
 def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
-    place = top_of([step.rung for step in measured])
-    if not place:
+    if not (place := top_of([step.rung for step in measured])):
         return None
     foot, top = measured[0], measured[place]
     minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
@@ -188,14 +187,10 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "GPU": lambda rung: _share(rung["device_share"]),
 }
 
-
-# The page and the figure.
-
 PAGE = "ladder.html"
 _ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
 _PROMISED = "#c9d4dc"
 _COLOURS = {PAYS: COLOURS[0], UNSURE: "#b08900", COSTS: "#b3261e"}  # the last two are amber and red
-_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
 
 
 def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
@@ -277,7 +272,7 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
     low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
     axes.set_xscale("log")
     axes.set(xlim=(low, high), ylim=(len(names), 0))
-    ticks = [value for value in _TICKS if low <= value <= high]
+    ticks = [value for value in (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160) if low <= value <= high]
     axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
     axes.set_xticks([], minor=True)
     axes.set_yticks([place + 0.5 for place in range(len(names))], names)

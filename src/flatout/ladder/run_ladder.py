@@ -82,10 +82,8 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     way, program = way_of(data), program_of(model)
     hint = "Leave +ladder out: rungs for your data are then chosen."
     needed = next(each.title for each in WAYS.values() if each.kind == ladder.kind)
-    what = f"{ladder.name} needs {needed}, and these are {way.title}"
-    require(way.kind == ladder.kind, "+ladder", what, hint=hint)
-    what = f"{ladder.name} has no rungs for {type(model).__name__}"
-    require(program == ladder.program, "+ladder", what, hint=hint)
+    require(way.kind == ladder.kind, "+ladder", f"{ladder.name} needs {needed}, and these are {way.title}", hint=hint)
+    require(program == ladder.program, "+ladder", f"{ladder.name} has no rungs for {type(model).__name__}", hint=hint)
 
 
 def with_cut(ladder: Ladder, model: Any) -> Ladder:

@@ -124,8 +124,7 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
     require(not found[0].is_ours, f"{where}: rungs[0]", "is a run of ours", hint="Begin with the usual program.")
     is_last = all(later.measures == OTHER for rung, later in pairwise(found) if rung.measures == OTHER)
     require(is_last, f"{where}: rungs", f"a rung stands above one of {OTHER}", hint="Put it below.")
-    names = [rung.name for rung in found]
-    require(len(set(names)) == len(names), f"{where}: rungs", "two have the same name")
+    require(len({rung.name for rung in found}) == len(found), f"{where}: rungs", "two have the same name")
     return found
 
 

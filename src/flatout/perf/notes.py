@@ -106,8 +106,7 @@ def _count(value: Any) -> int:
 def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:
     """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung does, by its name."""
     noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
-    gains = {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}
-    if gains:
+    if gains := {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}:
         path = cache / _LADDERS / f"{found['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {name: found[name] for name in ("name", "date", "device")}

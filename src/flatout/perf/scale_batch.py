@@ -17,8 +17,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from flatout.data.batches.feed import free_memory
 from flatout.data.store_data import StoreData
-from flatout.distributed.limits import free_bytes
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import random_state, restore_random_state
@@ -111,12 +111,14 @@ class ScaleBatch(Callback):
         self._report(before, optim.highest, rate)
 
     def _search(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device) -> int:
-        feed, alone = data.feeds.train, _copy_of(task)
+        feed, alone = data.feeds.train, copy.copy(task)
+        for name in ("configure_optimizers", "is_in_fast_loop"):  # what callbacks put into it, which must not be shared
+            vars(alone).pop(name, None)
+        alone = copy.deepcopy(alone)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
         clip, precision = float(trainer.gradient_clip_val or 0.0), by_lightning_name(str(trainer.precision))
         parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
         start = Setting(feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1)
-        free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
         asked = OpenSettings(
             settings=self.settings,
             start=start,
@@ -125,7 +127,7 @@ class ScaleBatch(Callback):
             most_rows=self.max_batch_size,
             planned_steps=1,
             kept=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
-            room_bytes=int((free + held_bytes(device)) * (1 - self.settings.memory_margin)),
+            room_bytes=int((free_memory(device) + held_bytes(device)) * (1 - self.settings.memory_margin)),
             is_cpu=device.type == "cpu",
             counts_time=False,
         )
@@ -165,10 +167,3 @@ def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, Stor
     is_known = str(trainer.precision) in LIGHTNING_NAMES.values()
     require(is_known, where, f"precision {trainer.precision}", allowed=known, hint="Leave ScaleBatch out.")
     return module, data
-
-
-def _copy_of(task: Task) -> Task:
-    alone = copy.copy(task)
-    for name in ("configure_optimizers", "is_in_fast_loop"):  # what callbacks put into it, which must not be shared
-        vars(alone).pop(name, None)
-    return copy.deepcopy(alone)

@@ -116,12 +116,8 @@ def interval_text(interval: Sequence[float] | None) -> str:
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     speed = summary["speed"]
-    forms = {
-        "rows_per_s": "{:,.0f} rows/s",
-        "tokens_per_s": "{:,.0f} tokens/s",
-        "padding_share": "padding {:.1%}",
-        "mfu": "MFU {:.1%}",
-    }
+    forms = {"rows_per_s": "{:,.0f} rows/s", "tokens_per_s": "{:,.0f} tokens/s"}
+    forms |= {"padding_share": "padding {:.1%}", "mfu": "MFU {:.1%}"}
     known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
     rows = [("speed", ", ".join(known))] if known else []
     if parts := parts_of_step(speed["step_ms"]):
@@ -149,8 +145,7 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    rows = [row for row in [*_metric_rows(summary), *_speed_rows(summary)] if row[0] not in ("verdict", "")]
-    if rows:
+    if rows := [row for row in [*_metric_rows(summary), *_speed_rows(summary)] if row[0] not in ("verdict", "")]:
         parts.append(_markdown_table(["result and speed", ""], rows))
     if choices := [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]:
         parts += ["**Automatic choices**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
@@ -158,8 +153,7 @@ def closing_markdown(summary: dict[str, Any]) -> str:
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in [heads, ["---"] * len(heads), *rows])
 
 
 def _cell(value: object) -> str:

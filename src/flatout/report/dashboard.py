@@ -58,8 +58,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     ]
     found: Layout = {}
     for heading, title, tags in charts:
-        known = [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]
-        if known:
+        if known := [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]:
             found.setdefault(heading, {})[title] = ["Multiline", known]
     return found
 
@@ -187,8 +186,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
     """One bar of the parts of a step's time, with times and shares; None where fewer than two parts are known."""
-    parts = parts_of_step(step_ms)
-    if len(parts) < 2:
+    if len(parts := parts_of_step(step_ms)) < 2:
         return None
     with drawing(484, 120 + 26 * len(parts), dpi=_DPI) as figure:
         axes = add_axes(figure, left=12, right=12, top=44, bottom=12)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-
 WIDTH, HEIGHT = 460, 220  # of an ordinary chart, in pixels
 COLOURS = ("#2a83a3", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
 STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
@@ -135,14 +134,11 @@ def _simplify(element: ElementTree.Element) -> None:
     for name in {"d", "x", "y", "transform"} & element.attrib.keys():  # a tenth of a pixel is fine enough
         element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
     if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
-        _add_titles(element, name.removeprefix(_MARKED).split(_BETWEEN))
-
-
-def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
-    hidden = {mark for definitions in group.iter("defs") for mark in definitions.iter()}
-    marks = [mark for mark in group.iter() if mark.tag in ("path", "use") and mark not in hidden]
-    for mark, text in zip(marks if len(texts) > 1 else [group], texts, strict=True):
-        ElementTree.SubElement(mark, "title").text = text
+        texts = name.removeprefix(_MARKED).split(_BETWEEN)
+        hidden = {mark for definitions in element.iter("defs") for mark in definitions.iter()}
+        marks = [mark for mark in element.iter() if mark.tag in ("path", "use") and mark not in hidden]
+        for mark, text in zip(marks if len(texts) > 1 else [element], texts, strict=True):
+            ElementTree.SubElement(mark, "title").text = text
 
 
 @dataclass(frozen=True, slots=True)

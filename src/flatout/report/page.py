@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flatout.data.batches.feed import Feeds
     from flatout.tasks.sequence_scores import KeptAnswers
 
-
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
     "quality on validation": tuple(
@@ -77,8 +76,7 @@ def write_page(
 
 def read_curves(folder: Path) -> list[dict[str, str]]:
     """Rows of a run's `metrics.csv` without an unfinished last one; an empty list without the file."""
-    path = folder / "metrics.csv"
-    if not path.is_file():
+    if not (path := folder / "metrics.csv").is_file():
         return []
     text = path.read_text(encoding="utf-8")
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
@@ -194,7 +192,6 @@ def draw_charts(kept: KeptAnswers) -> list[Chart]:
         ]
         title = f"{rank}, {kept.target} RMSE {each.rmse:.3g}: {each.name.rpartition('/')[2]}"
         charts.append(line_chart(title, curves, x_label="sample"))
-    over_values, over_time = Curve("RMSE", list(kept.by_value)), Curve("RMSE", list(kept.by_time))
-    charts.append(line_chart(f"error over {kept.target}", [over_values], x_label=kept.target))
-    charts.append(line_chart("error over time", [over_time], x_label=kept.time_name))
+    charts.append(line_chart(f"error over {kept.target}", [Curve("RMSE", list(kept.by_value))], x_label=kept.target))
+    charts.append(line_chart("error over time", [Curve("RMSE", list(kept.by_time))], x_label=kept.time_name))
     return [chart for chart in charts if chart is not None]

@@ -28,7 +28,6 @@ _LATER = {
     "baseline": "name metrics",
     "calibration": "temperature error_before error_after fitted error_fitted",
 }  # keys of sections that are null at first
-_PACKAGES = ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow")
 
 
 def empty_summary() -> dict[str, Any]:
@@ -121,8 +120,7 @@ def _section(values: Any, name: str) -> Any:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     hints = ("Name a run folder, below outputs/.", "Train again: the file was changed.")
-    values = read_json(folder, FILE, *hints)
-    if "schema" not in values:
+    if "schema" not in (values := read_json(folder, FILE, *hints)):
         raise UserError(str(folder / FILE), "not the summary of a run", hint=hints[0])
     return values
 
@@ -146,8 +144,7 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
     path = folder / FILE
     if not path.is_file() or path.stat().st_mtime < since - 1:
         return
-    values = read_summary(folder)
-    if values["status"] == "running":
+    if (values := read_summary(folder))["status"] == "running":
         summary = Summary.__new__(Summary)
         summary.path, summary.values = path, values
         summary.finish(status)
@@ -156,7 +153,7 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages a run uses, as far as they are installed."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
@@ -166,14 +163,9 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
     """The devices a run computes on, and its precision."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
-    return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else processor_name(),
-        "count": count,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory / 1e9, 1),
-        "precision": precision,
-        **_nulls("peak_tflops peak_source"),
-    }
+    name = torch.cuda.get_device_name(device) if is_cuda else processor_name()
+    found = {"device": name, "count": count, "cores": len(os.sched_getaffinity(0)), "memory_gb": round(memory / 1e9, 1)}
+    return {**found, "precision": precision, **_nulls("peak_tflops peak_source")}
 
 
 def json_safe(value: Any) -> Any:

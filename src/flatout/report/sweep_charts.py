@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-
 _MANY = 100
 _BLUE, _ORANGE = figures.COLOURS[:2]
-_KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
-"""Kinds of trials, the last one drawn on top."""
+_KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}  # kinds of trials, the last one drawn on top
 
 
 @dataclass(frozen=True, slots=True)

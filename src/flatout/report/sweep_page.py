@@ -134,11 +134,8 @@ def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[
 
 
 def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
-    dots = [
-        Dot(trial.number, _kind(trial, best), trial.number, trial.value)
-        for trial in report.trials
-        if trial.status == "complete" and is_number(trial.value)
-    ]
+    ended = ((trial, trial.value) for trial in report.trials if trial.status == "complete")
+    dots = [Dot(trial.number, _kind(trial, best), trial.number, value) for trial, value in ended if is_number(value)]
     lines = [
         [Dot(trial.number, _kind(trial, best), *point) for point in trial.curve if all(map(is_number, point))]
         for trial in report.trials

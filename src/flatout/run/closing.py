@@ -195,9 +195,8 @@ def _of_all_ranks(task: Task, feeds: Feeds, training: Training, evidence: Eviden
     counted = training.curves.timer.times.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
-        seconds = SHARE * evidence.total_ms * evidence.batches / 1000
         with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
-            own["alone"] = alone_ms(task, feeds, min(seconds, 5.0))
+            own["alone"] = alone_ms(task, feeds, min(SHARE * evidence.total_ms * evidence.batches / 1000, 5.0))
     return of_all_ranks(own)
 
 

@@ -113,8 +113,7 @@ def start_on_ray(
         try:
             train_on_ray(ranks, workers, device, path.parent)
         except BaseException as ended:  # Ray ends the ranks, before they can write how it ended
-            is_interrupted = isinstance(ended, KeyboardInterrupt | SystemExit)
-            mark_broken(path, started, "interrupted" if is_interrupted else "failed")
+            mark_broken(path, started, "interrupted" if isinstance(ended, KeyboardInterrupt | SystemExit) else "failed")
             raise
     return finished_result(path, answers_of(config, path))
 

@@ -34,8 +34,7 @@ Build = Callable[[Any], nn.Module]
 _COPIES_TRAINED = 4  # a trained weight has a gradient and AdamW's two moments beside it
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
 _COUNTS = ("layers", "depth")
-_SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
-"""Settings that decide how large a model is."""
+_SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")  # what decides how large a model is
 
 
 def require_memory(settings: Any, build: Build, device: torch.device, copies: float = 1.0) -> None:
@@ -128,8 +127,7 @@ def mind_memory(
     limits = _agreed_limits(notes, ranks, place)
     for name, plan in plans.items():
         whole, unit = capacity(plan)
-        limit = limits.get(f"{name} {unit}")
-        if limit is None or limit.most >= whole:
+        if (limit := limits.get(f"{name} {unit}")) is None or limit.most >= whole:
             continue
         pieces = loop.passes.pieces[name] = -(-whole // limit.most)
         if limit.has_ended:

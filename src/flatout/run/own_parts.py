@@ -18,8 +18,6 @@ from flatout.engine.lightning_internals import overrides
 from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
 
-_LOWER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
-
 
 def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, folder: RunFolder) -> None:
     """Say what serves the user's parts, and what does not."""
@@ -53,7 +51,8 @@ def plain_name(name: str, split: str) -> str:
 
 def mode_of(metric: str) -> str:
     """Whether a metric of the user's is better when higher or lower, by its name."""
-    return "min" if any(word in metric.lower() for word in _LOWER_IS_BETTER) else "max"
+    lower_is_better = ("loss", "error", "mae", "mse", "rmse", "perplexity")
+    return "min" if any(word in metric.lower() for word in lower_is_better) else "max"
 
 
 class KeepResults(L.Callback):

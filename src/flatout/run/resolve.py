@@ -98,8 +98,7 @@ def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
         is_once = not value or name not in config.trainer
         require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
         what = f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by itself"
-        at = where if value else f"trainer.{name}"
-        require(config.task.automatic_optimization, at, what, hint="Leave it out.")
+        require(config.task.automatic_optimization, where if value else f"trainer.{name}", what, hint="Leave it out.")
     return trainer
 
 

@@ -25,8 +25,6 @@ from flatout.report.summary import plain, read_summary
 from flatout.run.resolve import Settings
 from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs
 
-AUTO = "auto"
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -41,14 +39,13 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
     if config.resume is None:
         return Found(None)
     settings = plain(config)
-    if config.resume != AUTO:
+    if config.resume != "auto":
         folder = Path(config.resume).expanduser()
         read_summary(folder)  # refuses what is not the folder of a run
     else:
         place = Path(config.output, config.name)
         runs = newest_runs(place, SUMMARY)
-        same = [run for run in runs if _is_same_command(run, settings, overrides)]
-        if not same:
+        if not (same := [run for run in runs if _is_same_command(run, settings, overrides)]):
             count = f"none of the {len(runs)} runs" if runs else "no run"
             hint = "; resume=FOLDER resumes one of your choice" if runs else ""
             return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])

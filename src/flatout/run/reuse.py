@@ -28,9 +28,7 @@ from flatout.run.run_folder import RunFolder
 from flatout.tasks.encoder_layers import FrozenPart, StoredStates, rows_between
 
 REUSE = "reuse"  # the name of the choice
-_LEAST_EPOCHS = 2
 _SAMPLE_TOKENS = 1024
-_MOST_OF_DISK = 0.9
 
 
 def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder) -> None:
@@ -45,7 +43,7 @@ def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, 
     why, hint = _why_not(settings.asked, network, layers)
     epochs = (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
     epochs = min(epochs, network.epochs_frozen())
-    if not why and not is_asked and epochs < _LEAST_EPOCHS:
+    if not why and not is_asked and epochs < 2:
         why = f"{epochs:.3g} epochs read them, and computing them once costs as much as one"
     require(not why or not is_asked, "model.reuse", f"true, but {why}", hint=hint)
     if why:
@@ -110,7 +108,7 @@ def _decide(
         f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free;"
         f" about {tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"
     )
-    fits = needed <= _MOST_OF_DISK * free
+    fits = needed <= 0.9 * free
     hint = "Make room (python -m flatout cache clear), set data.cache=FOLDER, or model.reuse_format=bf16."
     require(fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint)
     log.decision(REUSE, fits, why if fits else "the disk of the cache is too small", evidence)

@@ -163,5 +163,4 @@ def _tags_of(data: Any, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any
         words.append(pc.list_flatten(block.column(LISTS[0])))
         tags.append(as_bio(given))
         lengths.append(np.diff(given.offsets))
-    starts = np.append(0, np.cumsum(np.concatenate(lengths)))
-    return pa.concat_arrays(words), np.concatenate(tags), starts
+    return pa.concat_arrays(words), np.concatenate(tags), np.append(0, np.cumsum(np.concatenate(lengths)))

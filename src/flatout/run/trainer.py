@@ -168,15 +168,10 @@ def describe_rows(feed: Feed, steps_an_epoch: int, step: int) -> str:
 
 def _lightning_defaults(precision: Choice[Precision], ranks: Ranks, folder: Path) -> dict[str, Any]:
     """What is set unless the user sets it otherwise: what flatout does itself is off."""
-    return {
-        "max_epochs": EPOCHS,
-        "precision": LIGHTNING_NAMES[precision.value],
-        "num_sanity_val_steps": 0,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "default_root_dir": str(folder),
-        "plugins": [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])],
-    }
+    plugins = [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])]
+    off = {"num_sanity_val_steps": 0, "enable_progress_bar": False, "enable_model_summary": False}
+    own = {"max_epochs": EPOCHS, "precision": LIGHTNING_NAMES[precision.value], "default_root_dir": str(folder)}
+    return {**own, **off, "plugins": plugins}
 
 
 def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:

@@ -42,8 +42,6 @@ from flatout.report.summary import plain
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 _MORE_TIME, _MORE_STEPS = 1.5, 4.0  # from how much more time, or steps, on a search that was cut short begins again
-_BUSY = 1.5
-_BATCH_COUNTS = ("limit_train_batches", "val_check_interval")
 _ORDERS: dict[str, list[Any]] = {
     # A device that can do an earlier one can do the later ones.
     "data.feed": ["resident", "threaded", "workers"],
@@ -105,7 +103,7 @@ def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers
     count = sum(row.rows_per_s is not None for row in answers.tried)
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
-    if answers.unrest > _BUSY:
+    if answers.unrest > 1.5:
         spread = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
         lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
     return FoundAnswers(answers, key, False, lines)
@@ -209,7 +207,7 @@ def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
         default = type(data).__dataclass_fields__[name].default
         if is_typed(f"data.{name}", overrides) or (not overrides and getattr(data, name) != default):
             return "asked for"
-    counting = [name for name in _BATCH_COUNTS if type(config.trainer.get(name)) is int]
+    counting = [name for name in ("limit_train_batches", "val_check_interval") if type(config.trainer.get(name)) is int]
     return f"trainer.{counting[0]} counts batches" if counting else ""
 
 

@@ -62,9 +62,8 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
     """What the page of a sweep shows, of trials that were named one by one."""
     job = trials[0].job
     rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
-    sign = 1 if job.mode == "max" else -1
     judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
-    best = max(judged, key=lambda row: sign * (row.value or 0.0), default=None)
+    best = (max if job.mode == "max" else min)(judged, key=lambda row: row.value or 0.0, default=None)
     space: dict[str, dict[str, None]] = {}
     for key, value in (pair for row in rows for pair in row.params.items()):
         space.setdefault(key, {})[value] = None
@@ -81,7 +80,6 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
-    place = trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
@@ -90,7 +88,7 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         note=ending.note,
         metrics=ending.metrics,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
-        folder=str(place),
+        folder=str(trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
     )
 

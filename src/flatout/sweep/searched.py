@@ -69,10 +69,8 @@ class Searched:
             for name, part in self.space.items()
         }
         plainest |= {key: text} if key else {}
-        choices = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}
-        near = (
-            plainest | {name: each} for name, values in choices.items() for each in values if each != plainest[name]
-        )
+        listed = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}
+        near = (plainest | {name: each} for name, values in listed.items() for each in values if each != plainest[name])
         mistakes = []
         for chosen in (plainest, *near):
             try:
@@ -139,6 +137,5 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
                 what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
                 raise UserError("sweep", what, hint="Change it back to resume, or start a new sweep.")
     if before["fixed"] != now["fixed"]:
-        other = sorted(set(before["fixed"]) ^ set(now["fixed"]))
-        what = f"{folder} was begun with other settings: {', '.join(other)}"
+        what = f"{folder} was begun with other settings: {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
         raise UserError("sweep", what, hint="Type the words that began it to resume, or start a new sweep.")

@@ -56,14 +56,8 @@ class SweeperSettings:
         example="optim.lr=tag(log,interval(1e-4,1e-2))",
     )
     trials: int = setting(20, "How many; a grid has as many as it has.", least=1)
-    sampler: str = setting("tpe", "tpe, random or grid.", allowed="tpe, random, grid", choices=Sampler)
-    pruner: str = setting(
-        "asha",
-        "asha, hyperband, median or none.",
-        allowed="asha, hyperband, median, none",
-        choices=Pruner,
-        example="none",
-    )
+    sampler: str = setting("tpe", "tpe, random or grid.", choices=Sampler)
+    pruner: str = setting("asha", "asha, hyperband, median or none.", choices=Pruner, example="none")
     metric: str | None = setting(
         None, "Validation metric to compare by; null: the problem's usual one.", example="macro_f1"
     )

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "
 _SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
-_FILE = "confirmed.json"
 Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]  # runs so many that it asks for; trials as they end
 
 
@@ -119,8 +118,7 @@ class _Run:
 
     def confirm(self) -> None:
         """The best settings again, with other seeds."""
-        best = self.study.best()
-        if best is None or not self.searched.settings.confirm:
+        if (best := self.study.best()) is None or not self.searched.settings.confirm:
             return
         is_over, chosen = self.until is not None and time.monotonic() >= self.until, self.study.settings(best)
         self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
@@ -178,7 +176,6 @@ class _Run:
             self._next_page = time.monotonic() + (time.monotonic() - began) / _SHARE
 
     def write(self) -> SweepReport:
-        """Write everything that is left behind."""
         report = self.report()
         write_sweep(self.searched.folder, report)
         best = self.study.best()
@@ -193,8 +190,7 @@ class _Run:
         return report
 
     def say_best(self, report: SweepReport) -> None:
-        best = self.study.best()
-        if best is None or best.value is None:
+        if (best := self.study.best()) is None or best.value is None:
             notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]
             has_run = any((self.searched.folder / row.folder).is_dir() for row in report.trials)
             printed = f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
@@ -275,7 +271,7 @@ class Confirmation:
 
 def confirm(searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool) -> Confirmation:
     """Run settings again with other seeds, but for those that ran before an interruption."""
-    count, path = searched.settings.confirm, searched.folder / _FILE
+    count, path = searched.settings.confirm, searched.folder / "confirmed.json"
     first = searched.trial(number, chosen).job.config.seed + 1
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}

@@ -52,7 +52,6 @@ class Ending:
 Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
 Judge = Callable[[Trial, int, float], bool]  # whether to end it, by a validation's number (from 1) and its metric
 _MOST_ROWS = 12
-_DRAW_S = 0.5
 _COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running": "cyan", "stopped": "yellow"}
 
 
@@ -88,21 +87,19 @@ class Board:
 
     def draw(self, *, now: bool = False) -> None:
         """Twice a second, or at once."""
-        if self._live is not None and (now or time.monotonic() - self._drawn > _DRAW_S):
+        if self._live is not None and (now or time.monotonic() - self._drawn > 0.5):
             self._drawn = time.monotonic()
             self._live.update(self.table(), refresh=True)
 
     def table(self) -> Table:
         """Running trials, then the best ones, then the latest of the others."""
-        count = len(self._ended) + len(self._running)
-        title = Text(f"{self.title}: {count} of {self.total} trials")
+        title = Text(f"{self.title}: {len(self._ended) + len(self._running)} of {self.total} trials")
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name in ("trial", "", self.metric, "validations", "seconds"):
             table.add_column(name, justify="right" if name else "left")
         table.add_column("settings", overflow="fold")
-        sign = -1 if self.mode == "max" else 1
         complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
-        best = sorted(complete, key=lambda row: sign * (row.value or 0.0))[: _MOST_ROWS // 2]
+        best = sorted(complete, key=lambda row: row.value or 0.0, reverse=self.mode == "max")[: _MOST_ROWS // 2]
         others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
         for row in [*self._running.values(), *best, *reversed(others)]:
             value = "" if row.value is None else f"{row.value:.4f}"

@@ -34,7 +34,6 @@ from flatout.report.page import read_curves
 from flatout.report.summary import mark_broken
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
-_LOOK_S = 0.05
 TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
 _TIMES = 3  # how often a trial is begun whose machine was lost
 OUTPUT_FILE = "output.txt"
@@ -70,7 +69,7 @@ def endings(
                 board.started(trial)
             if not running:
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(0.05)
             for each in list(running):
                 if (ending := each.look(judge, limit_s, until, board)) is not None:
                     running.remove(each)

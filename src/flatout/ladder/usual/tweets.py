@@ -22,7 +22,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_
 from flatout.ladder.usual.program import Case, Stopwatch
 
 log = logging.getLogger("usual.tweets")
-_WARMUP = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class Program:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=how.fused or None)
         rows: Any = list(zip(self.encoded(), self.targets, strict=True))  # a list serves as a data set
         steps = case.epochs * math.ceil(len(rows) / (how.batch * how.accumulate))
-        self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(_WARMUP * steps), steps)
+        self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(0.06 * steps), steps)
         settings: dict[str, Any] = {"pin_memory": how.pinned and torch.cuda.is_available(), "num_workers": how.workers}
         if how.workers:
             settings |= {"prefetch_factor": how.prefetch, "persistent_workers": how.persistent}

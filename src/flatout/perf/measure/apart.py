@@ -23,7 +23,6 @@ from flatout.errors import UserError
 
 Answer = TypeVar("Answer")
 _GRACE_S = 1.0
-_MOST_WORDS = 200
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -106,11 +105,10 @@ class Apart:
         self._pipe.close()
         self._process.join(grace_s)
         if self._process.is_alive():
-            number = self.pid
             # Python's tracker of semaphores, which outlives its process to remove them, ignores the group's signal.
             self._process.kill()
             with suppress(ProcessLookupError):  # it was not yet the head of a group
-                os.killpg(number, signal.SIGTERM)
+                os.killpg(self.pid, signal.SIGTERM)
         self._process.join()
         self._process.close()
         self._process = None
@@ -147,4 +145,4 @@ def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connec
         if is_out_of_memory(error) or any(sign in first for sign in ("ALLOC_FAILED", "out of memory")):
             pipe.send(("failed", {"why": "out of memory", "is_memory": True}))
         else:
-            pipe.send(("failed", {"why": f"{type(error).__name__}: {first}"[:_MOST_WORDS]}))
+            pipe.send(("failed", {"why": f"{type(error).__name__}: {first}"[:200]}))

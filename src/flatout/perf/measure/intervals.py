@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_COVERED = 0.9
 MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
@@ -48,7 +47,7 @@ def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
     logs, count = sorted(map(math.log, ratios)), len(ratios)
     beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
-    left_out = max(0, sum(1 - share >= _COVERED for share in beyond) - 1)  # how many may lie beyond each bound
+    left_out = max(0, sum(1 - share >= 0.9 for share in beyond) - 1)  # how many may lie beyond each bound
     return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
 
 
@@ -65,7 +64,6 @@ def take_turns(
     for number in range(least if most is None else max(least, most)):
         if number >= least and time.perf_counter() > until:
             break
-        order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
-        for side in order:
+        for side in range(len(sides))[:: -1 if number % 2 else 1]:
             rates[side].append(sides[side]())
     return rates

@@ -50,11 +50,8 @@ from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_STEPS, smoothed
 from flatout.tasks.task import Task
 
-_WARM_STEPS = 2
 _LEAST_STEPS = 3  # of steps that take less than a second so many are timed, however late it is
-_SLOW_S = 1.0
 _LEAST_TIMED_S = 0.3  # a few steps of some milliseconds tell nothing: more are timed, where there is time
-_FEED_S = 0.2
 _RISEN = 4.0  # so many times its least the smoothed loss may be before a range test is over
 _BYTES_A_WEIGHT = 12  # a gradient and the two means of AdamW, in fp32
 
@@ -95,12 +92,11 @@ def about(parts: Parts) -> dict[str, Any]:
     """What is known of the model before anything is computed."""
     weights = list(parts.task.model.parameters())
     lengths = parts.split.lengths(TOKENS)
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     longest = int(lengths.max()) if len(lengths) else 1
     fits = partial(micro_batch_key, parts.task.model, longest=longest, device=parts.device)
     return {
         "weights": sum(weight.numel() for weight in weights),
-        "fixed_bytes": _BYTES_A_WEIGHT * trained,
+        "fixed_bytes": _BYTES_A_WEIGHT * sum(weight.numel() for weight in weights if weight.requires_grad),
         "base_bytes": held_bytes(parts.device),
         "longest": longest,
         "is_recurrent": any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules()),
@@ -109,7 +105,7 @@ def about(parts: Parts) -> dict[str, Any]:
 
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
-    measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), _FEED_S) for kind in kinds}
+    measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), seconds=0.2) for kind in kinds}
     return {kind: found[0] if found else 0.0 for kind, found in measured.items()}
 
 
@@ -143,8 +139,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     with fast_fp32_products(setting.precision, parts.device):
         optimizer = standing_optimizer(task.model, task)
         with closing(Steps(task, way, batches, optimizer, clip=parts.clip)) as timed:
-            for _ in range(_WARM_STEPS):
-                timed.take(1)
+            timed.take(2)  # warms up
             warm_s = time.perf_counter() - began
             taken = list(_typical_steps(timed, steps, until))
     return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
@@ -190,7 +185,7 @@ def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
         taken = steps.take(1)
         yield taken
         is_enough = number >= count and time.perf_counter() - began >= _LEAST_TIMED_S
-        if is_enough or (time.time() > until and number >= (1 if taken.seconds > _SLOW_S else _LEAST_STEPS)):
+        if is_enough or (time.time() > until and number >= (1 if taken.seconds > 1.0 else _LEAST_STEPS)):
             return
 
 
@@ -251,8 +246,7 @@ class Child:
             self.close()  # what it has left in memory would count for the next question
             if failed.is_unread:
                 what = "the process that measures could not read this script"
-                hint = "Put what trains below: if __name__ == '__main__':"
-                raise UserError("tune", what, hint=hint) from None
+                raise UserError("tune", what, hint="Put what trains below: if __name__ == '__main__':") from None
             return NoAnswer(failed.why, failed.is_memory)
 
     def close(self) -> None:

@@ -33,8 +33,7 @@ def divisors(share: int) -> list[int]:
     """Sizes into which `share` rows can be divided evenly, each about half of the one before; smallest first."""
     found = [share]
     while found[-1] > 1:
-        below = next(rows for rows in range(found[-1] // 2, 0, -1) if share % rows == 0)
-        found.append(below)
+        found.append(next(rows for rows in range(found[-1] // 2, 0, -1) if share % rows == 0))
     return found[::-1]
 
 

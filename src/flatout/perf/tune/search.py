@@ -20,9 +20,6 @@ from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
 _SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
-_LOSS_ROWS = 32
-_MORE_TRIES = 3
-_MOST_MISSES = 2
 _LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
 _COMPILE_S, _COMPILE_GAIN = 20.0, 0.4  # a guess: what a compile takes at least, and can save of a step at most
 _LEAST_STEPS_AN_EPOCH = 8
@@ -55,12 +52,14 @@ class Search:
 
     def _decide(self) -> str:
         """Decide one after the other; why nothing is measured, where nothing is."""
+        start = self.asked.start
+        as_set = {"data.feed": start.feed, "precision": start.precision, "data.batch_size": f"{start.rows}"}
+        as_set |= {"compile": str(start.compile).lower()}
         for name, why in self.asked.kept.items():
             if why:
-                shown = self._shown(name)
+                shown = as_set.get(name, "as set")
                 self.answers.choices.append(_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}"))
-        first = self._begin()
-        if isinstance(first, NoAnswer):
+        if isinstance(first := self._begin(), NoAnswer):
             return f"nothing was measured: {first.why}"
         self.answers.step_s, self.answers.planned_steps = first.step_s, self.asked.planned_steps
         self.answers.allowed_s = allowed_seconds(self.asked, first.step_s)
@@ -80,8 +79,7 @@ class Search:
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
     def _begin(self) -> Measured | NoAnswer:
-        about = self.prober.ask("about", self.speeds.until)
-        if isinstance(about, NoAnswer):
+        if isinstance(about := self.prober.ask("about", self.speeds.until), NoAnswer):
             return about
         self.speeds.about = about
         start = self.asked.start
@@ -142,9 +140,8 @@ class Search:
         names = [str(each) for each in self.asked.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
-            why = "the only one this device has in hardware"
-            return _choice("precision", names[0], why, "no native sixteen bits")
-        found = self.prober.ask("losses", self.speeds.until, precisions=names, rows=min(_LOSS_ROWS, self.now.rows))
+            return _choice("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
+        found = self.prober.ask("losses", self.speeds.until, precisions=names, rows=min(32, self.now.rows))
         if isinstance(found, NoAnswer):
             return _choice("precision", self.now.precision, "not measured", found.why)
         sound, losses = self._sound(found), ", ".join(f"{name} {found[name]:.4f}" for name in names)
@@ -154,7 +151,7 @@ class Search:
             return _choice("precision", self.now.precision, "fp32 was not measured", losses)
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
-        for _ in range(_MORE_TRIES if ruled.precision in seen and ruled != self.now else 0):
+        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):
             if self._wins(ruled) or not self.speeds.affords(2):
                 break
             for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
@@ -212,7 +209,7 @@ class Search:
                 setting = self._with_rows(self.now, rows)
                 self.speeds.attempt(setting, "rows at once")
                 misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
-                if misses == _MOST_MISSES:
+                if misses == 2:
                     break
             if self.now.rows != start:
                 return
@@ -254,8 +251,7 @@ class Search:
         if isinstance(found, NoAnswer):
             return _choice("optim.lr", "as set", "not measured", found.why)
         rates = found["rates"]
-        suggestion = suggested(rates, found["losses"])
-        if suggestion is None:
+        if (suggestion := suggested(rates, found["losses"])) is None:
             seen = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
             return _choice("optim.lr", "as set", "the loss does not fall anywhere", seen)
         self.answers.values["optim.lr"], evidence = suggestion
@@ -307,11 +303,6 @@ class Search:
         settings = {str(value): replace(self.now, **{what: value}) for value in values}
         known = {name: self.speeds.rate(setting) for name, setting in settings.items()}
         return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
-
-    def _shown(self, name: str) -> str:
-        start = self.asked.start
-        found = {"data.feed": start.feed, "precision": start.precision, "data.batch_size": start.rows}
-        return str((found | {"compile": str(start.compile).lower()}).get(name, "as set"))
 
 
 def _choice(name: str, value: object, why: str, evidence: str) -> Choice:

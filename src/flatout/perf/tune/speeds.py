@@ -105,8 +105,7 @@ class Speeds:
                 seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
         fewer = [(name, rows, peak) for (name, rows), peak in seen.items() if rows <= setting.rows]
-        alike = [(rows, peak) for name, rows, peak in fewer if name is setting.precision and rows < setting.rows]
-        if alike:
+        if alike := [(rows, peak) for name, rows, peak in fewer if name is setting.precision and rows < setting.rows]:
             return predicted_bytes(alike, setting.rows, base=base, fixed=fixed)
         if not fewer or (setting.precision, setting.rows) in seen:
             return None

@@ -39,7 +39,6 @@ from flatout.perf.verdict.ways import Refused, open_feed
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
 """Packages whose objects are shared: some copy a whole table whatever they are asked."""
 _MANY, _LARGE_BYTES, _MOST_OBJECTS = 10_000, 1 << 16, 300_000
-_MOST_BATCHES = 2048
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 """Settings of a DataLoader that all tries share."""
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -143,8 +142,7 @@ class OwnTask:
             ours.load_state_dict(ours.state_dict())  # moves it to the device
             for group in ours.param_groups:
                 group["lr"] = 0.0
-        standing: Any = _Standing(trainer, self.optimizers)
-        self.model.trainer = standing
+        self.model.trainer = _Standing(trainer, self.optimizers)
         own = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
         for each in self.model.modules():
             if isinstance(each, L.LightningModule):
@@ -230,7 +228,7 @@ class OwnFeed:
         self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
         if self.is_torchs and not self.is_stream and self.rows_of_batches is None:  # drawn once for all ways
             sampler = self.loader.sampler if self.loader.batch_sampler is None else self.loader.batch_sampler
-            self.rows_of_batches = list(itertools.islice(sampler, _MOST_BATCHES))
+            self.rows_of_batches = list(itertools.islice(sampler, 2048))
 
     def opened(self, **changed: Any) -> OwnFeed:
         """The same batches by other arguments of the DataLoader."""

@@ -106,9 +106,8 @@ def _nothing_stays(task: Task) -> Iterator[None]:
     """Weights, running statistics, gradients and random numbers are afterwards what they were."""
     kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     threads, was_training = torch.get_num_threads(), task.model.training
-    devices = [task.device] if task.device.type == "cuda" else []
     recombined = [(each, each.next) for each in getattr(task, "recombined", [])]
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng([task.device] if task.device.type == "cuda" else []):
         task.model.train()
         try:
             yield

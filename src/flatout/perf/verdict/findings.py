@@ -22,8 +22,7 @@ RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
 _LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
 _MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
-_QUICKER = 0.25
-"""By how much steps that nothing interrupts may be quicker than steps between callbacks: threads stay awake."""
+_QUICKER = 0.25  # by how much steps that nothing interrupts may be quicker than between callbacks: threads stay awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ class Finding:
     @property
     def is_plain(self) -> bool:
         """Whether it costs so much that the run reports it at once: you can still end and fix it."""
-        is_gain_unknown = self.gain is None and self.is_only_seen
-        return self.share >= _PLAIN_SHARE if is_gain_unknown else self.worth >= _PLAIN_GAIN
+        return self.share >= _PLAIN_SHARE if self.gain is None and self.is_only_seen else self.worth >= _PLAIN_GAIN
 
 
 def carried_over(value: float, low: float, high: float) -> Interval:

@@ -85,8 +85,7 @@ def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | Non
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
     epochs = curves.throughput.volume.counted().batches / max(1.0, float(trainer.num_training_batches))
     loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)
-    found = evidence_of(curves, loader, str(trainer.precision), epochs)
-    if found is None:
+    if (found := evidence_of(curves, loader, str(trainer.precision), epochs)) is None:
         return None
     wait = found.ms.get("wait", 0.0)
     fetched = wait if fetch_ms is None else min(wait, fetch_ms)

@@ -52,12 +52,11 @@ def try_own(
 ) -> None:
     """Fill in what other ways were worth, or why nothing was tried, in a tenth of `trained_s` and `seconds` at most."""
     device, seconds = trainer.strategy.root_device, min(seconds, experiments.SHARE * trained_s)
-    step_s = evidence.total_ms * evidence.accumulate / 1000
     if trainer.world_size > 1:
         evidence.not_tried = "on several ranks nothing else is tried"
     elif seconds < experiments.LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
-    elif 4 * experiments.ROUNDS * step_s > seconds:
+    elif 4 * experiments.ROUNDS * evidence.total_ms * evidence.accumulate / 1000 > seconds:
         evidence.not_tried = "nothing was tried: a step takes too long for it"
     elif (found := starved(evidence)) is not None:  # what is timed between turns of others means nothing
         evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
@@ -78,9 +77,8 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
     was = Way(feed=feed, precision=precision, model=task.model)
     evidence.native = _other_precision(precision, device)
-    if evidence.share("wait") >= experiments.WAITS and experiments.try_feeds(
-        task, was, _other_loaders, evidence, until
-    ):
+    waits = evidence.share("wait") >= experiments.WAITS
+    if waits and experiments.try_feeds(task, was, _other_loaders, evidence, until):
         return
     here = replace(was, feed=feed.opened(num_workers=0))  # what workers make is waited for, whatever computes
     try_fast_loop(trainer, module, here, evidence, until)
@@ -179,12 +177,11 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     except Exception as error:  # of the module's own step: other tries are raced all the same
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
-    was_rate = 1000 * evidence.rows_per_batch / whole_ms
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
     saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
     gain = speedup([1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved])
     fix, sizes = "Trainer(callbacks=[FastLoop()])", (evidence.rows_per_batch, evidence.accumulate)
-    evidence.tried.append(Tried.by(gain, was_rate, "loop", fix, *sizes))
+    evidence.tried.append(Tried.by(gain, 1000 * evidence.rows_per_batch / whole_ms, "loop", fix, *sizes))
 
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:

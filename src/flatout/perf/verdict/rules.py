@@ -18,8 +18,6 @@ from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OW
 from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
-_MOST_OTHERS = 3
-_MUCH_SWAPPED = 10.0  # MB/s
 _USUAL_FLUSH = 50
 _HOLDING = {
     "heat": "cool the card",
@@ -49,7 +47,7 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
         "gain_low": words["gain_low"],
         "gain_high": words["gain_high"],
         "sentence": sentence + (f" [{evidence.not_tried}]" if evidence.not_tried else ""),
-        "others": [each.as_dict() for each in others[:_MOST_OTHERS]],
+        "others": [each.as_dict() for each in others[:3]],
     }
 
 
@@ -61,8 +59,7 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 def waiting(evidence: Evidence) -> Finding | None:
     """The model waits for batches."""
-    share = evidence.share("wait", "transfer")
-    if share < 1 - 1 / LEAST_GAIN:
+    if (share := evidence.share("wait", "transfer")) < 1 - 1 / LEAST_GAIN:
         return None
     why = f"the model takes {1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9):,.0f} rows/s"
     if evidence.feed_alone is not None:
@@ -110,8 +107,7 @@ def logging(evidence: Evidence) -> Finding | None:
     times, spent = evidence.counts.get("logging", 0), evidence.ms.get("logging", 0.0)
     if evidence.flush_every >= _USUAL_FLUSH or not times:
         return None
-    each = spent * evidence.batches / times
-    why = f"{times:,} times, {each:.1f} ms each, every {evidence.flush_every} steps"
+    why = f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every {evidence.flush_every} steps"
     saved = spent * (1 - evidence.flush_every / _USUAL_FLUSH)
     return by_removing(evidence, saved, "logging", "writing curves", why, f"monitor.flush_every={_USUAL_FLUSH}")
 
@@ -179,8 +175,7 @@ def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
 
 def optimizing(evidence: Evidence) -> Finding | None:
     """Steps are mostly the optimizer's."""
-    share = evidence.share("optimizer")
-    if share < 0.4:
+    if (share := evidence.share("optimizer")) < 0.4:
         return None
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
     found = best_tried(evidence, "batch")
@@ -220,8 +215,7 @@ def framework(evidence: Evidence) -> Finding | None:
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
     why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    is_own = evidence.feed == OWN_LOADER
-    advice = "try larger batches in your DataLoader" if is_own else "try a larger data.batch_size"
+    advice = "try larger batches in your DataLoader" if evidence.feed == OWN_LOADER else "try a larger data.batch_size"
     return Finding("batch", "small batches", share, why, advice=advice, changes_training=True)
 
 
@@ -246,8 +240,7 @@ def _nothing_left(evidence: Evidence) -> Finding:
     is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
     begin = "nothing left to gain: near the roof," if is_near else "nothing found that would make it faster:"
     mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
-    text = f"{begin} {share:.0%} of the time in {limit}{mfu}"
-    return Finding("nothing", limit, share, text)
+    return Finding("nothing", limit, share, f"{begin} {share:.0%} of the time in {limit}{mfu}")
 
 
 # The machine around a run: memory, the card, other processes, and the other ranks.
@@ -256,7 +249,7 @@ def _nothing_left(evidence: Evidence) -> Finding:
 def swapping(evidence: Evidence) -> Finding | None:
     """The machine moves memory to disk and back."""
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
-    if moved < _MUCH_SWAPPED:
+    if moved < 10.0:  # MB/s
         return None
     left = evidence.host.get("available_memory_gb")
     why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
@@ -279,8 +272,7 @@ def cut_batches(evidence: Evidence) -> Finding | None:
 
 def throttling(evidence: Evidence) -> Finding | None:
     """The card holds its clocks down."""
-    held: dict[str, float] = evidence.gpu.get("throttled") or {}
-    reasons = {reason: share for reason, share in held.items() if reason in _HOLDING}
+    reasons = {reason: share for reason, share in (evidence.gpu.get("throttled") or {}).items() if reason in _HOLDING}
     share = max(reasons.values(), default=0.0)
     now, most = (evidence.gpu.get(name) for name in ("sm_clock_mhz", "most_sm_clock_mhz"))
     if now and most:  # a card that is well used sits at its power limit, and may lose little by it
@@ -298,8 +290,7 @@ def throttling(evidence: Evidence) -> Finding | None:
 def shared_card(evidence: Evidence) -> Finding | None:
     """Another process computes on the card."""
     others = evidence.gpu.get("others") or {}
-    share = others.get("share", 0.0)
-    if share < 0.3:
+    if (share := others.get("share", 0.0)) < 0.3:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
     fix = "another card by CUDA_VISIBLE_DEVICES"
@@ -309,8 +300,7 @@ def shared_card(evidence: Evidence) -> Finding | None:
 def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
     starving: dict[str, Any] = {"is_only_seen": True, "takes_cores": True}
-    held = evidence.host.get("cpu_held_back_share") or 0.0
-    if held >= 0.2:
+    if (held := evidence.host.get("cpu_held_back_share") or 0.0) >= 0.2:
         why, limit = f"throttled in {held:.0%} of its periods", "the container's limit of cores"
         return Finding("cpu", limit, held, why, advice="allow it more cores", **starving)
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
@@ -319,8 +309,7 @@ def starved(evidence: Evidence) -> Finding | None:
     if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:  # others have what this run leaves them
         return None
     others = machine * evidence.machine_cores - own
-    share = others / evidence.machine_cores
-    if share < _OTHERS:
+    if (share := others / evidence.machine_cores) < _OTHERS:
         return None
     why = f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
     advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
