@@ -7,10 +7,21 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 Say = Callable[[str], None]  # prints a line, or passes it on
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[Value]):
+    """What was chosen, why, and what that was read off."""
+
+    value: Value
+    why: str
+    evidence: str
 
 
 def print_line(text: str) -> None:

@@ -172,8 +172,8 @@ def test_big_token_ids_survive_their_two_bytes(make_split):
 
 def test_auto_takes_the_resident_feed_only_where_the_store_fits():
     cpu = torch.device("cpu")
-    assert choose_feed(FeedKind.auto, 1_000, cpu).kind is FeedKind.resident
-    assert choose_feed(FeedKind.auto, 10**15, cpu).kind is FeedKind.threaded
+    assert choose_feed(FeedKind.auto, 1_000, cpu).value is FeedKind.resident
+    assert choose_feed(FeedKind.auto, 10**15, cpu).value is FeedKind.threaded
     assert choose_feed(FeedKind.workers, 1_000, cpu).why == "asked for"
 
 

@@ -87,7 +87,6 @@ class SharedOut(ModelParallelStrategy):
                 own.copy_(share_of(given, own))
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole tensors on the first rank, nothing elsewhere."""
         assert self.lightning_module is not None
         return _on_first(self.lightning_module.state_dict())
 

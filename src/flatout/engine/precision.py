@@ -9,10 +9,9 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from filelock import Timeout
@@ -22,8 +21,8 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
 from flatout.files import write_atomically
+from flatout.run_log import Choice
 
-Value = TypeVar("Value")
 _LARGEST_SHARE = 0.9  # of the time of a product in fp32, that one in bf16 may take
 _ROWS, _WIDTH, _TRIES, _PAUSE_S = 256, 768, 24, 0.01
 _PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
@@ -47,15 +46,6 @@ def product_type(precision: Precision) -> torch.dtype:
 def by_lightning_name(name: str) -> Precision:
     """The precision that Lightning calls so; of its others a run has none."""
     return next(precision for precision, theirs in LIGHTNING_NAMES.items() if theirs == name)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[Value]):
-    """What was chosen, why, and what that was read off."""
-
-    value: Value
-    why: str
-    evidence: str
 
 
 def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> Choice[Precision]:
@@ -191,9 +181,8 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
     is_exact = error <= _LARGEST_ERROR
     value = "medium" if is_exact else "highest"
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
-    evidence = f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}"
     with _products_as("medium") if is_exact else nullcontext():
-        yield Choice(value, why, evidence)
+        yield Choice(value, why, f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}")
 
 
 def fp32_products(device_type: str) -> str:
@@ -232,7 +221,6 @@ def _products_as(name: str) -> Iterator[None]:
 
 
 def _product_error() -> float:
-    """Largest error of a product of matrices, as a share of the largest answer."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
     exact = left.double() @ right.double()

@@ -157,7 +157,7 @@ def asked_of(question: Question) -> OpenSettings:
     rows, accumulate = data.batches(ranks.world)
     plan = PlanSettings(rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world)
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
-    kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device).kind
+    kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device).value
     fitting = [each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)]
     precision = choose_precision(config.precision, device).value
     native = precisions(device)  # fp32 stands for comparison

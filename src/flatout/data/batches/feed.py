@@ -27,6 +27,7 @@ from flatout.data.batches.large_plan import LargePlan, is_large
 from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, StreamPlan, count_batches
 from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import free_bytes
+from flatout.run_log import Choice
 
 Transform = Callable[[FlatBatch], FlatBatch]  # a change of a batch that differs in each epoch, such as dropping words
 _ROWS_A_RUN = 8192
@@ -34,24 +35,15 @@ _BATCHES_A_RUN = 64
 _RESIDENT_SHARE = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class FeedChoice:
-    """A kind of feed, why it was chosen, and what that was read off."""
-
-    kind: FeedKind
-    why: str
-    evidence: str
-
-
-def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> FeedChoice:
+def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[FeedKind]:
     """The kind asked for, or the fastest that the device's free memory allows."""
     if kind is not FeedKind.auto:
-        return FeedChoice(kind, "asked for", f"data.feed={kind}")
+        return Choice(kind, "asked for", f"data.feed={kind}")
     free = free_memory(device)
     evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
     if num_bytes <= _RESIDENT_SHARE * free:
-        return FeedChoice(FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence)
-    return FeedChoice(FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence)
+        return Choice(FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence)
+    return Choice(FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence)
 
 
 def free_memory(device: torch.device) -> int:

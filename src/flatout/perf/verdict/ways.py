@@ -49,7 +49,7 @@ def _feed_overrides(feed: Feed, evidence: Evidence) -> Iterator[tuple[str, FeedK
     """Override, kind, workers and threads of each feed."""
     model_ms, is_busy = max(evidence.model_ms, 1e-3), (evidence.feed_cores or 0.0) >= BUSY
     may_reside = feed.kind is not FeedKind.resident and not is_busy and feed.transform is None
-    if may_reside and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).kind is FeedKind.resident:
+    if may_reside and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value is FeedKind.resident:
         yield "data.feed=resident", FeedKind.resident, None, None
     is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / model_ms
     if not is_slow and feed.kind is not FeedKind.threaded:  # a thread hides what is quicker than the model
