@@ -98,7 +98,6 @@ class SharedOut(ModelParallelStrategy):
         module.load_state_dict(shares, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What an optimizer remembers, as it would without sharing; on the first rank."""
         kept = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
         return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
 

@@ -168,7 +168,6 @@ class Passes:
             begin()
 
     def _pass(self, batch: Any, ends_step: bool) -> float:
-        """Forwards and backwards, piece by piece; ranks exchange gradients in the last pass of a step."""
         loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
         parts = [batch] if count == 1 else self._parts(batch, count)
         for number, part in enumerate(parts, 1):

@@ -184,8 +184,7 @@ class SequencePredictor(RunPredictor):
             begin = start if lookback is None else max(0, start - lookback + 1)
             scaled = scale(values[begin : start + _SAMPLES_A_BLOCK])
             if lookback is not None:
-                rows = Cut(lookback).rows(Segments.of_one(len(scaled)))
-                yield self._of_rows(scaled, rows.slice(start - begin, None))
+                yield self._of_rows(scaled, Cut(lookback).rows(Segments.of_one(len(scaled))).slice(start - begin, None))
             elif state is not None:
                 block = torch.from_numpy(scaled[:, : self.shape.inputs])
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)

@@ -93,9 +93,8 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
-        model: Any
         if (folder.path / ENCODER).is_file():
-            model, _ = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)
+            model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)[0]
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         own = (model, vocabulary, labels, data["max_length"], roles)

@@ -178,7 +178,6 @@ class BitMLP(Network, nn.Module):
         return found + layers
 
     def _features(self, batch: FlatBatch) -> Any:
-        """What the first layer reads: bits as numbers, or the batch itself where records are sets."""
         if self.is_set:
             return batch
         device = self.lean.device.type

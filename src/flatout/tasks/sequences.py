@@ -191,7 +191,6 @@ class SequenceRegressor(Task):
             carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
-        """Answers and what they should be, without rows that do not count."""
         real = real_tokens if self.shape.is_each_step else real_rows
         return real(outputs, batch), real(answers_of(batch, self.shape), batch)
 
