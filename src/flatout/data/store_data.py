@@ -183,7 +183,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if device not in self._kinds:
             choice = choose_feed(self.config.feed, sum(split.num_bytes for split in self.store.splits.values()), device)
             self._kinds[device] = choice.value
-            self._report("feed", choice.value, choice.why, choice.evidence)
+            self._report("feed", choice.value.value, choice.why, choice.evidence)
             self._read_with_care()
         return self._kinds[device]
 
