@@ -69,6 +69,12 @@ def write_atomically(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
+def stamp_of(path: Path) -> list[int]:
+    """What changes in a file's entry when the file does: size, times and number. Nobody can set its ctime."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
 def let_time_move(changed_ns: int) -> None:
     """Wait until a change from now on must show in the times of what was changed then."""
     if (time.time_ns() - changed_ns) / 1e9 < _TICK_S:  # also when the disk's clock is ahead of ours

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flatout.distributed.signals import asking
+from flatout.distributed.signals import ASKING
 from tests.faults.plants import STEPS, DrawsNumbers, KillAt, RaiseAt, SignalAt
 from tests.faults.runs import (
     FAMILIES,
@@ -93,7 +93,7 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
         "on_train_epoch_start",
     ]
     specs = [Spec(family, accumulate=accumulate, batch_size=12 // accumulate) for family, accumulate in _KINDS]
-    parts = itertools.product(places, asking(), (2, 5, 1, 8), specs)
+    parts = itertools.product(places, ASKING, (2, 5, 1, 8), specs)
     cases = list(itertools.islice(_spread(parts), count))
     references = References(place)
     references.make(specs)

@@ -31,7 +31,7 @@ from flatout import (
     UserError,
     fit,
 )
-from flatout.distributed.signals import asking
+from flatout.distributed.signals import ASKING
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
@@ -352,8 +352,8 @@ def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed
 @pytest.fixture
 def usual_answers() -> Iterator[None]:
     """Signals are heard as in a terminal, also where the tests run under nohup."""
-    before = {number: signal.getsignal(number) for number in asking()}
-    for number in asking():
+    before = {number: signal.getsignal(number) for number in ASKING}
+    for number in ASKING:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     yield
     for number, answer in before.items():
@@ -361,7 +361,7 @@ def usual_answers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("usual_answers")
-@pytest.mark.parametrize("number", asking())
+@pytest.mark.parametrize("number", ASKING)
 def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
     before = signal.getsignal(number)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as left, to_go_on("this"):

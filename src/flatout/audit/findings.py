@@ -27,9 +27,7 @@ from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page, tile
 
 SUSPECTS = "suspects.csv"
-BEGINNING = 120
-_MOST, _LEAST_SLICE, _FAR = 5, 30, 3.0
-_LEAST_WORTH = 0.003
+_MOST, _LEAST_WORTH, _LEAST_SLICE, _FAR = 5, 0.003, 30, 3.0
 _POOL = 10  # of so many times the rows asked for, the least sure ones, those that differ are chosen
 _SHOWN = 20  # rows of a table on the page
 
@@ -180,14 +178,13 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
 
 def beginning(text: str) -> str:
     """The first characters of a text, on one line."""
-    return printable(text[:BEGINNING])
+    return printable(text[:120])
 
 
 def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:
     rows, found = measured.rows, measured.suspects
     points = [list(zip(measured.sizes.tolist(), scores, strict=True)) for scores in (1 - measured.errors).tolist()]
     curves = [Curve(f"fold {number}", of_fold) for number, of_fold in enumerate(points, 1)]
-    shown = found.places[:_SHOWN]
     unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]
     page = render_page(
         "audit",
@@ -197,7 +194,7 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
         findings=[[f"{100 * each.worth:.1f}", each.what, each.step] for each in findings],
         suspects=[
             [*_row(measured, place), rows.classes[likely], f"{margin:.2f}"]
-            for place, likely, margin in zip(shown, found.likely, found.margins, strict=False)
+            for place, likely, margin in zip(found.places[:_SHOWN], found.likely, found.margins, strict=False)
         ],
         mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(found.joint, len(rows), 10)],
         charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],

@@ -29,9 +29,7 @@ from flatout.run_log import Say
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
-_PLANTED = 0.05
-_LEAST_LONG = 20
-_DRAWS = 2_000
+_PLANTED, _LEAST_LONG, _DRAWS = 0.05, 20, 2_000
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _CURVES, _NO_USE = 120, 0.003
 _SHALLOWEST, _STEEPEST = 1e-3, 1.5
@@ -90,7 +88,6 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     planted, places = plant(rows.labels, suspects.joint, _PLANTED)
     of_planted = margins(trained.answers(planted), planted)
     is_planted = np.isin(np.arange(len(rows)), places)
-    noise = noise_rate(of_planted[~is_planted], of_planted[is_planted])
     is_right = probabilities.argmax(axis=1) == rows.labels
     kept = ~np.isin(np.arange(len(rows)), suspects.places)
     better = trained.answers(rows.labels, kept).argmax(axis=1) == rows.labels
@@ -102,7 +99,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
         rows=rows,
         is_right=is_right,
         suspects=suspects,
-        noise=noise,
+        noise=noise_rate(of_planted[~is_planted], of_planted[is_planted]),
         sizes=sizes,
         errors=errors,
         forecast=forecast(sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds),
@@ -200,7 +197,6 @@ def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: in
 
 
 def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
-    """The gain by each of the three laws."""
     shares, errors = sizes / sizes[-1], np.maximum(errors, 1e-4)
     laws = [_fit(shares, errors, False), _fit(shares, errors, True), _fit(shares[-2:], errors[-2:], False)]
     now, then = np.array([rows_now, rows_now + more]) / sizes[-1]

@@ -57,8 +57,6 @@ def _joined(sides: list[csr_matrix]) -> csr_matrix:
 
 
 class _Part:
-    """Counts of one kind, weighted."""
-
     def __init__(self, count: Callable[[Sequence[str]], csr_matrix]) -> None:
         self._count, self._weights = count, TfidfTransformer(sublinear_tf=True)
         self._kept = np.empty(0, np.int64)

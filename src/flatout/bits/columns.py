@@ -19,7 +19,7 @@ from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
 from flatout.bits.grams import raw_texts
 from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import Table, is_list, is_text
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _FOREIGN, _LONGEST_SHOWN = 255, 24
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
@@ -68,10 +68,9 @@ class BitColumn:
             return Form.packed if are_bits else Form.numbers
         if _are_bytes(kind):
             return Form.packed
-        if not is_text(kind):
-            what = f"column {self.name!r} of {self.source} holds {kind}"
-            allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
-            raise UserError("data.bits", what, allowed=allowed, hint=_NAME_IT)
+        what = f"column {self.name!r} of {self.source} holds {kind}"
+        allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
+        require(is_text(kind), "data.bits", what, allowed=allowed, hint=_NAME_IT)
         return written_form(column[0].as_py() if len(column) else "")
 
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
@@ -83,9 +82,7 @@ class BitColumn:
             self._fail(rows[odd[0]], f"{int(lengths[odd[0]]):,} characters where others have {width:,}")
         if width == 0:
             self._fail(rows[0], "no value")
-        data, bounds = bytes_of(texts)
-        data = data[bounds[0] :][: width * len(texts)]
-        digits = _TABLES[self.form][data].reshape(len(texts), width)
+        digits = _TABLES[self.form][bytes_of(texts)[0]].reshape(len(texts), width)
         if (foreign := digits == _FOREIGN).any():
             row = int(foreign.any(axis=1).argmax())
             place = int(foreign[row].argmax())
@@ -130,12 +127,8 @@ class BitColumn:
             row = int((~is_right).argmax())
             self._fail(rows[row], f"{texts[row].as_py()[:_LONGEST_SHOWN]!r} is no set of numbers")
         spaced = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, "[^0-9]+", " "))
-        lists = pc.split_pattern(spaced, " ")
-        filled = pc.not_equal(lists.flatten(), "")
-        rows_of_filled = pc.list_parent_indices(lists).filter(filled).to_numpy(zero_copy_only=False)
-        counts = np.bincount(rows_of_filled, minlength=len(texts))
-        offsets = pa.array(np.append(0, np.cumsum(counts)).astype(np.int32))
-        return pa.ListArray.from_arrays(offsets, lists.flatten().filter(filled).cast(pa.int64()))
+        lists = pc.if_else(pc.equal(spaced, ""), pa.scalar([], pa.list_(pa.string())), pc.split_pattern(spaced, " "))
+        return lists.cast(pa.list_(pa.int64()))
 
     def _fail(self, row: int, what: str) -> None:
         what = f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}"

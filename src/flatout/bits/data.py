@@ -184,19 +184,17 @@ class BitsPreparation:
             # Texts are the fields of each record, lower-cased and parted, as UTF-8.
             parted = pc.binary_join_element_wise(*record.fields, pa.scalar(FIELD_END, pa.large_string()))
             data, bounds = bytes_of(pc.utf8_lower(parted))
-            stored = data[bounds[0] : bounds[-1]], np.diff(bounds).astype(np.int32)
-            grams = targets_of(raw, survey.hashed)
+            stored, grams = (data, np.diff(bounds).astype(np.int32)), targets_of(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split]["rows"] += len(raw)
             totals[split]["tokens"] += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
         for split, total in totals.items():
-            if total["rows"] == 0:
-                where = f"data.{split}" if split in self.tables else "data.source"
-                what = f"no records are left for the {split} split of {self.tables['train'].name}"
-                hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
-                raise UserError(where, what, hint=hint)
+            where = f"data.{split}" if split in self.tables else "data.source"
+            what = f"no records are left for the {split} split of {self.tables['train'].name}"
+            hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+            require(total["rows"] > 0, where, what, hint=hint)
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:
@@ -295,8 +293,7 @@ class BitsPreparation:
         if name != "train" or not (validation_share or test_share):
             yield name, np.ones(len(fields[0]), np.bool_)
             return
-        seed = self.config.split_seed
-        hashes = hash_texts(raw_texts(fields), seed)
+        hashes = hash_texts(raw_texts(fields), self.config.split_seed)
         splits = split_by_hash(hashes, validation_share=validation_share, test_share=test_share)
         yield from ((split, splits == number) for number, split in enumerate(SPLITS) if (splits == number).any())
 

@@ -28,7 +28,6 @@ from flatout.errors import check_settings, require, setting
 
 _BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
 _ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
-
 Packed = NDArray[np.uint8]
 Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and how many each row has
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
@@ -238,8 +237,7 @@ class TwoStepEncoder:
     def _hash_new_grams(self) -> None:
         new, size = self.grams.names[len(self._columns) :], self.config.size
         found = [keyed_positions(gram, key=key, hashes=1, size=size) for gram in new for key in self._keys]
-        columns = np.array(found, dtype=np.int64).reshape(-1, self.config.hashes)
-        self._columns = np.concatenate([self._columns, columns])
+        self._columns = np.concatenate([self._columns, np.array(found, np.int64).reshape(-1, self.config.hashes)])
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
         hashes = self.config.hashes

@@ -181,7 +181,6 @@ class ExposureStudy:
         return values["dice"]
 
     def _rebuilt(self, rows: Tensor, detected: Tensor) -> Rates:
-        """How often texts are rebuilt from their grams."""
         texts = self.data.texts(self.judged).take(pa.array(rows.numpy()))
         truth = pc.replace_substring(texts, FIELD_END, "").to_pylist()
         reconstructor = Reconstructor(self.labels.hashed, self.predictor.order)

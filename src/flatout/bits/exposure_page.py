@@ -37,14 +37,13 @@ def read_exposure(folder: Path) -> dict[str, Any]:
 def page(exposure: Mapping[str, Any]) -> str:
     """The page as HTML, without network or script."""
     common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
-    rows = "training records that hold it"
     learning = []
     for name in ("model", "ridge"):
         if points := [(point["records"], point[name]) for point in exposure["learning"] if name in point]:
             learning.append(Curve(name, points))
     charts = [
         line_chart("Dice over known records", learning, x_label="known records", doublings=True),
-        line_chart("Dice over how common a 2-gram is", common, x_label=rows, doublings=True),
+        line_chart("Dice over how common a 2-gram is", common, x_label="training records that hold it", doublings=True),
     ]
     scores, rebuilt = exposure["scores"], exposure["reconstruction"]["alone"]
     tiles = [

@@ -23,10 +23,8 @@ from flatout.data.tables.splits import bytes_of
 
 Ids = NDArray[np.int32]
 RaggedIds = tuple[Ids, Ids]  # ids row after row, and how many each row has
-
 FIELD_END = "\x1f"  # stands between the fields of a stored text
 _ASCII = 128
-_NOT_IN_LABELS = r'["./]'
 _PAIRS = (*product(ascii_lowercase, repeat=2), *product(ascii_lowercase, digits), *product(digits, repeat=2))
 LABELS = tuple(map("".join, _PAIRS))  # every gram a model answers, in the order of outputs: aa … zz, a0 … z9, 00 … 99
 
@@ -46,7 +44,7 @@ def padded(raw: pa.Array) -> pa.Array:
 
 def plain_texts(raw: pa.Array) -> pa.Array:
     """Raw texts without quotes, dots and slashes, and without blanks at the ends: what labels are read from."""
-    return pc.utf8_trim_whitespace(pc.replace_substring_regex(raw, _NOT_IN_LABELS, ""))
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(raw, r'["./]', ""))
 
 
 class GramIndex:
@@ -110,8 +108,7 @@ def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False), dtype=np.int64))
     if offsets[-1] == 0:
         return np.empty(0, np.uint32), offsets
-    data, bounds = bytes_of(texts)
-    data = data[bounds[0] : bounds[-1]]
+    data, _ = bytes_of(texts)
     if len(data) == offsets[-1]:  # a byte a character: ASCII
         return data.astype(np.uint32), offsets
     return np.frombuffer(data.tobytes().decode().encode("utf-32-le"), dtype="<u4"), offsets

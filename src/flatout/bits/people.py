@@ -23,9 +23,8 @@ from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 FIELDS = ("GivenName", "Surname", "Birthday")
-_BLOCK = 16_384
+_BLOCK, _FIRST_UID = 16_384, 100_001
 _NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
-_FIRST_UID = 100_001
 
 _GIVEN = (
     "maria anna james john david laura peter julia robert susan thomas linda paul karen daniel emma george helen frank"

@@ -199,10 +199,8 @@ class GramPredictor(RunPredictor):
         return Scored({"rows": total}, metrics.compute(), intervals=metrics.intervals())
 
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
-        """Block by block the encodings, and the grams of their plain texts."""
-        num_labels = len(self.labels.names)
         for rows, block in self.blocks(table, [bits, *self.text_columns]):
             ids, lengths = LABEL_INDEX.rows(plain_texts(raw_texts([block.column(name) for name in self.text_columns])))
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
-            targets = multi_hot(torch.from_numpy(ids), offsets, num_labels)
+            targets = multi_hot(torch.from_numpy(ids), offsets, self.labels.num_outputs)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets

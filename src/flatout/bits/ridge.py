@@ -171,7 +171,6 @@ def choose_ridge_share(
 
 
 def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
-    """Ridge and the commonest grams for everybody, on the validation and the test records."""
     everybody = torch.zeros(labels.num_outputs)
     everybody[torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]] = 1.0
     found: dict[str, float] = {}

@@ -49,8 +49,6 @@ def count_unknown(splits: Mapping[str, Sequence[pa.Array]], config: VocabularyCo
 
 @dataclass(slots=True)
 class _Found:
-    """What a check has found: its source and its remarks."""
-
     source: str
     remarks: list[Remark] = field(default_factory=list, kw_only=True)
 
@@ -219,9 +217,8 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
 
 
 def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNotes) -> None:
-    preparation = SequencePreparation(config)
     with Progress() as progress:
-        survey = preparation.survey(notes, progress)
+        survey = SequencePreparation(config).survey(notes, progress)
     survey.finish()
     found.remarks += map(_remark, survey.lines())
     found.columns = survey.describe_columns()
@@ -234,7 +231,6 @@ def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNote
 
 
 def _remark(line: str) -> Remark:
-    """A line of the survey; its level stands before it."""
     level = Level.warning if line.startswith("warning ") else Level.note
     source, _, what = line.removeprefix("warning ").partition(": ")
     return Remark(level, source, what)

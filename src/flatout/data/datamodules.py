@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.batches.feed import Feed
-from flatout.data.checks.cleaning import TextBlock, read_texts
+from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings, Remark
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
@@ -28,10 +27,10 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import TextBlocks, TextPreparation, open_source, open_tables
+from flatout.data.text_preparation import EncodedRows, TextBlocks, TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource
 from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
-from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyConfig, VocabularyKind
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
 
@@ -151,13 +150,11 @@ class TagPreparation(TextPreparation):
         lost = {split: lost.facts() for split, lost in self.lost.items()}
         return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
-    def _encoded(
-        self, blocks: TextBlocks, surveyed: TextSurvey, vocabulary: Encoder, writer: StoreWriter
-    ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
-        assert isinstance(vocabulary, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
+    def _encoded(self, blocks: TextBlocks, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter) -> EncodedRows:
+        assert isinstance(encoder, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
         config = self.config
         for split, block in blocks:
-            encoded = vocabulary.encode_words(block.texts, max_length=config.max_length, long=config.long_texts)
+            encoded = encoder.encode_words(block.texts, max_length=config.max_length, long=config.long_texts)
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)
             self.lost.setdefault(split, LostWords(self.source.census)).add(ids, tags.offsets, encoded.words)

@@ -101,7 +101,6 @@ def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> 
 
 
 def _require_rows(key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes) -> None:
-    """Each row must be there, with the text that the file has beside it."""
     waiting, num_rows = dict(lines), 0
     for rows, block in table.numbered(roles.texts) if waiting else ():
         found, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
@@ -111,7 +110,6 @@ def _require_rows(key: str, file: str, table: Table, roles: Roles, lines: dict[i
             is_same = begins is None or printable(text).startswith(begins)
             hint = "Was the data changed, or sorted? Audit it again."
             require(is_same, key, f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it", hint=hint)
-    if waiting:
-        few = ", ".join(str(row + 1) for row in list(waiting)[:5])
-        what = f"{file} names rows that are not there: {few} of {table.name}"
-        raise UserError(key, what, allowed=f"1 to {num_rows:,}", hint="Was the data changed? Audit it again.")
+    few = ", ".join(str(row + 1) for row in list(waiting)[:5])
+    what = f"{file} names rows that are not there: {few} of {table.name}"
+    require(not waiting, key, what, allowed=f"1 to {num_rows:,}", hint="Was the data changed? Audit it again.")

@@ -62,7 +62,7 @@ class Unit:
             data, offsets = bytes_of(block.texts)
             digest.update(split.encode())
             digest.update(np.diff(offsets).tobytes())
-            digest.update(data[offsets[0] : offsets[-1]].tobytes())
+            digest.update(data.tobytes())
         return digest.hexdigest()[:20]
 
 
@@ -132,7 +132,6 @@ class EncodedUnits:
         return found
 
     def _there(self, key: str) -> BySplit | None:
-        """A unit by its key, from the cache or else from a store that was made from it."""
         if (store := self.cache.opened(key)) is not None:
             return {split: _rows_of(store, split, 0, *counted) for split, counted in store.facts.items()}
         if key not in self._of_stores:

@@ -89,7 +89,9 @@ class FeedingConfig:
 
 
 def require_other_files(given: dict[str, object], source_keys: Sequence[str]) -> None:
-    """Files for validation and test need one for training, and no file may stand for two splits."""
+    """One setting names the training rows, files for validation and test need it, and no file stands for two splits."""
+    both = given.get("source") is not None and given.get("train") is not None
+    require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
     keys = " or ".join(f"data.{key}=FILE" for key in source_keys)
     has_source = any(given.get(key) is not None for key in source_keys)
     paths: dict[Path, str] = {}

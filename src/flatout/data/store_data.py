@@ -79,7 +79,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """Open the store, building it first when there is none."""
 
     def prepare_data(self) -> None:
-        """Build the store where it is missing; Lightning calls it on one rank of each machine."""
         if self._info is None:
             self._info = self.open_store()
 
@@ -136,7 +135,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self._feed("validation")
 
     def test_dataloader(self) -> Feed | list[Feed]:
-        """The test rows; nothing where there are none."""
         return self._feed("test") if "test" in self.store.splits else []
 
     def predict_dataloader(self) -> Feed:
@@ -144,7 +142,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self._feed("test" if "test" in self.store.splits else "validation")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch that is not on the device yet."""
         if not isinstance(batch, FlatBatch):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         return batch if batch.tokens.device == device else batch.to(device)
@@ -179,7 +176,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return feed
 
     def _choose_kind(self, device: torch.device) -> FeedKind:
-        """The kind of all feeds on a device, chosen and reported once."""
         if device not in self._kinds:
             choice = choose_feed(self.config.feed, sum(split.num_bytes for split in self.store.splits.values()), device)
             self._kinds[device] = choice.value
@@ -219,7 +215,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return given
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the plan: the epoch, and the batches of it that were taken."""
         return self._feeds["train"].state_dict() if "train" in self._feeds else dict(self._position)
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -264,15 +259,12 @@ def _require_whole_steps(limit: float, feed: Feed) -> None:
     """An epoch may not end inside a step: its batches are weighted by the rows of the whole step."""
     accumulate = feed.plan.accumulate
     batches = limit if isinstance(limit, int) else int(limit * len(feed))
-    if batches >= len(feed) or batches % accumulate == 0:
-        return
-    what = f"{limit} ends an epoch inside a step of {accumulate} batches"
+    is_whole = batches >= len(feed) or batches % accumulate == 0
     hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
-    raise UserError("limit_train_batches", what, hint=hint)
+    require(is_whole, "limit_train_batches", f"{limit} ends an epoch inside a step of {accumulate} batches", hint=hint)
 
 
 def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:
-    """The settings may not ask for other accumulation than the Trainer's."""
     hint = f"Set Trainer(accumulate_grad_batches={wanted})"
     if config.effective_batch is not None:
         what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"

@@ -158,8 +158,6 @@ class TextDataConfig(FeedingConfig):
         require(not self.pair or count == 2, "data.pair", f"{count} columns", allowed="data.text=[FIRST,SECOND]")
         self._require_fitting_split()
         self._require_fitting_windows()
-        both = self.source is not None and self.train is not None
-        require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
         require_other_files({"source": self.source, **self.given}, ("train", "source"))
 
     @property

@@ -36,9 +36,10 @@ from flatout.data.text_source import TOPIC, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
-from flatout.errors import UserError, require
+from flatout.errors import require
 
 TextBlocks = Iterable[tuple[str, TextBlock]]  # blocks of rows, each with its split
+EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with their ids and targets
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -192,11 +193,10 @@ class TextPreparation:
     def _require_rows(self, surveyed: TextSurvey) -> None:
         tables, rows = self.source.tables, surveyed.rows
         for split in self.config.split_names(tables):
-            if split not in rows:
-                key = "source" if self.config.source is not None else split if split in tables else "train"
-                what = f"no rows are left for the {split} split of {self.source.name}"
-                hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
-                raise UserError(f"data.{key}", what, hint=hint)
+            key = "source" if self.config.source is not None else split if split in tables else "train"
+            what = f"no rows are left for the {split} split of {self.source.name}"
+            hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
+            require(split in rows, f"data.{key}", what, hint=hint)
 
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
@@ -227,7 +227,7 @@ class TextPreparation:
         totals = {split: _Totals() for split in writers}
         blocks = self.source.texts_and_labels(surveyed.fates, advance)
         for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):
-            given = dict.fromkeys(_TARGETS[self.config.problem], targets)
+            given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
@@ -235,11 +235,9 @@ class TextPreparation:
                 totals[split].counts["clean"] += pc.sum(is_clean).as_py() or 0
         return totals
 
-    def _encoded(
-        self, blocks: TextBlocks, surveyed: TextSurvey, vocabulary: Encoder, writer: StoreWriter
-    ) -> Iterator[tuple[str, TextBlock, EncodedBlock, Any]]:
+    def _encoded(self, blocks: TextBlocks, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter) -> EncodedRows:
         """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
-        units = self._units(vocabulary)
+        units = self._units(encoder)
         for unit in units_of(blocks):
             for (split, block), encoded in zip(unit.blocks, unit.cut(units.read(unit)), strict=True):
                 yield split, block, encoded, surveyed.census.targets(block.labels)
@@ -274,8 +272,6 @@ class TextPreparation:
 
 @dataclass(slots=True)
 class _Totals:
-    """What the encoded rows of one split add up to."""
-
     counts: Counter[str] = field(default_factory=Counter)
     """Tokens, those unknown, what was cut, windows, and in a sample that knows them the rows with their clean label."""
     lengths: Lengths = field(default_factory=Lengths)  # lengths before anything is cut

@@ -45,19 +45,16 @@ class TextSource:
     ) -> Iterator[tuple[str, TextBlock]]:
         """The rows of some splits, read again; `fates` say for each table which row belongs to which."""
         for name, table in self.tables.items():
-            own, first_row = fates[name], 0
-            for block in table.blocks(self._columns_read_again()):
-                fate = own[first_row : first_row + block.num_rows]
-                if len(fate) != block.num_rows:
+            own, num_rows = fates[name], 0
+            for rows, block in table.numbered(self._columns_read_again()):
+                num_rows += len(rows)
+                if num_rows > len(own):
                     raise changed(table.name)
-                rows = np.arange(first_row, first_row + block.num_rows)
-                first_row += block.num_rows
                 for split in splits:
-                    mask = fate == SPLITS.index(split)
-                    if mask.any():
+                    if (mask := own[rows] == SPLITS.index(split)).any():
                         yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
                 advance(block.num_rows)
-            if first_row != len(own):
+            if num_rows != len(own):
                 raise changed(table.name)
 
     def require_unchanged(self) -> None:
@@ -90,8 +87,7 @@ class TextSource:
             others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
             more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
             labels = f", labels from {self.roles.label}" if self.roles.label else ""
-            what = f"texts from {' and '.join(self.roles.texts)}{labels}{more}"
-            remarks.append(Remark(Level.note, "columns", what))
+            remarks.append(Remark(Level.note, "columns", f"texts from {' and '.join(self.roles.texts)}{labels}{more}"))
         return [] if self.config.is_sample else remarks
 
 
@@ -115,8 +111,7 @@ class TagSource(TextSource):
             findings = of_splits[split]
             table.tell(findings, scheme)
             findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
-        train = self.census.entities.get("train", {})
-        kinds = ", ".join(f"{name} {count:,}" for name, count in train.items())
+        kinds = ", ".join(f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items())
         what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
         notes = [Remark(Level.note, "tags", what), Remark(Level.note, "training entities", kinds or "none")]
         return [*notes, *_unseen_types(self.census)]

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -219,13 +220,22 @@ def compiles_for_ever(graph: Any, inputs: Any) -> Any:
     time.sleep(60)
 
 
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
 def collects_for_ever(graph: Any, inputs: Any) -> Any:
-    """What is raised in such a callback is lost."""
+    """What is raised while a collector's callback, or a weak reference's, runs is lost."""
     gc.callbacks.append(lambda phase, about: time.sleep(0.03))
     try:
         for _ in range(300):
+            watched = weakref.ref(Cycle(), lambda _: time.sleep(0.1))
             gc.collect()
-            time.sleep(0.1)
+            assert watched() is None
+            time.sleep(0.01)
     finally:
         gc.callbacks.pop()
 

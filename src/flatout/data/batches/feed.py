@@ -30,9 +30,7 @@ from flatout.distributed.limits import free_bytes
 from flatout.run_log import Choice
 
 Transform = Callable[[FlatBatch], FlatBatch]  # a change of a batch that differs in each epoch, such as dropping words
-_ROWS_A_RUN = 8192
-_BATCHES_A_RUN = 64
-_RESIDENT_SHARE = 0.3
+_ROWS_A_RUN, _RESIDENT_SHARE = 8192, 0.3
 
 
 def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[FeedKind]:
@@ -48,9 +46,7 @@ def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[
 
 def free_memory(device: torch.device) -> int:
     """Bytes that may still be used on a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_bytes()
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_bytes()
 
 
 class Feed:
@@ -65,7 +61,7 @@ class Feed:
         device: torch.device | str = "cpu",
         transform: Transform | None = None,
         workers: int = 2,
-        batches_a_run: int = _BATCHES_A_RUN,
+        batches_a_run: int = 64,
         keeps_position: bool = True,
     ) -> None:
         assert kind is not FeedKind.auto, "choose_feed decides first"
@@ -103,7 +99,6 @@ class Feed:
 
     @cached_property
     def _gatherer(self) -> Gatherer:
-        """The columns, copied to the device once for all epochs."""
         return Gatherer(self.split, self.device if self.kind is FeedKind.resident else torch.device("cpu"))
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
@@ -207,8 +202,6 @@ def _end_with(parent: int, number: int) -> None:
 
 
 class _PlannedBatches(Dataset[FlatBatch]):
-    """One batch by its number: what a worker process makes."""
-
     def __init__(self, split: StoreSplit, plan: Plan, transform: Transform | None) -> None:
         self.plan, self.transform = plan, transform
         self.gatherer = Gatherer(split, torch.device("cpu"))

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
-_NO_CLASS = torch.iinfo(torch.int32).max  # an id beyond all classes: it belongs to another piece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,4 +200,4 @@ def _labels(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     offsets = offsets.clone()
     offsets[:1].zero_()
     offsets[-1:].fill_(len(ids))
-    return ids.masked_fill(is_other, _NO_CLASS), offsets
+    return ids.masked_fill(is_other, torch.iinfo(torch.int32).max), offsets  # an id beyond all classes

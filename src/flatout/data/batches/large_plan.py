@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows
 
-WINDOW_ROWS = 1 << 24
-RUN_ROWS = 1 << 20
+WINDOW_ROWS, RUN_ROWS = 1 << 24, 1 << 20
 _SAMPLED, _UNEVEN = 512, 0.6
 
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.errors import UserError, require
+from flatout.errors import require
 
 Rows = NDArray[np.int64]
 Ints = NDArray[np.integer]
@@ -174,9 +174,8 @@ def _cut_by_rows(order: Rows, lengths: Ints, settings: PlanSettings, rows_per_ba
 def _cut_by_tokens(order: Rows, lengths: Ints, settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
     """Steps that keep every part under the token cap; their number is the same for every order of the same rows."""
     longest = int(lengths.max())
-    if cap < longest:
-        what = f"{cap} tokens cannot hold the longest row"
-        raise UserError("data.tokens_per_batch", what, allowed=f"{longest} or more here")
+    what = f"{cap} tokens cannot hold the longest row"
+    require(cap >= longest, "data.tokens_per_batch", what, allowed=f"{longest} or more here")
     if settings.layout is Layout.padded or not settings.shuffle:
         # One sorted run, whatever the order was: steps then depend on lengths alone, and every epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)

@@ -31,7 +31,6 @@ ODDITIES = {
     "private": "[\ue000-\uf8ff]",
     "mojibake": "Ã[\u0080-\u00bf]|â€|Â[\u00a0-\u00bf]",
 }
-_ANY_ODDITY = "|".join(ODDITIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,6 @@ def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Ma
 
 
 def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often a mask is set in each row."""
     counts = np.zeros(len(offsets) - 1, np.int64)
     filled = np.diff(offsets) > 0
     if filled.any():
@@ -122,7 +120,7 @@ def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDAr
 
 
 def _odd_rows(texts: pa.Array) -> dict[str, NDArray[np.int64]]:
-    rows = _rows_with(_ANY_ODDITY, texts)  # one pass over all texts: most have none
+    rows = _rows_with("|".join(ODDITIES.values()), texts)  # one pass over all texts: most have none
     few = texts.take(pa.array(rows))
     found = {name: rows[_rows_with(pattern, few)] for name, pattern in ODDITIES.items()}
     return {name: rows for name, rows in found.items() if len(rows)}

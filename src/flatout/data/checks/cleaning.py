@@ -20,7 +20,7 @@ from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import as_texts, decoded, is_blank, is_missing, is_plain, is_text, mask_of
-from flatout.errors import UserError, check_settings, setting
+from flatout.errors import UserError, check_settings, require, setting
 
 RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some sort
 Empty = StrEnum("Empty", "by_split keep drop refuse")
@@ -154,10 +154,9 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
     column = decoded(column)
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
-    if not is_plain(column.type):
-        hint = "Name a column of texts: data.text=COLUMN. For lists of words and tags set data.problem=tags."
-        what = f"column {name!r} of {findings.source} holds {column.type}"
-        raise UserError("data.text", what, allowed="texts", hint=hint)
+    hint = "Name a column of texts: data.text=COLUMN. For lists of words and tags set data.problem=tags."
+    what = f"column {name!r} of {findings.source} holds {column.type}"
+    require(is_plain(column.type), "data.text", what, allowed="texts", hint=hint)
     findings.add("text_cast", rows)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)

@@ -72,7 +72,6 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
 
 
 def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Array:
-    """Labels as finite floats; the first row that is none is named."""
     values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
@@ -223,7 +222,6 @@ class LabelCensus:
         return remarks
 
     def _alike(self) -> list[list[str]]:
-        """Groups of labels that differ in nothing but how they are written."""
         groups: dict[str, list[str]] = {}
         for name in self._codes:
             groups.setdefault(_plainly(name), []).append(name)
@@ -237,7 +235,6 @@ class LabelCensus:
         return total
 
     def _numbered(self, names: pa.Array) -> NDArray[np.int32]:
-        """The number of each label; new ones get the next."""
         found, codes = pc.dictionary_encode(names), self._codes
         of_found = [codes.setdefault(name, len(codes)) for name in found.dictionary.to_pylist()]
         return np.array(of_found or [0], np.int32)[found.indices.to_numpy(zero_copy_only=False)]

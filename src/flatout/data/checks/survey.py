@@ -27,15 +27,14 @@ from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
 from flatout.data.tables.table import are_numbers, as_texts, decoded
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 if TYPE_CHECKING:
     from flatout.data.text_source import TextSource
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
-_ROWS_SAMPLED = 20_000
+_THREADS, _WAITING, _ROWS_PER_BLOCK, _ROWS_SAMPLED = 2, 4, 32_768, 20_000
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 _Cleaned = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64]]
 """A block, what is used of it, and where in the block these rows lie."""
@@ -177,17 +176,15 @@ class TextSurvey:
     def _groups(self, block: pa.RecordBatch, places: Rows, rows: Rows) -> NDArray[np.uint64]:
         """A hash of each row's group; a row without one is a group of its own."""
         group = decoded(block.column(self.splitting.group)).take(pa.array(places))
-        if pa.types.is_nested(group.type):
-            what = f"column {self.splitting.group!r} holds {group.type}"
-            raise UserError("data.group", what, allowed="texts or numbers")
+        what = f"column {self.splitting.group!r} holds {group.type}"
+        require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
         is_null = group.is_null().to_numpy(zero_copy_only=False)
         return np.where(is_null, reseeded(rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
 
     def _decide(self, files: RecordFiles) -> None:
         """The split of every row, and what becomes of rows that have a twin."""
         stands_for = self.census.unify(self._rows_by_code)
-        strata = self.census.strata(self._rows_by_code)[stands_for]
-        assign = assigner(self.splitting, files, strata)
+        assign = assigner(self.splitting, files, self.census.strata(self._rows_by_code)[stands_for])
         rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
         read = ((records, stands_for[records["code"]], assign(records)) for records in files.parts())
         for (records, codes, splits), twins in _ahead(read, lambda each: find_twins(*each)):

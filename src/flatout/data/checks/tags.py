@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import Findings
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text, mask_of
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
 _LETTERS = {"B": _BEGIN, "I": _INSIDE, "M": _INSIDE, "E": _END, "L": _END, "S": _SINGLE, "U": _SINGLE, "W": _SINGLE}
@@ -30,15 +30,8 @@ COLUMNS = ("text", "label")
 LISTS = ("tokens", "tags")  # the same as lists, for a later pass
 _BLANK = pa.scalar(" ", pa.large_string())
 _MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10
-
-
-class Scheme(StrEnum):
-    """How tags mark where an entity begins and ends."""
-
-    bio = "BIO"
-    iob1 = "IOB1"
-    iobes = "IOBES"
-    bilou = "BILOU"
+Scheme = StrEnum("Scheme", {"bio": "BIO", "iob1": "IOB1", "iobes": "IOBES", "bilou": "BILOU"})
+"""How tags mark where an entity begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +114,6 @@ def begins(block: TagBlock) -> NDArray[np.bool_]:
 
 
 def _follows_same_type(block: TagBlock) -> NDArray[np.bool_]:
-    """Whether the tag before, in the same row, has the same type."""
     follows = np.zeros(len(block.types), np.bool_)
     follows[1:] = (block.types[1:] == block.types[:-1]) & (block.types[1:] > 0)
     starts = block.offsets[:-1]
@@ -208,10 +200,9 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
     texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):
         column, kind = column.cast(texts), texts.value_type
-    if not is_list(column.type) or not is_text(kind):
-        hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
-        what = f"column {name!r} of {table} holds {column.type}"
-        raise UserError(key, what, allowed="a list of texts in each row", hint=hint)
+    hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
+    is_right, what = is_list(column.type) and is_text(kind), f"column {name!r} of {table} holds {column.type}"
+    require(is_right, key, what, allowed="a list of texts in each row", hint=hint)
     return pc.fill_null(column.cast(texts), pa.scalar([], texts))
 
 
@@ -235,9 +226,8 @@ def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Ent
     An I that continues nothing begins an entity, as the CoNLL tasks count it.
     """
     types = (ids.astype(np.int64) + 1) // 2
-    block = TagBlock(
-        np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE)), types, np.asarray(offsets, np.int64)
-    )
+    letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
+    block = TagBlock(letters, types, np.asarray(offsets, np.int64))
     is_first = begins(block)
     first, row = np.flatnonzero(is_first), block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.

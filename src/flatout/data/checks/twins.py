@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
 from flatout.data.tables.splits import Dealer, SplitBy, Splitting, reseeded, split_by_hash, split_groups
-from flatout.errors import UserError
+from flatout.errors import require
 
 RECORD = np.dtype(
     [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")], align=True
@@ -102,9 +102,8 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
         groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
         rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
-    if len(groups) < needed:
-        what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
-        raise UserError("data.group", what, hint="Name another column, or give a file for each split.")
+    what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
+    require(len(groups) >= needed, "data.group", what, hint="Name another column, or give a file for each split.")
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]
 

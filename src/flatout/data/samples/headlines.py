@@ -25,9 +25,8 @@ from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
-_BLOCK = 16_384
+_BLOCK, _LONGEST = 16_384, 34
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
-_LONGEST = 34
 
 _TOPICS: dict[str, str] = {
     "politics": "senate minister ballot coalition veto lobby mayor treaty referendum cabinet senator congress",

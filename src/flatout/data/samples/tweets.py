@@ -100,9 +100,7 @@ _FILLERS = """
 _OPENINGS = "| | | | | @user | @user | @user | @user @user | RT @user : | omg | ok | hey @user | well , | lol"
 _MARKS = "| | | | . | . | ! | !! | ..."
 _ENDINGS = "| | | | {tag} | {tag} | {tag} {tag} | http | http | {tag} http | via @user | lol | @user"
-
 _SHARED_KINDS = {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
-
 _ABOUT_NAMES = {
     "person": """
         {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing}
@@ -184,7 +182,27 @@ class TaggedTweetsTable(GeneratedTable):
     columns: Sequence[str] = ("tokens", "tags", "clean_tags")
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
-        return _tagged(random, self.split, self.config.noise)
+        phrases, names = _tagged_phrases()
+        ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
+        phrases.fill(random, ids)
+        first_slot = _NO_WORD - 1 - len(phrases.groups)
+        rows, places = np.nonzero(ids <= first_slot)
+        types = (first_slot - ids[rows, places]).astype(np.int64)
+        chosen = _chosen_names(random, types, names, SPLIT_STREAM[self.split])
+        is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
+        tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
+        noisy = disturb(random, types, len(ENTITY_TYPES), self.config.noise)
+        for nth in range(_LONGEST_NAME):
+            used = chosen[:, nth] >= 0
+            at = rows[used], places[used] + nth
+            ids[at] = (chosen[:, nth] + np.where(is_lower, 0, phrases.num_words))[used]
+            for to_fill, of_types in ((tags, noisy), (clean_tags, types)):
+                to_fill[at] = 1 + 2 * of_types[used] + (nth > 0)
+        _stress_texts(random, ids, phrases.num_words)
+        tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
+        made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
+        made |= {name: tag_names.take(pa.array(t[is_used])) for name, t in (("tags", tags), ("clean_tags", clean_tags))}
+        return {name: _lists(values, ids) for name, values in made.items()}
 
 
 class _Phrases:
@@ -209,7 +227,6 @@ class _Phrases:
         self.places = np.array([row + [_NO_WORD] * (longest - len(row)) for row in placed], np.int32)
         """Phrases by places."""
         self.words, self.num_words = _all_ways(words), len(words)
-        """Every word as written, Capitalised, LOUD and streeetched, one after the other."""
         self.sizes = np.array([len(phrases) for phrases in written.values()])  # of each kind: how many phrases it has
         self.kinds = {kind: number for number, kind in enumerate(written)}
 
@@ -220,7 +237,6 @@ class _Phrases:
         return self.places[phrases].reshape(len(kinds), -1)
 
     def fill(self, random: np.random.Generator, ids: NDArray[np.int32]) -> None:
-        """Put a word into every slot that is a group of words."""
         for name, (slot, start, size) in self.groups.items():
             chosen = ids == slot
             ids[chosen] = start + draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
@@ -346,30 +362,6 @@ def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: 
         return next(own) if word == "{w}" else given[next(firsts)] if word == "{given}" else word
 
     return [[filled(word) for word in form] for form in drawn]
-
-
-def _tagged(random: np.random.Generator, split: str, noise: float) -> dict[str, pa.Array]:
-    phrases, names = _tagged_phrases()
-    ids = phrases.drawn(random, _tagged_kinds(random, phrases.kinds))
-    phrases.fill(random, ids)
-    first_slot = _NO_WORD - 1 - len(phrases.groups)
-    rows, places = np.nonzero(ids <= first_slot)
-    types = (first_slot - ids[rows, places]).astype(np.int64)
-    chosen = _chosen_names(random, types, names, SPLIT_STREAM[split])
-    is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
-    tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
-    noisy = disturb(random, types, len(ENTITY_TYPES), noise)
-    for nth in range(_LONGEST_NAME):
-        used = chosen[:, nth] >= 0
-        at = rows[used], places[used] + nth
-        ids[at] = (chosen[:, nth] + np.where(is_lower, 0, phrases.num_words))[used]
-        for to_fill, of_types in ((tags, noisy), (clean_tags, types)):
-            to_fill[at] = 1 + 2 * of_types[used] + (nth > 0)
-    _stress_texts(random, ids, phrases.num_words)
-    tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
-    made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
-    made |= {name: tag_names.take(pa.array(t[is_used])) for name, t in (("tags", tags), ("clean_tags", clean_tags))}
-    return {name: _lists(values, ids) for name, values in made.items()}
 
 
 def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArray[np.int64]:

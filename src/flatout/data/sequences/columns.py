@@ -86,10 +86,7 @@ def _require_columns(table: Table, rules: RecordingRules) -> None:
 
 
 def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floats:
-    """A column of a block as float64; a missing value is NaN, infinity and texts are refused.
-
-    `first` is the number of the block's first row in its table, from 0.
-    """
+    """A column of a block as float64, NaN where a value is missing; `first`: the block's first row in its table."""
     column = decoded(column)
     if is_text(column.type):
         column = _parse_texts(column, name, table, first)

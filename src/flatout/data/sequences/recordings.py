@@ -115,7 +115,6 @@ def _label_of(column: pa.Array, whose: str) -> str:
 
 
 def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Iterator[Recording]:
-    """A recording without missing values, cut at gaps, resampled."""
     if rules.time is not None:
         _require_rising(file, recording, rules.time)
     whole = _without_missing(file, recording, rules, notes)

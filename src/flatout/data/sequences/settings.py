@@ -145,8 +145,6 @@ class SequenceDataConfig(FeedingConfig):
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        both = self.source is not None and self.train is not None
-        require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
         require_other_files({name: getattr(self, name) for name in ("source", *SPLITS)}, ("train", "source"))
         self._set_columns()
         self._require_counts()
@@ -176,10 +174,8 @@ class SequenceDataConfig(FeedingConfig):
             usual = [name for name in ("voltage", "current", "temperature") if name not in self.targets]
             self.features = usual if self.features is None else self.features
             self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
-        if isinstance(self.group, str):
-            self.group = [self.group]
-        if isinstance(self.features, str):
-            self.features = [self.features]
+        self.group = [self.group] if isinstance(self.group, str) else self.group
+        self.features = [self.features] if isinstance(self.features, str) else self.features
         where, targets = "data.target", self.targets
         require(bool(targets), where, "is not set", hint="Name the column that is answered: data.target=COLUMN.")
         require(len(set(targets)) == len(targets), where, f"{', '.join(targets)}", allowed="each column once")
@@ -214,7 +210,6 @@ class SequenceDataConfig(FeedingConfig):
                 require(feature in inputs, f"data.{name}.{feature}", "no such feature", allowed=", ".join(inputs))
 
     def _require_way(self) -> None:
-        """Windows, chunks or whole recordings: the one that the problem can use."""
         hint = "Leave one of them out."
         require(self.lookback is None or self.chunk is None, "data.chunk", "with data.lookback", hint=hint)
         if self.problem is SequenceProblem.forecast:

@@ -218,7 +218,6 @@ class Survey:
             self.numbers = np.array([places[label] for label in labels], dtype=np.float64)
 
     def _require_usable(self) -> None:
-        """Refuse columns that are constant, too large for a scale, or copies of a target."""
         moments = (self.train[name].tolist() for name in ("least", "most", "squares"))
         for name, least, most, squares in zip(self.columns, *moments, strict=True):
             key = "data.target" if name in self.config.targets else "data.features"
@@ -233,7 +232,6 @@ class Survey:
             self._warnings.append(f"warning data.features: {line} in all recordings; leave {feature} out")
 
     def _require_no_leak(self) -> None:
-        """No recording may stand on both sides, by its name or by its samples."""
         if self.splitter.how == "each recording is cut in time":
             return
         seen: dict[str, Segment] = {}

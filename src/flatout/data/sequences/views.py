@@ -81,13 +81,11 @@ class Cut:
         return RowPlaces(start, length, np.repeat(segments.recording.astype(np.int32), counts))
 
     def _spans(self, segments: Segments) -> tuple[Places, Places, int, int]:
-        """Where the first row of each segment begins, the end of such places, samples between two rows, and of one.
-
-        A window may begin before its recording, and is then cut there.
-        """
+        """Where the first row of each segment begins, the end of such places, samples between two rows, and of one."""
         if self.lookback is None:
             size = self.chunk or int((segments.stop - segments.first).max(initial=1))
             return segments.first, segments.stop, size, size
+        # A window may begin before its recording, and is then cut there.
         first, size = segments.first - self.lookback, self.lookback + self.horizon
         first = np.maximum(first, segments.start) if self.horizon else first + 1
         return first, segments.stop - size + 1, self.stride, size
@@ -139,7 +137,6 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
 
 
 def _cut(config: SequenceDataConfig, split: str) -> Cut:
-    """How the segments of a split become rows; all but training read every window."""
     horizon = config.horizon if config.problem is SequenceProblem.forecast else 0
     return Cut(config.lookback, horizon, config.chunk, config.stride if split == "train" else 1)
 

@@ -222,7 +222,6 @@ def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.
 
 
 def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
-    """One group at least must hold a window; those that hold none are left out with a warning."""
     needed, longest = (cut.lookback or 0) + cut.horizon, max(lengths.values(), default=1)
     keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
     what = f"{needed:,} rows are needed, the longest group has {longest:,}"

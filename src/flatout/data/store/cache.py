@@ -38,7 +38,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from flatout.data.store.lock import BUILDING, key_of_building, lock, name_building, remove_locks
+from flatout.data.store.lock import BUILDING, lock, name_building, remove_locks
 from flatout.data.store.store import (
     MANIFEST,
     MANIFEST_SUM,
@@ -50,8 +50,8 @@ from flatout.data.store.store import (
     read_manifest,
     written,
 )
-from flatout.errors import UserError, out_of_space
-from flatout.files import let_time_move, sync_folder, sync_tree
+from flatout.errors import UserError, out_of_space, require
+from flatout.files import let_time_move, stamp_of, sync_folder, sync_tree
 
 Recipe = dict[str, Any]  # everything a store's content depends on, as plain JSON values under readable names
 Build = Callable[[StoreWriter], None]
@@ -122,9 +122,8 @@ class Cache:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
-                if len(reasons) == _TRIES:
-                    what = "the store is damaged just after it was built"
-                    raise UserError(f"cache {self.folder / key}", what, hint=_DISK)
+                what = "the store is damaged just after it was built"
+                require(len(reasons) < _TRIES, f"cache {self.folder / key}", what, hint=_DISK)
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
@@ -153,7 +152,7 @@ class Cache:
         folder = self.folder / key
         try:
             manifest = read_manifest(folder)
-            stamps = _stamps(folder, manifest)
+            stamps = {name: stamp_of(folder / name) for name in (MANIFEST, MANIFEST_SUM, *manifest["files"])}
             boots = _boots(folder, stamps)
             if boot_id() not in boots:
                 _verify(folder, stamps, boots)
@@ -242,7 +241,6 @@ class Cache:
 
     @contextmanager
     def _refusals_told(self) -> Iterator[None]:
-        """Turn a refusal of the disk into an error with what is needed and what is free."""
         try:
             yield
         except WriteFailed as failed:
@@ -254,7 +252,7 @@ class Cache:
         """Remove what dead builders left, of any key. `own`: the key whose lock this process holds."""
         with suppress(OSError):
             for path in self.folder.glob(f"{BUILDING}*"):
-                key = key_of_building(path)
+                key = path.name.removeprefix(BUILDING).partition("-")[0]
                 with nullcontext(True) if key == own else lock(self.folder, key, waits=False) as is_free:
                     if is_free:
                         shutil.rmtree(path, ignore_errors=True)
@@ -308,17 +306,6 @@ def _verify(folder: Path, stamps: dict[str, list[int]], boots: list[str]) -> Non
         if (folder / VERIFIED).is_symlink():
             (folder / VERIFIED).unlink()
         (folder / VERIFIED).write_text(marker, encoding="utf-8")
-
-
-def _stamps(folder: Path, manifest: dict[str, Any]) -> dict[str, list[int]]:
-    """What changes in a file's entry when the file does: size, times and number. The time of the last change of
-    the entry (ctime) cannot be set by anybody.
-    """
-    found = {}
-    for name in (MANIFEST, MANIFEST_SUM, *manifest["files"]):
-        status = (folder / name).stat()
-        found[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-    return found
 
 
 def _identity(folder: Path) -> Identity | None:

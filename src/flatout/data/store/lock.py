@@ -21,8 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-BUILDING = ".building-"
-_PREFIX = ".lock-"
+BUILDING, _PREFIX = ".building-", ".lock-"
 _LOOK_S, _PRINT_AFTER_S = 0.1, 1.0
 
 
@@ -72,11 +71,6 @@ def remove_locks(folder: Path) -> None:
 def name_building(key: str) -> str:
     """A new name for the folder in which this process builds."""
     return f"{BUILDING}{key}-{os.getpid()}@{platform.node()}-{secrets.token_hex(4)}"
-
-
-def key_of_building(folder: Path) -> str:
-    """The key of the store that is built in a folder."""
-    return folder.name.removeprefix(BUILDING).partition("-")[0]
 
 
 def _builder(folder: Path, key: str) -> str:

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 SCHEMA = 2
 MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
-
 Array = NDArray[Any]
 
 
@@ -288,7 +287,6 @@ class SplitWriter:
                 file.close()
 
     def _parts(self, path: str, name: str, block: Array | tuple[Array, Array]) -> dict[str, Array]:
-        """What a block of a column adds to each of its files."""
         if not isinstance(block, tuple):
             return {f"{path}.bin": block}
         values, lengths = block

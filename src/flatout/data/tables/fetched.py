@@ -30,7 +30,6 @@ def is_address(given: object) -> bool:
 
 def fetch(address: str, where: str) -> str:
     """The path of a file or a folder that lies elsewhere, after what is new or has changed of it was fetched."""
-    scheme = address.partition("://")[0]
     with _refusals_told(address, where):
         system, path = fs.FileSystem.from_uri(address)
         found = system.get_file_info(path)
@@ -38,7 +37,7 @@ def fetch(address: str, where: str) -> str:
     if isinstance(system, fs.LocalFileSystem):
         return path
     require(".." not in Path(path).parts, where, f"{address} leads upwards", hint="Name the place without '..'.")
-    local = default_cache_folder() / FETCHED / scheme / path.strip("/")
+    local = default_cache_folder() / FETCHED / address.partition("://")[0] / path.strip("/")
     with _refusals_told(address, where):
         local.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(local.with_name(f".lock-{local.name}")) as lock:
@@ -82,6 +81,5 @@ def _refusals_told(address: str, where: str) -> Iterator[None]:
     except (pa.ArrowCancelled, pa.ArrowMemoryError):
         raise
     except (OSError, pa.ArrowException) as error:
-        what = f"{address} cannot be read ({first_line(error)})"
         hint = "See that the address is right and that pyarrow finds credentials for it."
-        raise UserError(where, what, hint=hint) from None
+        raise UserError(where, f"{address} cannot be read ({first_line(error)})", hint=hint) from None

@@ -59,10 +59,8 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
             what = f"{name} is no folder that transformers can open ({reason})"
             raise UserError(where, what, hint="Name one that save_pretrained wrote, with its tokenizer.") from None
         what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
-        ways = (
-            "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set HF_HOME"
-        )
-        ways += " to that cache; or train from random weights: model.pretrained=null."
+        ways = "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set"
+        ways += " HF_HOME to that cache; or train from random weights: model.pretrained=null."
         raise UserError(where, what, hint=ways) from None
 
 

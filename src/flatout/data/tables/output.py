@@ -16,7 +16,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from flatout.data.tables.table import is_text
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 
@@ -31,10 +31,10 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
         sys.stdout.buffer.flush()
         return
     path = Path(out)
-    if path.suffix not in FORMATS:
-        raise UserError("--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
-    if not path.parent.is_dir():
-        raise UserError("--out", f"no such folder: {path.parent}", hint="Make it first, or name another folder.")
+    is_known, allowed = path.suffix in FORMATS, ", ".join(FORMATS)
+    require(is_known, "--out", f"cannot write {path.suffix or path.name}", allowed=allowed)
+    what, hint = f"no such folder: {path.parent}", "Make it first, or name another folder."
+    require(path.parent.is_dir(), "--out", what, hint=hint)
     if reads is not None and path.exists() and path.samefile(reads):
         raise UserError("--out", f"{path} is the file that is read", hint="Name another file.")
     beside, is_there = path.with_name(f".{path.name}-{os.getpid()}"), path.exists()

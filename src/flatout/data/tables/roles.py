@@ -94,9 +94,8 @@ def has_tags(table: Table) -> bool:
 def _headless(table: Table) -> str:
     """A hint where the first line may be no list of names, or was not parted into columns."""
     is_row = any(len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns)
-    hint = " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
     if table.holds_numbers():
         return " Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…], and data=sequence to train."
     if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ",;\t|"):
         return " Is that several columns? Then leave data.read.delimiter out, or name the right one."
-    return hint if is_row else ""
+    return " Is its first line a row already? Then name the columns: data.read.columns=[text,label]." if is_row else ""

@@ -26,7 +26,7 @@ from flatout.data.tables.formats.plain_text import ConllTable, TextFolder, is_te
 from flatout.data.tables.hub import from_disk, from_hub, is_saved_dataset, may_be_hub_name
 from flatout.data.tables.reading import Format, ReadingConfig
 from flatout.data.tables.table import ManyFiles, Table
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str]] = {
     Format.csv: (CsvTable, ".csv"),
@@ -119,17 +119,15 @@ def _path_of(given: str | Path, where: str) -> Path:
 
 
 def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
-    if not given:
-        raise UserError(where, "an empty list", allowed="one file or more")
+    require(bool(given), where, "an empty list", allowed="one file or more")
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
     tables = [open_source(each, where=where, reading=reading) for each in given]
     if len(tables) == 1:
         return tables[0]
     found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
-    if not found.columns:
-        what = f"{tables[0].name} and {tables[-1].name} have no column in common"
-        raise UserError(where, what, hint="Name files of one kind.")
+    what = f"{tables[0].name} and {tables[-1].name} have no column in common"
+    require(bool(found.columns), where, what, hint="Name files of one kind.")
     return found
 
 
@@ -160,10 +158,8 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
 def _by_split(named: Mapping[str | None, Any], where: str, opened: Callable[[Any], Table]) -> dict[str, Table]:
     if len(named) == 1:
         return {"train": opened(next(iter(named.values())))}
-    if "train" not in named:
-        listed = ", ".join(str(name) for name in named if name)
-        what = f"no training rows among {listed or 'its parts'}"
-        raise UserError(where, what, allowed="train, and validation and test if there are any")
+    what = f"no training rows among {', '.join(filter(None, named)) or 'its parts'}"
+    require("train" in named, where, what, allowed="train, and validation and test if there are any")
     return {split: opened(given) for split, given in named.items() if split is not None}
 
 

@@ -171,8 +171,7 @@ class GeneratedTable(Table):
         self.num_rows: int = config.rows if split == "train" else config.eval_rows
 
     def fingerprint(self) -> str:
-        about = f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}"
-        return xxhash.xxh3_128_hexdigest(about.encode())
+        return xxhash.xxh3_128_hexdigest(f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}".encode())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
-from flatout.errors import UserError, first_line
+from flatout.errors import UserError, first_line, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,9 +41,9 @@ class RunModel:
         from safetensors.torch import load_file  # imports torch, which checking data does without
 
         weights = self.read(lambda: load_file(self.folder / _WEIGHTS))
-        if any("lora_" in name for name in weights):
-            hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
-            raise UserError(_KEY, f"{self.folder} has small matrices beside its weights", hint=hint)
+        what = f"{self.folder} has small matrices beside its weights"
+        hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
+        require(not any("lora_" in name for name in weights), _KEY, what, hint=hint)
         named = {name.removeprefix(_NET): weight for name, weight in weights.items() if name.startswith(_NET)}
         shapes = {name: weight.shape for name, weight in net.state_dict().items()}
         fits = {name: weight for name, weight in named.items() if shapes.get(name) == weight.shape}

@@ -30,8 +30,7 @@ from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyC
 from flatout.errors import UserError, require
 
 PAIR = "\ue003"  # stands between the two texts of a pair; a character of Unicode's private range
-_NOTHING = "?"
-_BEGINS = "▁"
+_NOTHING, _BEGINS = "?", "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
 _ENDINGS = (".json", ".txt", ".jinja", ".model")  # of a tokenizer's files: all are data
@@ -94,7 +93,6 @@ class Subwords:
 
     @classmethod
     def _of_run(cls, run: RunModel, *, words: bool) -> Subwords:
-        """The tokenizer that a run was trained with, opened from its own files."""
         found = run.read(lambda: cls.from_json(run.text("tokenizer.json")))
         if not words or "ByteLevel" not in found.tokenizer.to_str():
             return found

@@ -127,7 +127,6 @@ def _without_special(texts: pa.Array) -> pa.Array:
 
 
 def _documents(texts: pa.Array) -> list[str]:
-    """Some hundred rows in one string, with separators between."""
     edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
     groups = pa.ListArray.from_arrays(edges, texts.cast(pa.large_string()))
     return pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()

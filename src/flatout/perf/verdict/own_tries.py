@@ -5,11 +5,11 @@ Two tries need more than a step: the fast loop, which is raced in a Trainer, and
 
 from __future__ import annotations
 
-import gc
 import importlib
 import itertools
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -292,28 +292,34 @@ class _TooLong(BaseException):
 def _ended_after(seconds: float) -> Iterator[None]:
     """End a block by an alarm, but not in the middle of an import, which could not be repeated.
 
-    What is raised while garbage is collected goes nowhere, so then it waits for the next alarm, too.
+    What is raised while garbage is collected goes nowhere: Python tells a hook, which sets the alarm again.
     """
     others_s, others_again = signal.getitimer(signal.ITIMER_REAL)
     if threading.current_thread() is not threading.main_thread() or 0 < others_s <= seconds:
         raise Refused("it could not be ended in time")
 
     def end(_: int, frame: FrameType | None) -> None:
-        collecting = [getattr(each, "__code__", None) for each in gc.callbacks]
         while frame is not None:
-            code = frame.f_code
-            if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__" or code in collecting:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
                 return  # until the next alarm
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise _TooLong
 
-    before, began = signal.signal(signal.SIGALRM, end), time.perf_counter()
+    def lost(what: sys.UnraisableHookArgs) -> None:
+        if what.exc_type is _TooLong:
+            signal.setitimer(signal.ITIMER_REAL, 0.001, _AGAIN_S)  # at once: what follows may be lost as well
+        else:
+            others_hook(what)
+
+    before, began, others_hook = signal.signal(signal.SIGALRM, end), time.perf_counter(), sys.unraisablehook
+    sys.unraisablehook = lost
     signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = others_hook
         if others_s:
             signal.setitimer(signal.ITIMER_REAL, max(0.001, others_s - (time.perf_counter() - began)), others_again)

@@ -22,8 +22,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
-_ROWS_LOOKED_AT = 200
-_NEARLY = 0.9
+_ROWS_LOOKED_AT, _NEARLY = 200, 0.9
 _CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
 _OPEN_QUOTE = "an open quote at the end"
 _END = "\x1eend of file"
@@ -31,7 +30,6 @@ _END = "\x1eend of file"
 
 
 def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
-    """Python's csv reader over some lines."""
     how: dict[str, Any] = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
     return csv.reader(lines, delimiter=delimiter, **how)
 
@@ -140,14 +138,12 @@ class CsvTable(FileTable):
         return names
 
     def _note(self, head: bytes) -> None:
-        """How the file is written, in words."""
-        notes = [self.reading.encoding or ("UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8")]
-        notes += ["CRLF at line ends"] if b"\r\n" in head else []
-        notes += ["quotes are part of values"] if not self.reading.quote else []
-        self._notes = notes
+        marked = "UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8"
+        self._notes = [self.reading.encoding or marked]
+        self._notes += ["CRLF at line ends"] if b"\r\n" in head else []
+        self._notes += ["quotes are part of values"] if not self.reading.quote else []
 
     def _explain(self, message: str) -> UserError:
-        """What the fast reader could not read, with the place."""
         self._require_utf8()
         row, line, values, is_spread = self._misfit()
         if _OPEN_QUOTE in message and values == len(self.columns):

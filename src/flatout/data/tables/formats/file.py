@@ -21,10 +21,10 @@ import xxhash
 
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import UserError, did_you_mean, require
+from flatout.files import stamp_of
 
-HEAD_BYTES = 1 << 20
-LONGEST_ROW = 1 << 24
+HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
@@ -36,8 +36,7 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 def entry_of(path: Path) -> list[str | int]:
     """A file's name and what changes in its entry when the file does."""
-    status = path.stat()
-    return [str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    return [str(path.absolute()), *stamp_of(path)]
 
 
 class FileTable(Table):
@@ -211,25 +210,22 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
 
 
 def require_file(file: Path, where: str) -> None:
-    if "\0" in str(file):
-        raise UserError(where, f"{str(file)!r} can be no file's name", hint="Name a file.")
+    require("\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file.")
     try:
-        if file.is_dir():
-            raise UserError(where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
+        require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
         if not file.exists():
             _require_sound_links(file, where)
             beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
             near = did_you_mean(file.name, beside)
             hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
             raise UserError(where, f"no such file: {file}", hint=hint)
-        if not file.is_file():
-            raise UserError(where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
+        what, allowed = f"{file} is a pipe or a device", "a file, which can be read twice"
+        require(file.is_file(), where, what, allowed=allowed)
         with file.open("rb") as opened:
             is_empty = not opened.read(1)
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None
-    if is_empty:
-        raise UserError(where, f"{file} is empty", hint="Name a file with rows.")
+    require(not is_empty, where, f"{file} is empty", hint="Name a file with rows.")
 
 
 def _require_sound_links(file: Path, where: str) -> None:
@@ -237,6 +233,6 @@ def _require_sound_links(file: Path, where: str) -> None:
     if link is None:
         return
     end = os.path.realpath(link)
-    if Path(end).is_symlink():  # the way ends at a link only where it goes in a circle
-        raise UserError(where, f"{link} is a link that leads to itself", hint="Name the file itself.")
+    is_circle = Path(end).is_symlink()  # the way ends at a link only where it goes in a circle
+    require(not is_circle, where, f"{link} is a link that leads to itself", hint="Name the file itself.")
     raise UserError(where, f"{link} is a link to {end}, which is not there", hint="Name a file that is there.")

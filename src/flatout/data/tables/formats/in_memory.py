@@ -11,7 +11,7 @@ import xxhash
 
 from flatout.data.tables.formats.file import ONE_WAY
 from flatout.data.tables.table import Table, named_classes
-from flatout.errors import UserError, first_line
+from flatout.errors import UserError, first_line, require
 
 _ROWS_PER_BLOCK = 65_536
 
@@ -19,8 +19,7 @@ _ROWS_PER_BLOCK = 65_536
 def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTable:
     """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets table."""
     found = DatasetTable(rows) if is_dataset(rows) else MemoryTable(_arrow_table(rows, where))
-    if found.num_rows == 0:
-        raise UserError(where, "the table in memory has no rows", hint="Pass a table with rows.")
+    require(found.num_rows > 0, where, "the table in memory has no rows", hint="Pass a table with rows.")
     return found
 
 
@@ -46,8 +45,7 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
     except UserError:
         raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
-        what = f"cannot make a table of these columns: {first_line(error)}"
-        raise UserError(where, what, hint=ONE_WAY) from None
+        raise UserError(where, f"cannot make a table of these columns: {first_line(error)}", hint=ONE_WAY) from None
     return found
 
 

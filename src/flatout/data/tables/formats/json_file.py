@@ -17,10 +17,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, require_utf8
+from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, pieces_of, require_utf8
 
-_BLOCK_BYTES = 1 << 23
-_ROWS_LOOKED_AT = 1_000
+_BLOCK_BYTES, _ROWS_LOOKED_AT = 1 << 23, 1_000
 _JSON_FORMS = "Write one object a line, or one array of objects."
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"\s*(?:,\s*)?")
@@ -131,11 +130,8 @@ class JsonTable(FileTable):
                 raise self._fail(f"row {row}: the array ends here, but the file continues", _JSON_FORMS)
 
     def _texts(self, file: BinaryIO) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8-sig")()
         try:
-            while piece := file.read(HEAD_BYTES):
-                yield decoder.decode(piece)
-            yield decoder.decode(b"", final=True)
+            yield from codecs.iterdecode(pieces_of(file), "utf-8-sig")
         except UnicodeDecodeError:
             self._require_utf8()
 

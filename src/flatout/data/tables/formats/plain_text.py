@@ -11,7 +11,7 @@ alone; so are files whose ending says that they are no text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ import xxhash
 from flatout.data.tables.formats.file import OTHER_ENCODING, FileTable, entry_of, require_utf8, unpacked
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
@@ -53,7 +53,7 @@ class ConllTable(FileTable):
 
     def _sentences(self) -> Iterator[tuple[list[str], list[str]]]:
         words, tags = list[str](), list[str]()
-        for number, line in self._lines():
+        for number, line in chain(self._lines(), [(0, "")]):  # an empty line ends the last sentence
             values = line.split(self._separator)
             if not line.strip() or line.startswith(_DOCUMENT):
                 if words:
@@ -70,8 +70,6 @@ class ConllTable(FileTable):
             if len(words) > _LONGEST_SENTENCE:
                 hint = "Part sentences by an empty line."
                 raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint)
-        if words:
-            yield words, tags
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         try:
@@ -145,9 +143,8 @@ class TextFolder(Table):
         except OSError as error:
             what = f"cannot read {file}: {error.strerror}"
             raise UserError(self.where, what, hint="Check that you may read it.") from None
-        if len(data) > _LONGEST_TEXT:
-            what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
-            raise UserError(self.where, what, hint="One file is one text.")
+        what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
+        require(len(data) <= _LONGEST_TEXT, self.where, what, hint="One file is one text.")
         return data
 
 
