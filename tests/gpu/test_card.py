@@ -11,7 +11,7 @@ from benchmarks.gpu import PARTS, part_claims, what_is_missing
 
 from flatout import HeadlinesConfig, TextDataConfig, TransformerConfig, fit, load_predictor
 from flatout.cli.bench import line
-from flatout.models.encoder import attention
+from flatout.models.encoder import attention, network
 from tests.gpu.conftest import ROW
 
 pytestmark = [
@@ -45,8 +45,8 @@ def test_a_card_answers_by_the_fused_kernel(monkeypatch, tmp_path):
     monkeypatch.setitem(attention.KERNELS, attention.Kernel.varlen, counted)
     texts = ["one", "two words", "the words of a third text are a few more"]
     found = load_predictor(result.folder, "cuda").predict(texts)
-    needs = attention.choose_kernel(torch.device("cuda"), torch.bfloat16, 8)
-    assert len(calls) == (model.layers if needs.kernel is attention.Kernel.varlen else 0)
+    needs = network.choose_kernel(torch.device("cuda"), torch.bfloat16, 8)
+    assert len(calls) == (model.layers if needs.value is attention.Kernel.varlen else 0)
     expected = load_predictor(result.folder, "cpu").predict(texts)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.probability == pytest.approx(theirs.probability, abs=0.03)

@@ -14,17 +14,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.models.encoder.attention import Kernel, KernelChoice, Scores, choose_kernel, pad_heads
+from flatout.models.encoder.attention import Kernel, Scores, pad_heads
+from flatout.models.encoder.network import choose_kernel
 from flatout.models.encoder.rectangles import FlatRows, lay_out_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.models.lean import kept_places
+from flatout.run_log import Choice
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LENGTHS = [1, 3, 9, 9, 30, 170]
 
 
-def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, **named: bool) -> KernelChoice:
+def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, **named: bool) -> Choice[Kernel]:
     return choose_kernel(CUDA, dtype, head_size, capability=capability, **named)
 
 
@@ -42,14 +44,14 @@ def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64,
 )
 def test_the_kernel_follows_device_number_format_and_head_size(dtype, capability, head_size, windows, kernel):
     choice = chosen(dtype, capability, head_size, has_windows=windows)
-    assert choice.kernel == kernel
+    assert choice.value == kernel
     assert f"compute capability {capability[0]}.{capability[1]}" in choice.evidence
     assert choice.why
 
 
 def test_a_cpu_takes_rectangles_and_an_unknown_device_padded_rows():
-    assert choose_kernel(CPU, BF16, 64).kernel is Kernel.rectangles
-    assert choose_kernel(torch.device("mps"), FP32, 64).kernel is Kernel.padded
+    assert choose_kernel(CPU, BF16, 64).value is Kernel.rectangles
+    assert choose_kernel(torch.device("mps"), FP32, 64).value is Kernel.padded
 
 
 @pytest.mark.parametrize("size", [1, 12, 20, 31, 64])
@@ -220,8 +222,8 @@ def test_rows_whose_scores_are_dropped_are_padded_where_the_kernel_drops_others_
     config = TransformerConfig(family="bert", hidden=16, layers=1, heads=2, attention_dropout=share)
     model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None)
     assert [model.train(is_training)._kernel(CUDA) for is_training in (True, False)] == kernels
-    assert model.kernel_choice(CUDA, FP16).kernel == kernels[0]  # what a run reports is what it trains with
-    assert chosen(BF16, (8, 0), drops_scores=True).kernel is Kernel.varlen
+    assert model.kernel_choice(CUDA, FP16).value == kernels[0]  # what a run reports is what it trains with
+    assert chosen(BF16, (8, 0), drops_scores=True).value is Kernel.varlen
 
 
 def test_a_first_token_that_sees_a_window_reads_its_own_end_of_the_row(monkeypatch):

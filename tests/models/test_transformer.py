@@ -17,8 +17,9 @@ from transformers import CONFIG_MAPPING
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
-from flatout.models.encoder.attention import Kernel, Scores, choose_kernel
+from flatout.models.encoder.attention import Kernel, Scores
 from flatout.models.encoder.layered import LoraConfig, merge_lora
+from flatout.models.encoder.network import choose_kernel
 from flatout.models.encoder.rectangles import attend_by_rectangles, lay_out_rows
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
 
@@ -162,7 +163,7 @@ def test_scores_by_distance_drop_their_share_and_keep_the_mean(family: str) -> N
 def test_a_gpu_pads_scores_that_distances_change_in_any_number_format() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         choice = choose_kernel(torch.device("cuda"), dtype, 64, capability=(9, 0), has_distances=True)
-        assert (choice.kernel, choice.why) == (Kernel.padded, "no fused kernel adds to scores what distances say")
+        assert (choice.value, choice.why) == (Kernel.padded, "no fused kernel adds to scores what distances say")
 
 
 @pytest.mark.parametrize(

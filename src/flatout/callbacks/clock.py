@@ -36,6 +36,7 @@ _INSIDE_A_STEP = {
 _BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
 FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
 _NAMES = ("now", "total", "first")
+Kind = TypeVar("Kind", bound="Sums")
 
 
 class Clock:
@@ -169,9 +170,6 @@ class Sums:
                 mine.update({name: mine[name] + sign * value for name, value in theirs.items()})
             else:
                 setattr(self, each.name, mine + sign * theirs)
-
-
-Kind = TypeVar("Kind", bound=Sums)
 
 
 class Stretches(Generic[Kind]):

@@ -33,7 +33,6 @@ GPU_CURVES = {
     "gpu/pcie_out_mb_per_s": "sent by the card over the bus",
     "gpu/other_processes": "other processes that compute on the card",
 }  # every curve of a card, and what it shows
-
 _REASONS = {
     0x02: "clocks set by hand",
     0x04: "power limit",
@@ -143,10 +142,9 @@ class Card:
 
     def facts(self) -> dict[str, Any]:
         """What is no curve: reasons for throttling, other processes, width of the bus; None if unknown."""
-        shares = {reason: count / self.looks for reason, count in self.reasons.most_common()}
         others = {"processes": self.most_others, "share": self.shared_looks / max(1, self.looks)}
         return {
-            "throttled": shares or None,
+            "throttled": {reason: count / self.looks for reason, count in self.reasons.most_common()} or None,
             "others": others | {"memory_gb": self.others_gb or None} if self.most_others else None,
             "pcie": self.link or None,
             **({} if self.most_clock is None else {"most_sm_clock_mhz": self.most_clock}),

@@ -25,7 +25,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
 
-_RUN_ID = "mlflow_run_id"  # file in the run folder: the run in MLflow that a resumed run continues
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "after_save_checkpoint")
 
 
@@ -35,8 +34,7 @@ class RunPlace:
 
     folder: Path
     experiment: str
-    resumed_from: int | None = None
-    """The step that a resumed run continues from; 0 where it has no checkpoint yet; None for a new run."""
+    resumed_from: int | None = None  # the step that a resumed run continues from; 0: no checkpoint yet; None: a new run
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,7 +117,7 @@ class MLflowConfig:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         folder = place.folder.absolute()
         asked = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        known = folder / _RUN_ID
+        known = folder / "mlflow_run_id"  # of the run in MLflow that a resumed run continues
         with _foreign_warnings_ignored():
             logger = MLFlowLogger(
                 self.experiment or place.experiment,
@@ -146,18 +144,16 @@ def chosen_loggers(value: Any) -> dict[str, Any]:
     if isinstance(names, Logger):
         return {type(names).__name__: names}
     if not isinstance(names, Mapping):
-        names = {name: _settings_of(name) for name in names if name != "none"}
+        allowed = [*LOGGERS, "none"]
+        for name in names:
+            hint = did_you_mean(str(name), allowed)
+            require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
+        names = {name: LOGGERS[name]() for name in names if name != "none"}
     for name, each in names.items():
         is_logger = isinstance(each, (Logger, *LOGGERS.values()))
         require(is_logger, f"logger.{name}", f"{type(each).__name__} is no logger", allowed=", ".join(LOGGERS))
         _require_installed(each)
     return dict(names)
-
-
-def _settings_of(name: str) -> Any:
-    allowed = [*LOGGERS, "none"]
-    require(name in LOGGERS, "logger", repr(name), allowed=", ".join(allowed), hint=did_you_mean(str(name), allowed))
-    return LOGGERS[name]()
 
 
 def _require_installed(settings: Any) -> None:
@@ -244,13 +240,11 @@ class RunLoggers:
             experiment.add_custom_scalars(self.charts)
 
     def _guard(self, name: str, logger: Logger) -> None:
-        """From now on an error of this logger ends its own part only."""
         for method in _GUARDED:
             vars(logger)[method] = self._guarded(name, getattr(logger, method))
         write = self._write[name] = vars(logger)["log_metrics"]
 
         def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-            """What Lightning logs, without the metrics that the run logs itself."""
             kept = {name: value for name, value in metrics.items() if name not in self._metrics}
             if kept.keys() - {"epoch"}:
                 write(kept, step)

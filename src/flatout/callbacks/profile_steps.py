@@ -163,7 +163,6 @@ class ProfileSteps(Callback):
         leave_out(self._trainer, time.perf_counter() - started)
 
     def _close(self) -> None:
-        """Write what was kept; a window without a kept step is announced."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None

@@ -55,9 +55,7 @@ class Listener(Protocol):
     """What receives each flush and each validation."""
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
-
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -119,7 +117,6 @@ class RunCurves(CurveSource):
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, the unflushed ones too, and the sizes of the files of curves."""
         kept = {"throughput": self.throughput.state_dict(), "timer": self.timer.state_dict()}
         return kept | {"files": [file.size() for file in self._files()]} | self.distance()
 

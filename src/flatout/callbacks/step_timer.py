@@ -21,7 +21,6 @@ from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 _COUNTED = [part for part in PARTS if part != "other"]
 _KEPT = ("counts", "callbacks", "reads")  # what a checkpoint holds of the clock
-_NOT_WATCHED = ("flatout", "lightning", "pytorch_lightning")
 
 
 @dataclass(slots=True)
@@ -197,6 +196,6 @@ def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
     found: dict[str, L.Callback] = {}
     for each in callbacks_of(trainer):
         name = type(each).__name__
-        if type(each).__module__.partition(".")[0] not in _NOT_WATCHED:
+        if type(each).__module__.partition(".")[0] not in ("flatout", "lightning", "pytorch_lightning"):
             found[name if name not in found else f"{name} {len(found) + 1}"] = each
     return found

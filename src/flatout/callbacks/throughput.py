@@ -83,8 +83,7 @@ class Throughput(CurveSource):
         now.rows += world * batch.num_real  # each rank counts its own; the plan balances rows and tokens
         now.tokens += world * batch.num_tokens
         now.computed += world * self._count_computed(batch)
-        is_whole = batch.num_real == batch.num_rows
-        self._lengths.append(batch.lengths if is_whole else batch.lengths[: batch.num_real])
+        self._lengths.append(batch.lengths if batch.num_real == batch.num_rows else batch.lengths[: batch.num_real])
 
     def end_step(self, step: int) -> None:
         if step == FIRST_STEPS:

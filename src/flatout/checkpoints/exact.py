@@ -193,8 +193,7 @@ class ExactCheckpoint(Checkpoint):
         if is_ours or trainer.state.fn != "fit" or are_several() or _is_torn(trainer, self._loop):
             return
         _put_back_weights(pl_module)
-        # The weights are one step on where a callback before this one has failed.
-        if self.boundary.is_passed(trainer):
+        if self.boundary.is_passed(trainer):  # the weights are one step on where a callback before this one has failed
             self.boundary.take(trainer)
         elif self.boundary.is_behind_loader(trainer):
             return
@@ -290,7 +289,6 @@ class ExactCheckpoint(Checkpoint):
 
 
 def _is_torn(trainer: L.Trainer, loop: FastLoop | None) -> bool:
-    """Whether the weights may no longer be those that the last step has left."""
     if loop is not None and loop.is_serving:
         return loop.is_torn()
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current

@@ -80,9 +80,8 @@ class FolderCheckpointIO(CheckpointIO):
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-            what = f"not a checkpoint of ours: {_words(error)}"
             hint = "Name a checkpoint of a run, such as RUN/checkpoints/last."
-            raise UserError(f"checkpoint {folder}", what, hint=hint) from None
+            raise UserError(f"checkpoint {folder}", f"not a checkpoint of ours: {_words(error)}", hint=hint) from None
         return {**state, ABOUT: about} if about else state
 
     def remove_checkpoint(self, path: Any) -> None:

@@ -18,7 +18,6 @@ from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_back
 
 CHECKPOINTS = "checkpoints"  # their folder in a run's folder
-_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(slots=True)
@@ -43,8 +42,8 @@ class Best:
         hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
         what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
         require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
-        value = float(logged[self.monitor])
-        if self._is_better(value):
+        value, sign = float(logged[self.monitor]), 1 if self.mode == "max" else -1
+        if self.value is None or self.value != self.value or sign * (value - self.value) > self.min_delta:
             self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,11 +51,6 @@ class Best:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value, self.step, self.epoch = state["best_value"], state["best_step"], state.get("best_epoch")
-
-    def _is_better(self, value: float) -> bool:
-        if self.value is None or self.value != self.value:
-            return True
-        return (value - self.value if self.mode == "max" else self.value - value) > self.min_delta
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
@@ -89,7 +83,7 @@ def link(folder: Path, name: str, step: int | None) -> None:
 def newest_first(folder: Path) -> list[Path]:
     """The checkpoints of a folder, those of most steps first; links are none."""
     found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
-    real = (path for path in found if _NAME.fullmatch(path.name) and not path.is_symlink())
+    real = (path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink())
     return sorted(real, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 

@@ -54,7 +54,6 @@ class KeepsPosition(Protocol):
     """
 
     def position_state(self) -> dict[str, Any]: ...
-
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None: ...
 
 
@@ -134,8 +133,7 @@ class Boundary:
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
         own = {"random": state_of_others() | self._random, "loaders": loader_states(trainer) if data is None else []}
-        # Lightning writes the dictionary of the first rank only.
-        checkpoint["ranks"] = of_all_ranks({**own, **states})
+        checkpoint["ranks"] = of_all_ranks({**own, **states})  # Lightning writes the dictionary of the first rank only
 
     def load(self, checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
         """Set all parts to the boundary of a checkpoint; random numbers follow just before the next batch."""

@@ -22,8 +22,7 @@ _FREE = (
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
     *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    # A resumed run keeps the answers of its beginning.
-    *("tune", "compile", "model.reuse", "model.reuse_format"),
+    *("tune", "compile", "model.reuse", "model.reuse_format"),  # a resumed run keeps the answers of its beginning
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
     *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
     *("monitor", "checkpoint", "callbacks", "output", "name", "resume", "resume_anyway", "allow_targets", "threads"),

@@ -30,18 +30,15 @@ _AGAIN = 3  # how often lost workers are begun again
 _MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among the notes
 _LOOK_S = 0.2
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
+Place = StrEnum("Place", "here ray")
 
 
 def part_of(text: str) -> tuple[int, int]:
     """A part's number and their count, as `2/8` names them."""
     number, _, count = text.partition("/")
-    are_numbers = number.isdecimal() and count.isdecimal()
-    is_known = are_numbers and 1 <= int(number) <= int(count)
+    is_known = number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)
     require(is_known, "--part", repr(text), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
     return int(number), int(count)
-
-
-Place = StrEnum("Place", "here ray")
 
 
 def connect() -> Any:

@@ -87,7 +87,6 @@ class SharedOut(ModelParallelStrategy):
                 own.copy_(share_of(given, own))
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Whole tensors on the first rank, nothing elsewhere."""
         assert self.lightning_module is not None
         return _on_first(self.lightning_module.state_dict())
 
@@ -99,7 +98,6 @@ class SharedOut(ModelParallelStrategy):
         module.load_state_dict(shares, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What an optimizer remembers, as it would without sharing; on the first rank."""
         kept = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
         return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
 

@@ -29,9 +29,8 @@ def ignored_by_children() -> AbstractContextManager[None]:
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
     """Replace the usual handler of Ctrl-C; one set by other code stays, and a thread changes nothing."""
-    is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    if not is_main or before not in (signal.default_int_handler, _leave):
+    if threading.current_thread() is not threading.main_thread() or before not in (signal.default_int_handler, _leave):
         yield
         return
     signal.signal(signal.SIGINT, handler)

@@ -39,7 +39,8 @@ class Limits:
 def limits(root: Path = Path("/")) -> Limits:
     """The tightest limits of this process's control groups and of those around them, version 2 or 1."""
     cores = [found for group in _groups(root, "cpu") if (found := _cores(group)) is not None]
-    memory = [found for group in _groups(root, "memory") if (found := _memory(group)) is not None]
+    files = (group / name for group in _groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes"))
+    memory = [int(text) for text in map(_read, files) if text.strip().isdigit() and int(text) < _NO_LIMIT]
     return Limits(min(cores, default=None), min(memory, default=None))
 
 
@@ -104,11 +105,6 @@ def _cores(group: Path) -> float | None:
     if not quota:
         quota, period = (_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
-
-
-def _memory(group: Path) -> int | None:
-    text = (_read(group / "memory.max") or _read(group / "memory.limit_in_bytes")).strip()
-    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 
 
 def _read(path: Path) -> str:

@@ -22,12 +22,11 @@ OUTPUT = "FLATOUT_OUTPUT"  # names the file that a process and those it starts p
 _OF_A_GROUP = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a terminal, `timeout` or a batch system sends to a whole group: the server must outlive them, as how
 its children ended is known through it. Each child hears them again."""
-_HEAVY = ["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard"]
 
 
 def warm_start() -> None:
     """Let a server import what a run needs, beside what this process does meanwhile; harmless to ask twice."""
-    multiprocessing.set_forkserver_preload(_HEAVY)
+    multiprocessing.set_forkserver_preload(["flatout.cli.boundary", "flatout.run.launch", "torch.utils.tensorboard"])
     multiprocessing.resource_tracker.ensure_running()  # it changes what is blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
     try:

@@ -29,8 +29,7 @@ _PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a st
 _FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
 _SILENCE_S = 20.0  # how long the first wait for all ranks may take before a rank prints what it waits for
 _SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
-_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
-"""What the drivers of NVIDIA, AMD and of Linux on Windows leave."""
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Linux on Windows
 _asked = itertools.count()
 _kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
 _GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed out waiting"
@@ -40,10 +39,9 @@ def why_no_gpu() -> tuple[str, str]:
     """Why torch finds no GPU, where it finds none, and what helps; nothing helps where the machine has none."""
     if not any(Path(place).exists() for place in _DRIVERS):
         return "this machine has no GPU", ""
-    version = torch.__version__.partition("+")[0]
     if torch.version.cuda is None and torch.version.hip is None:
         what = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
-        return what, f"Run pip install --force-reinstall torch=={version}."
+        return what, f"Run pip install --force-reinstall torch=={torch.__version__.partition('+')[0]}."
     what = f"this machine has a GPU, but torch {torch.__version__} finds none"
     return what, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
 
@@ -60,11 +58,9 @@ class Ranks:
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
         what = f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine"
-        hint = "Leave these variables to the launcher: torchrun, srun, or trainer.devices=N."
-        require(ok, "RANK", what, hint=hint)
-        is_even = self.world % self.local_world == 0
+        require(ok, "RANK", what, hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.")
         what = f"{self.local_world} of {self.world} ranks on this machine"
-        require(is_even, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
+        require(self.world % self.local_world == 0, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
 
     @classmethod
     def here(cls) -> Ranks:

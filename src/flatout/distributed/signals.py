@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -74,9 +76,6 @@ def requeue_with_slurm(number: int) -> str | None:
     job = os.environ.get("SLURM_JOB_ID", "")
     if number != signal.SIGUSR1 or not job.isdecimal():
         return None
-    import shutil
-    import subprocess
-
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
     name = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else job
     if (program := shutil.which("scontrol")) is None:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.passes import ShortOfMemory, give_back_memory
-from flatout.engine.precision import Choice, Precision, arithmetic, product_type
+from flatout.engine.precision import Precision, arithmetic, product_type
 from flatout.errors import UserError
 from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
+from flatout.run_log import Choice
 
 _USUAL_COMPILE_S = 25.0  # what compiling takes at least; measured with 2 cores
 _MOST_SAVED = 0.5  # fraction of the time after attention that compiling saves at most
@@ -140,14 +141,12 @@ class _Trial:
         self.wanted = [own, read, *(weight for weight in self.layer.parameters() if weight.requires_grad)]
 
     def run(self, finish: Callable[..., Tensor]) -> None:
-        """One forward and backward pass."""
         found = finish(*self.states, *self.layer.prepare(self.states[0]))
         torch.autograd.grad(found.sum(), self.wanted, allow_unused=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def time(self, finish: Callable[..., Tensor]) -> float:
-        """Median seconds of a pass."""
         self.run(finish)
         seconds = []
         for _ in range(_ROUNDS):

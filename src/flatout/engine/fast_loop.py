@@ -163,7 +163,6 @@ class FastLoop(Callback):
         _note(self.module, self.is_serving)
 
     def _leave(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Give the trainer back as it was, for another training of another module."""
         internals.unplug_optimization(trainer)
         self._let_go_of_embeddings()
         self.is_serving, self.optimizer = False, None
@@ -221,8 +220,7 @@ class FastLoop(Callback):
 
     def _run_batch(self, optimizer: Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         edge = self.edge
-        # Edges take no device's time: an event or the host's clock, as the timer has set it.
-        started = edge(0)
+        started = edge(0)  # edges take no device's time: an event or the host's clock, as the timer has set it
         self._is_under_way = True
         self._batch_idx, self._arguments = batch_idx, tuple(kwargs.values())
         batch = self._arguments[0]
@@ -256,14 +254,13 @@ class FastLoop(Callback):
         return {} if self._result.loss is None else self._result.asdict()
 
     def _step(self, optimizer: Optimizer, progress: Any) -> None:
-        step = self.trainer.global_step
         self.rate = optimizer.param_groups[0]["lr"]
         # Now, not when training begins: callbacks that thaw layers add groups to the optimizer.
         self._trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         if self.exchanges:
             for embedding in self._lean:
                 embedding.exchange()
-        is_wanted = self._is_sound(optimizer, step)
+        is_wanted = self._is_sound(optimizer)
         self._is_updating = True
         if is_wanted and not optimizer.state:
             self._update_first(optimizer)
@@ -321,7 +318,7 @@ class FastLoop(Callback):
             return self._update(optimizer)
         raise _no_memory_for_state(short.why)
 
-    def _is_sound(self, optimizer: Optimizer, step: int) -> bool:
+    def _is_sound(self, optimizer: Optimizer) -> bool:
         """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU decides itself."""
         if self.is_scaled:  # its scaler leaves such steps out itself, and is not done with the gradient yet
             return True
@@ -330,7 +327,7 @@ class FastLoop(Callback):
         losses = self.losses
         if (self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer):
             is_finite = math.isfinite(norm) if norm is not None else gradient_is_finite(self._trained)
-            return losses.accept(step, is_finite=is_finite)
+            return losses.accept(self.trainer.global_step, is_finite=is_finite)
         if norm is None:
             norm = gradient_length(self._trained)
             losses.norms.append(norm)

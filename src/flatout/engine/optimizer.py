@@ -24,7 +24,9 @@ from flatout.models.contract import contract
 Group = dict[str, Any]
 MATRICES = "is_matrices"  # marks the groups of weights that Muon steps
 _LEAST = 1e-6  # what torch's clipping adds to a length
-_USUAL_RATE = 2e-3
+Schedule = StrEnum("Schedule", "linear cosine constant")
+OptimizerName = StrEnum("OptimizerName", "adamw muon")
+ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
 
 
 class MuonAndAdamW(Optimizer):
@@ -62,11 +64,6 @@ class MuonAndAdamW(Optimizer):
             if optimizer.param_groups:
                 optimizer.step()
         return loss
-
-
-Schedule = StrEnum("Schedule", "linear cosine constant")
-OptimizerName = StrEnum("OptimizerName", "adamw muon")
-ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -142,7 +139,7 @@ class OptimConfig:
     @property
     def highest(self) -> float:
         """The learning rate that was set, or the usual one."""
-        return _USUAL_RATE if self.lr is None else self.lr
+        return 2e-3 if self.lr is None else self.lr
 
     def scaled(self, rows: int) -> OptimConfig:
         """These settings with the learning rate for so many rows a step; the warm-up to it stays."""
@@ -171,7 +168,6 @@ class OptimConfig:
         return MuonAndAdamW(ordered, **settings, fused=fused) if matrices else AdamW(ordered, **settings, fused=fused)
 
     def _matrices(self, model: nn.Module) -> set[int]:
-        """The weights that Muon steps: whole matrices of an encoder's layers."""
         if self.name is not OptimizerName.muon:
             return set()
         what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
@@ -299,7 +295,6 @@ def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     is_plain = all(type(each) is Tensor and each.is_cpu for each in gradients)
     if is_plain and len({each.dtype for each in gradients}) == 1:
-        # Then torch's own function, which groups them first, computes just this.
-        with torch.no_grad():
+        with torch.no_grad():  # then torch's own function, which groups them first, computes just this
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     return whole(nn.utils.get_total_norm(gradients, foreach=True))

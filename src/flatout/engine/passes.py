@@ -87,8 +87,7 @@ class Passes:
     """Passes of a module, in as many pieces as memory asks for."""
 
     def __init__(self, loop: Any) -> None:
-        """`loop`: the fast loop that these passes are of."""
-        self.loop = loop
+        self.loop = loop  # the fast loop that these passes are of
         self.pieces = {TRAINING: 1, EVALUATION: 1}  # into how many pieces each batch is cut
         self.times_out = 0  # how often memory did not suffice
         self.report: Callable[[str, int, int, int, str, bool], object] | None = None
@@ -169,7 +168,6 @@ class Passes:
             begin()
 
     def _pass(self, batch: Any, ends_step: bool) -> float:
-        """Forwards and backwards, piece by piece; ranks exchange gradients in the last pass of a step."""
         loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
         parts = [batch] if count == 1 else self._parts(batch, count)
         for number, part in enumerate(parts, 1):
@@ -189,7 +187,6 @@ class Passes:
         return seconds
 
     def _repeat(self, why: str, ends_step: bool) -> float:
-        """All batches of the step so far once more, in more pieces, until memory suffices."""
         self._require_alone(TRAINING, why)
         seconds, before = 0.0, self.pieces[TRAINING]
         while True:
@@ -198,11 +195,10 @@ class Passes:
                 raise self._no_way_back(why)
             self._halve(TRAINING, self._batches, why)
             self._reset()
-            last = len(self._batches) - 1
             with ShortOfMemory() as short:
                 # The batches before the one that failed were fine; but their gradients were dropped with its own.
-                for number, batch in enumerate(self._batches):
-                    seconds += self._pass(batch, ends_step and number == last)
+                for number, batch in enumerate(self._batches, 1):
+                    seconds += self._pass(batch, ends_step and number == len(self._batches))
                 self._report(TRAINING, before, why)
                 return seconds
             why = short.why
@@ -219,7 +215,6 @@ class Passes:
         require(not getattr(self.loop.module, "is_sharded", False), where, what, hint=hint)
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
-        """Twice as many pieces, where there are rows for them."""
         self.times_out += 1
         if self.pieces[name] >= max(batch.num_real for batch in batches):
             longest = max(batch.longest() for batch in batches)
@@ -231,7 +226,6 @@ class Passes:
         self.pieces[name] *= 2
 
     def _reset(self) -> None:
-        """Back to where the step began: random numbers, running means, no gradients."""
         module = self.loop.module
         self.losses.clear()
         restore_random_state(self._random, module.device)
@@ -245,12 +239,10 @@ class Passes:
     def _no_way_back(self, why: str) -> UserError:
         """Ranks have exchanged what cannot be called back: this run ends, the next begins with smaller pieces."""
         before = self.pieces[TRAINING]
-        # The checkpoint that the error leaves behind notes it; there the next run reads it.
-        self.pieces[TRAINING] *= 2
+        self.pieces[TRAINING] *= 2  # the checkpoint that the error leaves behind notes it; there the next run reads it
         self._report(TRAINING, before, why, has_ended=True)
-        what = f"memory ran out {self._at()} while ranks exchanged gradients ({why})"
         hint = "The next run starts with smaller pieces: type the same command with resume=auto."
-        return UserError("training", what, hint=hint)
+        return UserError("training", f"memory ran out {self._at()} while ranks exchanged gradients ({why})", hint=hint)
 
     def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
         if self.report is not None:

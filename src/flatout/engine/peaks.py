@@ -104,8 +104,7 @@ def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
 
 def known_peak(device: torch.device, precision: str) -> Peak | None:
     """What is known of a device without trying it: nothing of a CPU."""
-    is_gpu = device.type == "cuda"
-    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision)) if is_gpu else None
+    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision)) if device.type == "cuda" else None
 
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:

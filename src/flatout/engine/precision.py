@@ -181,9 +181,8 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
     is_exact = error <= _LARGEST_ERROR
     value = "medium" if is_exact else "highest"
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
-    evidence = f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}"
     with _products_as("medium") if is_exact else nullcontext():
-        yield Choice(value, why, evidence)
+        yield Choice(value, why, f"largest error {error:.0e} of the largest answer, allowed {_LARGEST_ERROR:.0e}")
 
 
 def fp32_products(device_type: str) -> str:
@@ -222,7 +221,6 @@ def _products_as(name: str) -> Iterator[None]:
 
 
 def _product_error() -> float:
-    """Largest error of a product of matrices, as a share of the largest answer."""
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
     exact = left.double() @ right.double()

@@ -45,6 +45,7 @@ _JOINED = {
 }  # what is answered to several windows
 _TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
 _MOST_IN_ONE_FILE = 1 << 30  # bytes of weights; more lie beside the ONNX file, which may have twice that at most
+_DEFECT = "Nothing was written; please report this with the family of the encoder."
 
 
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:
@@ -82,9 +83,8 @@ def export(predictor: Any, folder: Path) -> float:
 
 def export_onnx(predictor: Any, folder: Path) -> float:
     """Write an exported folder's model as ONNX too; how far its logits are from those of transformers."""
-    net = _opened(predictor, folder)
     rows = made_up_rows(predictor)
-    model = _OnlyLogits(net, _input_names(predictor.model)).eval()
+    model = _OnlyLogits(_opened(predictor, folder), _input_names(predictor.model)).eval()
     inputs, axes = _padded(predictor, rows[:3]), {0: "rows", 1: "length"}
     program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
     for node in program.model.graph.all_nodes():
@@ -174,7 +174,6 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
 
 
 def _save_tokenizer(predictor: Any, folder: Path) -> None:
-    """Save the tokenizer's files with the row length of training and the model's inputs, and compare its tokens."""
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -197,17 +196,12 @@ def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float
     return apart
 
 
-_DEFECT = "Nothing was written; please report this with the family of the encoder."
-
-
 def _opened(predictor: Any, folder: Path) -> Any:
     kind = outputs_of(predictor.model).auto_class
     return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 class _OnlyLogits(nn.Module):
-    """A model of transformers with tensors for inputs and its logits for output."""
-
     def __init__(self, net: Any, names: list[str]) -> None:
         super().__init__()
         self.net, self.names = net, names

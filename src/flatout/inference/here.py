@@ -77,9 +77,8 @@ def require_measurable(predictor: Any, where: str) -> None:
     what = f"--for here chooses among forms of text classifiers, and this run answers {predictor.answers_to}"
     require(type(predictor) is Predictor, where, what)
     require(predictor.roles.join != PAIR, where, "--for here does not read pairs of texts", hint="Leave it out.")
-    is_cut = predictor.long_texts.kind is Long.cut
     what = f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
-    require(is_cut, where, what, hint="Leave it out.")
+    require(predictor.long_texts.kind is Long.cut, where, what, hint="Leave it out.")
 
 
 def quantise(folder: Path) -> None:

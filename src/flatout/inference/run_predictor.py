@@ -47,6 +47,8 @@ _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
 TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"  # of models of texts; what transformers builds an encoder by
+_EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
+"""Rows of a batch of exact answers: multiples of the rows that products take at once, and of a vector's numbers."""
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]  # is called with each number of rows done
@@ -98,9 +100,8 @@ class ModelFolder:
             raise
         except Exception as error:  # no narrower class: for damaged files tokenizers raises Exception itself
             reason = next(iter(str(error).strip().splitlines()), "")
-            hint = "It is damaged, or was not written by this program."
             what = f"no model that can be read ({type(error).__name__}: {reason})"
-            raise UserError(str(self.path), what, hint=hint) from error
+            raise UserError(str(self.path), what, hint="It is damaged, or was not written by this program.") from error
 
     def config(self) -> Any:
         """The Config that the model was built by, without the files that were needed only to begin training."""
@@ -123,10 +124,6 @@ class ModelFolder:
         encoder = self.config().rebuild(outputs, self.read_json(ENCODER), separator, window)
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
-
-    @property
-    def has_encoder(self) -> bool:
-        return (self.path / ENCODER).is_file()
 
     def vocabulary(self) -> Encoder:
         return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
@@ -205,20 +202,14 @@ class Scored:
 class RunPredictor(ABC):
     """A network with everything it needs to answer; variants are made by `load` or from a run's Result."""
 
-    problems: ClassVar[tuple[str, ...]]
-    """What `config.json` of its runs names."""
-    answers_to: ClassVar[str]
-    """What it answers, for messages."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """The options of predict that it understands."""
+    problems: ClassVar[tuple[str, ...]]  # what `config.json` of its runs names
+    answers_to: ClassVar[str]  # what it answers, for messages
+    options: ClassVar[tuple[str, ...]] = ()  # the options of predict that it understands
     model: nn.Module
     _: KW_ONLY
-    precision: Precision = Precision.auto
-    """Arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU."""
-    exact: bool = False
-    """Whether an answer is the same bit for bit beside any rows, on this device."""
-    asked = computed = 0
-    """Rows of exact answers, and rows that were computed for them."""
+    precision: Precision = Precision.auto  # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
+    exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
+    asked = computed = 0  # rows of exact answers, and rows that were computed for them
 
     # What variants define.
 
@@ -300,9 +291,8 @@ class RunPredictor(ABC):
             order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
             tokens = Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order]) if is_ragged else tokens[order]
             self.asked, self.computed = self.asked + count, self.computed + len(order)
-        split = StoreSplit("rows", len(order), {"tokens": tokens})
         plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
-        for batch in Feed(split, plan, device=self.device):
+        for batch in Feed(StoreSplit("rows", len(order), {"tokens": tokens}), plan, device=self.device):
             yield replace(batch, rows=torch.from_numpy(order)[batch.rows])
 
     @staticmethod
@@ -343,10 +333,6 @@ class RunPredictor(ABC):
         offsets = pa.array(np.append(0, np.cumsum(np.bincount(row, minlength=len(scores)))).astype(np.int32))
         found = {"prediction": classes.take(pa.array(column)), "probability": pa.array(scores[row, column])}
         return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
-
-
-_EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
-"""Rows of a batch of exact answers: multiples of the rows that products take at once, and of a vector's numbers."""
 
 
 def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:

@@ -169,9 +169,8 @@ class SequencePredictor(RunPredictor):
         behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
         for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
             stop = start + _SAMPLES_A_BLOCK
-            answers = self._of_rows(scaled, rows.slice(start, stop))
             truths = torch.from_numpy(np.ascontiguousarray(behind[start:stop].transpose(0, 2, 1)))
-            yield answers.flatten(0, 1), truths.flatten(0, 1)
+            yield self._of_rows(scaled, rows.slice(start, stop)).flatten(0, 1), truths.flatten(0, 1)
 
     def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
@@ -185,8 +184,7 @@ class SequencePredictor(RunPredictor):
             begin = start if lookback is None else max(0, start - lookback + 1)
             scaled = scale(values[begin : start + _SAMPLES_A_BLOCK])
             if lookback is not None:
-                rows = Cut(lookback).rows(Segments.of_one(len(scaled)))
-                yield self._of_rows(scaled, rows.slice(start - begin, None))
+                yield self._of_rows(scaled, Cut(lookback).rows(Segments.of_one(len(scaled))).slice(start - begin, None))
             elif state is not None:
                 block = torch.from_numpy(scaled[:, : self.shape.inputs])
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)
@@ -281,7 +279,6 @@ class SequencePredictor(RunPredictor):
         return Scored({"rows": total}, scores.values(), remarks=self.found.lines(), intervals=scores.intervals())
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
-        """The metrics of the recordings' labels; `label` names another column."""
         column = label or self.label
         hint = "Name the column of labels with --label."
         require(column is not None, "evaluate", "this run does not know its column of labels", hint=hint)

@@ -31,13 +31,24 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
+from flatout.inference.run_predictor import (
+    ENCODER,
+    Advance,
+    Answered,
+    FileOptions,
+    ModelFolder,
+    RunPredictor,
+    Scored,
+    in_order,
+)
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
+
+_ROWS_AT_ONCE = 64  # in which masked words are filled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +93,8 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
-        model: Any
-        if folder.has_encoder:
-            model, _ = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)
+        if (folder.path / ENCODER).is_file():
+            model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)[0]
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         own = (model, vocabulary, labels, data["max_length"], roles)
@@ -228,7 +238,6 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
 
 
 def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
-    """Labels as the run's class numbers; a class that the run never saw is a mistake."""
     classes = predictor.labels.classes
     if predictor.labels.problem is Problem.regression:
         return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
@@ -244,9 +253,6 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         return numbers
     counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64)
     return multi_hot(numbers, torch.from_numpy(np.append(0, np.cumsum(counts))), len(classes))
-
-
-_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,9 @@ def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified
 
 def write_certificate(file: Path, about: dict[str, Any], done: Sequence[Verified], allowed: int) -> None:
     """Write what came of each form as JSON."""
-    holds = all(each.holds(allowed) for each in done)
     versions = {name: version(name) for name in ("torch", "transformers")}
     forms = [{**asdict(each), "holds": each.holds(allowed)} for each in done]
-    found = {**about, "holds": holds, "forms": forms, "versions": versions}
+    found = {**about, "holds": all(each["holds"] for each in forms), "forms": forms, "versions": versions}
     with told(file):
         file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
 
@@ -95,7 +94,6 @@ def _apart(one: Parted, other: Parted) -> float:
 
 
 def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:
-    """What the changes look like: a guess from which rows changed, and how."""
     named = {(other[0], one[0]) for one, other in pairs}
     if all(one == other for one, other in named):
         numbers = np.array([(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)])

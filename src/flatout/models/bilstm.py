@@ -60,7 +60,9 @@ class BiLSTM(Network, nn.Module):
         self.padding_id = padding_id
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
-        self.layers = nn.ModuleList(_Layer(width, config.hidden) for width in widths)
+        # Of a layer, one LSTM forwards and one over the rows turned round.
+        sides = ({side: nn.LSTM(width, config.hidden) for side in ("ahead", "back")} for width in widths)
+        self.layers = nn.ModuleList(map(nn.ModuleDict, sides))
         self.pool = Pool(config.pooling, 2 * config.hidden)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.embedding_dropout = LeanDropout(share)
@@ -77,9 +79,11 @@ class BiLSTM(Network, nn.Module):
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
         is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
         turned = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
-        states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))
+        states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))  # time first: torch's LSTM then copies less
         for depth, layer in enumerate(self.layers):
-            states_LBD = layer(self.dropout(states_LBD) if depth else states_LBD, turned)
+            ahead, back = layer.children()
+            states_LBD = self.dropout(states_LBD) if depth else states_LBD
+            states_LBD = torch.cat(run_both(ahead, back, states_LBD, turned), -1)
         places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
         mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
         return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
@@ -87,22 +91,7 @@ class BiLSTM(Network, nn.Module):
     def products(self, lengths: Lengths) -> list[Product]:
         """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C at the end."""
         tokens, found = float(lengths.sum()), [look_up(self.embedding.weight)]
-        for depth in range(len(self.layers)):
+        for layer in self.layers:
             for name in ("weight_ih_l0", "weight_hh_l0"):
-                both = (self.get_parameter(f"layers.{depth}.{side}.{name}") for side in ("ahead", "back"))
-                found.append(through(tokens, *both))
+                found.append(through(tokens, *(side.get_parameter(name) for side in layer.children())))
         return [*found, *self.pool.products(tokens), through(len(lengths), self.output.weight)]
-
-
-class _Layer(nn.Module):
-    """One LSTM forwards and one over the rows turned round; its answer is every token's states of both.
-
-    Time comes first: torch's LSTM then copies less.
-    """
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.ahead, self.back = nn.LSTM(width, hidden), nn.LSTM(width, hidden)
-
-    def forward(self, inputs_LBE: Tensor, turned: Tensor | None) -> Tensor:
-        return torch.cat(run_both(self.ahead, self.back, inputs_LBE, turned), -1)

@@ -28,8 +28,7 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
-_SURE, _UNSEEN = 8.0, -8.0
-"""Logits of an answer whose gram is detected beyond doubt, before training, and of one that nothing speaks for."""
+_SURE, _UNSEEN = 8.0, -8.0  # logits before training: of a gram detected beyond doubt, and of one nothing speaks for
 _RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
 Norm = StrEnum("Norm", "none layer batch")
 _NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
@@ -163,7 +162,6 @@ class BitMLP(Network, nn.Module):
         return torch.addcmul(logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C)
 
     def _answers(self, features: Tensor) -> Tensor:
-        """The hidden layers' logits, and the straight path's of a plain network."""
         logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean
         return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
@@ -180,7 +178,6 @@ class BitMLP(Network, nn.Module):
         return found + layers
 
     def _features(self, batch: FlatBatch) -> Any:
-        """What the first layer reads: bits as numbers, or the batch itself where records are sets."""
         if self.is_set:
             return batch
         device = self.lean.device.type
@@ -188,8 +185,6 @@ class BitMLP(Network, nn.Module):
 
 
 class _SetLinear(nn.Module):
-    """A linear layer on sets of numbers: the sum of each number's row, and a bias."""
-
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_inputs, num_outputs))
@@ -220,8 +215,7 @@ def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
 
 def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:
     """Hidden layers and the output; empty without hidden layers."""
-    layers: list[nn.Module] = []
-    width = num_inputs
+    layers, width = list[nn.Module](), num_inputs
     for wanted in [width for width in config.widths for _ in range(config.depth)]:
         norms = [_NORMS[config.norm](wanted)] if config.norm in _NORMS else []
         first = _first_layer(width, wanted, is_set and not layers)

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    import torch
-
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.models.recurrent import CarriedState, State
 
@@ -61,18 +60,12 @@ def look_up(table: Tensor) -> Product:
 class Network:
     """The defaults. What a network reads, its layers, what it computes, and, on recordings, its state."""
 
-    layout: str = "flat"
-    """How it reads a batch: `flat`, or `padded`, where rows of like length stand together."""
-    unfreeze_epochs: float = 0.0
-    """Epochs over which frozen weights join the training, so that the optimizer takes them in from the start."""
-    vectors_found: float | None = None
-    """Share of the vocabulary that a file of word vectors held."""
-    carried: CarriedState | None = None
-    """On chunks of recordings, the hidden states that go from one batch of training to the next."""
-    carried_of_others: CarriedState | None = None
-    """The same of validation and test, which come in between."""
-    is_both: bool = False
-    """Whether it reads a recording from its end too, so that no device can call it sample by sample."""
+    layout: str = "flat"  # how it reads a batch: `flat`, or `padded`, where rows of like length stand together
+    unfreeze_epochs: float = 0.0  # epochs in which frozen weights join the training; the optimizer has them at once
+    vectors_found: float | None = None  # share of the vocabulary that a file of word vectors held
+    carried: CarriedState | None = None  # on chunks of recordings: hidden states from one training batch to the next
+    carried_of_others: CarriedState | None = None  # the same of validation and test, which come in between
+    is_both: bool = False  # whether it reads a recording from its end too: no device can call it sample by sample
 
     def blocks(self) -> Sequence[nn.Module]:
         """Its layers from bottom to top: FSDP gathers one at a time, and Muon steps the matrices in them."""
@@ -120,15 +113,12 @@ class Network:
         raise UserError("model", "has make_state(), and no run() that takes its state", hint=hint)
 
 
-_PARTS = [name for name in vars(Network) if not name.startswith("_")]
-
-
 def contract(network: object) -> Network:
     """A network as all can ask it: itself, or its own answers beside the defaults."""
     if isinstance(network, Network):
         return network
     found = Network()
-    for name in _PARTS:
+    for name in (each for each in vars(Network) if not each.startswith("_")):
         own, usual = getattr(network, name, None), getattr(Network, name)
         if callable(own) and not isinstance(own, nn.Module) if inspect.isfunction(usual) else own is not None:
             setattr(found, name, own)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 _SIXTEEN_BITS = 1 << 16
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
 _LEAST_WORTH = 1 << 18  # numbers of a table from which on keeping its gradient is worth while
-_READ_WHOLE = "rel_embeddings"  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
 
 
 def make_lean(model: nn.Module) -> None:
@@ -29,8 +28,8 @@ def make_lean(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module) is nn.Dropout:
             module.__class__ = LeanDropout
-        elif name.endswith(_READ_WHOLE):
-            continue
+        elif name.endswith("rel_embeddings"):
+            continue  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
         elif type(module) is nn.Embedding and module.weight.numel() >= _LEAST_WORTH and not module.sparse:
             is_alone = owners[id(module.weight)] == 1  # a table that a head reads too has a gradient in every row
             module.__class__ = LeanEmbedding if is_alone else nn.Embedding
@@ -81,10 +80,9 @@ class LeanEmbedding(nn.Embedding):
 
     def add(self, ids: Tensor, gradient: Tensor) -> None:
         """Add to the rows of `ids`; a row of padding has no gradient."""
-        table = self._put_table()
         if self.padding_idx is not None:
             gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
-        table.index_add_(0, ids, gradient.to(self.weight.dtype))
+        self._put_table().index_add_(0, ids, gradient.to(self.weight.dtype))
         vars(self).setdefault("_added", []).append(ids.long())
 
 
@@ -164,6 +162,5 @@ class _Dropped(torch.autograd.Function):
 
 
 def _keep(values: Tensor, stays: Tensor, scale: float) -> Tensor:
-    """Values where they stay, scaled, zero elsewhere."""
     kind = _BITS[values.element_size()]
     return (values.view(kind) & stays.to(kind)).view(values.dtype).mul_(scale)

@@ -176,7 +176,6 @@ class CarriedState:
         self._before, self._now = None, []
 
     def state_dict(self) -> dict[str, Any]:
-        """For an exact checkpoint: the states after the last batch."""
         self._close()
         if self._before is None:
             return {}

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import Product, through
 
+Pooling = StrEnum("Pooling", "last max mean attention")
+
 
 @dataclass(kw_only=True, slots=True)
 class WordsConfig(ABC):
@@ -137,9 +139,6 @@ def _lines(file: Path) -> Iterator[bytes]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         what = f"not a whole gzip file: {error}"
         raise UserError(f"model.vectors: {file}", what, hint="Copy or fetch it again.") from None
-
-
-Pooling = StrEnum("Pooling", "last max mean attention")
 
 
 class Pool(nn.Module):

@@ -24,13 +24,14 @@ from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.engine.compile import choose_compile, compile_in_place, compiles_layers
 from flatout.engine.optimizer import OptimConfig, ScaleRate
-from flatout.engine.precision import Choice, Precision, choose_precision, fast_fp32_products
+from flatout.engine.precision import Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
 from flatout.report.summary import plain
 from flatout.run.own_parts import mode_of, plain_name
 from flatout.run.run_folder import RunFolder
+from flatout.run_log import Choice
 from flatout.tasks.metrics import require_metric
 from flatout.tasks.task import Task
 

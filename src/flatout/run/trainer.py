@@ -34,14 +34,14 @@ from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.passes import BATCH_NORMS
-from flatout.engine.precision import LIGHTNING_NAMES, Choice, Precision
+from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
 from flatout.run.own_parts import KeepResults
 from flatout.run.run_folder import RunFolder
-from flatout.run_log import RunLog
+from flatout.run_log import Choice, RunLog
 
 if TYPE_CHECKING:
     from flatout.run.resolve import Settings

@@ -148,8 +148,7 @@ class Classifier(Task):
         """Outputs, targets and numbers of a feed's first rows, on the host."""
 
         def of_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
-            outputs = real_rows(self.outputs(batch), batch).float()
-            return outputs, self._targets(batch), real_rows(batch.rows, batch)
+            return real_rows(self.outputs(batch), batch).float(), self._targets(batch), real_rows(batch.rows, batch)
 
         return self.gathered(feed, of_rows, most=20_000)
 

@@ -34,12 +34,9 @@ from flatout.models.encoder.network import Transformer, means_of_rows
 
 STATES = "states"
 _BLOCK_TOKENS, _PASS_TOKENS = 1 << 13, 1 << 12
-_FORMATS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "uint16"}
-"""How numpy calls what holds the bits of each number format."""
 _SHRINKAGE = 1e-2  # of a head's weights: a layer has as many numbers as a small table has rows
 _PASS_ROWS = 64
 _MOST_BYTES = 1 << 29  # of states that are held at once; fewer rows are read where they would take more
-
 Read = list[tuple[FlatBatch, list[Tensor]]]  # batches, and states of some layers for each
 
 
@@ -94,7 +91,7 @@ class FrozenPart:
                     width, is_known = states.shape[1], states.dtype is torch.float32
                     values = states.numpy() if is_known else states.view(torch.int16).numpy().view(np.uint16)
                     if part is None:
-                        column = Column(_FORMATS[states.dtype], not self.are_first, width if self.are_first else 0)
+                        column = Column(values.dtype.name, not self.are_first, width if self.are_first else 0)
                         part = writer.split(split.name, {STATES: column})
                         writer.facts |= {"width": width, "format": str(states.dtype).removeprefix("torch.")}
                     part.append(states=values if self.are_first else (values.reshape(-1), lengths * width))

@@ -77,8 +77,7 @@ class MaskedLanguageModel(Task):
     masking: Masking
     masked_per_row = 1.0
     """Masked tokens of a training row on average, by which the loss is divided."""
-    _sums: NDArray[np.float64]
-    """Loss, right answers and number of the masked tokens that were judged."""
+    _sums: NDArray[np.float64]  # loss, right answers and number of the masked tokens that were judged
     _read_share = 1.0
     _seed = 0
 
@@ -184,7 +183,6 @@ class Masking:
 
     def mask(self, batch: FlatBatch, is_special_V: Tensor, *, seed: int, epoch: int) -> FlatBatch:
         """The batch with tokens masked, and with places and targets `[K]`; special tokens stay, without a target."""
-        chosen_K = self._places_in_order(batch)
         device, starts_B = batch.tokens.device, batch.offsets[:-1]
         lengths_B, rows_B = batch.offsets[1:] - starts_B, torch.arange(batch.num_rows, device=device)
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
@@ -193,12 +191,11 @@ class Masking:
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
         order_T = torch.argsort((row_of_T << 33) | (is_special_T.long() << 32) | draws_T)
-        places_K = order_T[on_device(chosen_K, device)]
+        places_K = order_T[on_device(self._places_in_order(batch), device)]
         tokens_K, is_special_K = batch.tokens[places_K], is_special_T[places_K]
         tokens_T = batch.tokens.clone()
         tokens_T[places_K] = torch.where(is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K]))
-        is_left_out_K = is_special_K | (row_of_T[places_K] >= batch.num_real)
-        targets_K = tokens_K.long().masked_fill(is_left_out_K, NO_TARGET)
+        targets_K = tokens_K.long().masked_fill(is_special_K | (row_of_T[places_K] >= batch.num_real), NO_TARGET)
         return replace(batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K)
 
     def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:

@@ -29,8 +29,6 @@ _MORE_IS_BETTER = (
 ).split()
 _LESS_IS_BETTER = "mae rmse max_error mse_scaled mae_scaled perplexity".split()
 BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTER, "min") | {"masked_accuracy": "max"}
-"""Whether more or less of a metric is better."""
-
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
 _THRESHOLDS = [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0]
 _MOST_CLASSES_FOR_AUROC = 50
@@ -117,8 +115,7 @@ class TaskMetrics(nn.Module, ABC):
         for rows, buckets, is_theirs in self._ranked:
             influence = auroc_influence(buckets.cpu(), is_theirs.cpu(), counts_TC2)
             moves.add(rows, torch.stack([influence, torch.ones_like(influence)], 1))
-        moved = bootstrap(moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)})
-        return found | moved
+        return found | bootstrap(moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)})
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""

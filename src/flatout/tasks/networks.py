@@ -18,8 +18,7 @@ from flatout.run_log import RunLog
 def require_no_windows(task: Any, info: Any) -> None:
     """Refuse windows where the network was given: it does not know of them."""
     is_whole = not (task.is_built and getattr(info, "long_texts", CUT).window)
-    what = "windows, which a network of your own does not read"
-    require(is_whole, "data.long", what, hint="Set data.long=cut.")
+    require(is_whole, "data.long", "windows, which a network of your own does not read", hint="Set data.long=cut.")
 
 
 def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
@@ -57,4 +56,4 @@ def report_attention(network: nn.Module, device: torch.device, dtype: torch.dtyp
     if isinstance(network, Transformer) and network.is_flat:
         choice = network.kernel_choice(device, dtype)
         drops = f"drops {network.attention_dropout:g} of the scores in training, as set"
-        log.decision("attention kernel", choice.kernel.value, choice.why, f"{choice.evidence}; {drops}")
+        log.decision("attention kernel", choice.value.value, choice.why, f"{choice.evidence}; {drops}")

@@ -85,8 +85,7 @@ def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor
     `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all rows have, or none,
     take no part. A row with a class weighs by the rows without it that it beats, and the other way round.
     """
-    totals_C2 = counts_TC2.sum(0)
-    is_mixed_C = (totals_C2 > 0).all(-1)
+    is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()
     buckets_BC, is_theirs_BC = buckets_BC[:, is_mixed_C].long(), is_theirs_BC[:, is_mixed_C]

@@ -53,7 +53,6 @@ def build_baselines(info: SequenceInfo) -> list[Baseline]:
 
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
-    """The ridge whose penalty is best on the validation recordings."""
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
     products, products_of_answers, mean, mean_of_answers, count = _read_training(info, ridge)
     held = [_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)]

@@ -35,8 +35,7 @@ class SequenceScores:
 
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
         self.targets, self._factor = list(targets), torch.tensor(list(factor), dtype=torch.float64)
-        self.of_targets: dict[str, dict[str, float]] = {}
-        """The errors of each target over all recordings, of the last `values`."""
+        self.of_targets: dict[str, dict[str, float]] = {}  # each one's errors over all recordings, of the last `values`
         shape = recordings, len(self.targets)
         self._sums = torch.zeros(5, *shape, dtype=torch.float64)
         self._largest = torch.zeros(shape, dtype=torch.float64)

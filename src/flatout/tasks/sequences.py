@@ -28,10 +28,9 @@ from flatout.tasks.classification import Classifier
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
-from flatout.tasks.task import Task, real_rows, real_tokens
+from flatout.tasks.task import SPLITS, Task, real_rows, real_tokens
 
 _SHOWN = ("rmse", "mae", "max_error", "r2")
-_SPLIT = {"val": "validation", "test": "test"}
 SequenceLoss = StrEnum("SequenceLoss", "mse mae huber")
 _LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
 
@@ -133,7 +132,7 @@ class SequenceRegressor(Task):
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
 
     def start_judging(self, split: str) -> None:
-        self._start_pass(_SPLIT[split])
+        self._start_pass(SPLITS[split])
         self.scores.reset()
 
     def judged(self) -> dict[str, float]:
@@ -192,7 +191,6 @@ class SequenceRegressor(Task):
             carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
-        """Answers and what they should be, without rows that do not count."""
         real = real_tokens if self.shape.is_each_step else real_rows
         return real(outputs, batch), real(answers_of(batch, self.shape), batch)
 

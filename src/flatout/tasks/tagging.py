@@ -27,11 +27,10 @@ from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanc
 from flatout.tasks.metrics import class_rows, mean_where
 from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, bootstrap
-from flatout.tasks.task import Task, real_rows, real_tokens
+from flatout.tasks.task import SPLITS, Task, real_rows, real_tokens
 
 Integers = NDArray[np.integer]
 METRICS = ("f1", "precision", "recall", "macro_f1", "word_accuracy")  # what a tagger is judged by
-_SPLITS = {"val": "validation", "test": "test"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,7 +114,7 @@ class Tagger(Task):
         return {"tags": real_tokens(self.outputs(batch), batch).argmax(-1), "lengths": real_rows(batch.lengths, batch)}
 
     def start_judging(self, split: str) -> None:
-        self._lost = self.labels.lost.get(_SPLITS[split], {})
+        self._lost = self.labels.lost.get(SPLITS[split], {})
         self.scores.restart(self._lost.get("entities_lost", {}), self._lost.get("words_lost", 0))
 
     def judged(self) -> dict[str, float]:
@@ -128,7 +127,6 @@ class Tagger(Task):
 
 
 def _real(outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of the tokens of the rows that count."""
     assert batch.targets is not None
     return real_tokens(outputs, batch), real_tokens(batch.targets, batch)
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
 
 AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
+SPLITS = {"val": "validation", "test": "test"}  # splits of a store, by what Lightning's hooks call them
 
 
 class Task(L.LightningModule):
@@ -91,8 +92,7 @@ class Task(L.LightningModule):
         self.average: WeightAverage | None = None
         """A running mean of the weights, during training, if `optim.ema` asks for one."""
         self._kept_average: dict[str, Tensor] = {}
-        self._kept_weights: dict[str, Any] = {}
-        """Of a checkpoint that was loaded before any data described the network."""
+        self._kept_weights: dict[str, Any] = {}  # of a checkpoint that was loaded before any data described the network
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network] = (None, Network())
@@ -386,5 +386,4 @@ def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
 
 def real_tokens(values: Tensor, batch: FlatBatch) -> Tensor:
     """The tokens of the rows that count."""
-    is_all = batch.num_real == batch.num_rows
-    return values if is_all else values[: int(batch.lengths[: batch.num_real].sum())]
+    return values if batch.num_real == batch.num_rows else values[: int(batch.lengths[: batch.num_real].sum())]

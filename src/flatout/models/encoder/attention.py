@@ -1,6 +1,6 @@
 """Attention over a flat batch: each token reads its own row's tokens and no others, and nothing is padded around it.
 
-Which kernel does it is decided once for a device and a number format, by `choose_kernel`, and reported with its reason.
+Which kernel does it is decided once for a device and a number format, by `choose_kernel` (network.py), and reported.
 A layer calls `attend` of its rows, with queries where first tokens alone read; it neither copies to the host nor waits.
 
 - `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability 8.0 and later.
@@ -22,19 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LARGEST_FLASH_HEAD = 256
-_HEAD_MULTIPLE = 8
-"""Both CUDA kernels take head sizes that are multiples of this; others are padded with zeros, which changes nothing."""
+_HEAD_MULTIPLE = 8  # both CUDA kernels take heads of multiples of it; others are padded with zeros, to the same answers
 Kernel = StrEnum("Kernel", "varlen efficient padded rectangles")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelChoice:
-    """A kernel, why it was chosen, and what that rests on."""
-
-    kernel: Kernel
-    why: str
-    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +42,6 @@ class Bounds:
 
     offsets: Tensor  # [B+1] int32 on the tokens' device
     longest: int  # upper bound of the lengths, known to the host
-
-
-def choose_kernel(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_size: int,
-    *,
-    capability: tuple[int, int] | None = None,
-    has_windows: bool = False,
-    has_distances: bool = False,
-    drops_scores: bool = False,
-) -> KernelChoice:
-    """The kernel for a device and the number format of products; `capability`: the GPU's, read where it is left out."""
-    if device.type == "cpu":
-        return KernelChoice(Kernel.rectangles, "a CPU", "0.4 to 0.9 of the time of fused groups of rows, measured")
-    if device.type != "cuda":
-        why = f"no kernel of unequal rows for {device.type}"
-        return KernelChoice(Kernel.padded, why, "scores are padded, with a mask")
-    major, minor = capability or torch.cuda.get_device_capability(device)
-    evidence = f"compute capability {major}.{minor}, {str(dtype).removeprefix('torch.')}, head size {head_size}"
-    is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
-    if is_flash and head_size <= _LARGEST_FLASH_HEAD and not has_distances:
-        return KernelChoice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
-    refusals = {
-        "no fused kernel adds to scores what distances say": has_distances,
-        "windows of attention need a mask in this number format": has_windows,
-        "the memory-efficient kernel's gradients are wrong with dropout": drops_scores,
-        "no fused kernel in bf16 on this GPU": dtype is torch.bfloat16 and major < 8,
-    }
-    for why, holds in refusals.items():
-        if holds:
-            return KernelChoice(Kernel.padded, why, evidence)
-    largest = f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
-    return KernelChoice(Kernel.efficient, largest if is_flash else "the flash kernel needs 16 bits and 8.0", evidence)
 
 
 def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:

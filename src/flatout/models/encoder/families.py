@@ -110,8 +110,6 @@ def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
 
 
 def _drop_twice(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    """A head that drops before both of its products."""
-
     def pool(net: Any, states_NH: Tensor) -> Tensor:
         head = net.classifier
         return head.out_proj(head.dropout(activate(head.dense(head.dropout(states_NH)))))
@@ -137,7 +135,6 @@ def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
 
 
 _ROBERTA = Family("encoder.layer", _BERT, _drop_twice(torch.tanh), lambda net, states_NH: net.lm_head(states_NH))
-
 FLAT_FAMILIES = {
     "albert": Family(
         "encoder.albert_layer_groups",

@@ -24,9 +24,11 @@ from flatout.models.encoder.families import FLAT_FAMILIES
 
 _BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
 """What families declare after their layers although it serves the first of them, or all; tables are found anyway."""
-
 _OF_THE_HEAD = ("_name_or_path", "id2label", "label2id", "problem_type", "num_labels", "transformers_version")
 """What of an encoder's own configuration changes nothing below its head."""
+_QUERIES = {"query", "q_lin", "q", "q_proj"}  # what families call the layers that make queries
+_KEYS = {"key", "value", "k_lin", "v_lin", "k", "v", "k_proj", "v_proj"}  # and those that make keys and values
+_JOINT = "Wqkv"  # what makes all three at once
 
 
 @dataclass(kw_only=True, slots=True)
@@ -252,14 +254,6 @@ def merge_lora(net: Any) -> None:
             setattr(net.get_submodule(parent), own, module.get_base_layer())
 
 
-_COUNTED_FAMILIES = {*FLAT_FAMILIES} - {"deberta-v2"}
-"""Families whose layers are linear layers and plain attention, so that their operations can be counted."""
-_QUERIES = {"query", "q_lin", "q", "q_proj"}
-_KEYS = {"key", "value", "k_lin", "v_lin", "k", "v", "k_proj", "v_proj"}
-"""What families call the layers that make queries, and those that make keys and values."""
-_JOINT = "Wqkv"  # what makes all three at once
-
-
 def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
 
@@ -267,7 +261,7 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     values. A head of masked words, and what follows attention in the last layer, see these words alone. Empty where a
     family has products of its own kind.
     """
-    if model.family not in _COUNTED_FAMILIES or getattr(model.described, "inner_group_num", 1) != 1:
+    if model.family not in {*FLAT_FAMILIES} - {"deberta-v2"} or getattr(model.described, "inner_group_num", 1) != 1:
         return []
     tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers
     each = model.is_tagging or model.means_answers

@@ -182,9 +182,8 @@ class LayerGroup(nn.Module):
         self.albert_layers = nn.ModuleList(layers)
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        last = len(self.albert_layers) - 1
-        for number, layer in enumerate(self.albert_layers):
-            states_TH = layer(states_TH, shared, is_last and number == last)
+        for number, layer in enumerate(self.albert_layers, 1):
+            states_TH = layer(states_TH, shared, is_last and number == len(self.albert_layers))
         return states_TH
 
 
@@ -272,7 +271,6 @@ def replace_layers(net: Any, family: Family) -> None:
 
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
-    """Weights and biases of each group, one below the other."""
     if not groups:
         return []
     weights = [layer.weight for group in groups for layer in group]

@@ -29,18 +29,20 @@ from torch.utils.checkpoint import checkpoint
 from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
-from flatout.models.encoder.attention import Kernel, KernelChoice, choose_kernel
+from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_not_flat
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import measure_distances, reads_distances
 from flatout.models.lean import make_lean
+from flatout.run_log import Choice
 
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+_LARGEST_FLASH_HEAD = 256
 Compute = StrEnum("Compute", "auto flat padded")
 Windows = StrEnum("Windows", "mean max attention")
 
@@ -60,8 +62,7 @@ class Transformer(LayeredEncoder):
         self.recomputes = False  # whether flat layers compute activations again in the backward pass, to save memory
         self.window = 0  # tokens of the windows that a row holds; 0: it is read at once
         self.joins = Windows.mean  # what of their answers is the row's
-        self.window_query: nn.Parameter | None
-        self.register_parameter("window_query", None)
+        self.window_query: nn.Parameter | None = None
         self._waiting: list[list[str]] = []
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
@@ -76,8 +77,7 @@ class Transformer(LayeredEncoder):
         is_typed = bool(why) and (getattr(net.config, "type_vocab_size", 0) or 0) > 1
         self._numbers_pairs = separator_id is not None and (self.family in _NUMBERED_PAIRS or is_typed)
         pooling = getattr(net.config, "classifier_pooling", "")
-        self.means_answers = pooling == "late" and not self.answers_tokens
-        """Whether the head answers to each token, and the means of these answers are the rows'."""
+        self.means_answers = pooling == "late" and not self.answers_tokens  # rows have the means of tokens' answers
         self.is_narrow = self.is_flat and not self.answers_tokens and pooling not in ("mean", "late")
         """Whether only first tokens are read after the last layer, so that only they are computed there."""
         if self.is_flat:
@@ -157,7 +157,7 @@ class Transformer(LayeredEncoder):
         """The layers of ours; none where batches are padded."""
         return [module for module in self.modules() if isinstance(module, FlatLayer)]
 
-    def kernel_choice(self, device: torch.device, dtype: torch.dtype, *, is_training: bool = True) -> KernelChoice:
+    def kernel_choice(self, device: torch.device, dtype: torch.dtype, *, is_training: bool = True) -> Choice[Kernel]:
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
         drops, apart = is_training and self.attention_dropout > 0, reads_distances(self.net.base_model)
@@ -168,7 +168,7 @@ class Transformer(LayeredEncoder):
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
         key = device.type, dtype, self.training
         if key not in self._kernels:
-            self._kernels[key] = self.kernel_choice(device, dtype, is_training=self.training).kernel
+            self._kernels[key] = self.kernel_choice(device, dtype, is_training=self.training).value
         return self._kernels[key]
 
     def _flat(self, batch: FlatBatch) -> Tensor:
@@ -225,7 +225,6 @@ class Transformer(LayeredEncoder):
         return states_TH
 
     def _embed(self, tokens_T: Tensor, places_T: Tensor, pairs_T: Tensor | None) -> Tensor:
-        """The states of tokens before the first layer."""
         backbone = self.net.base_model
         if (embed := FLAT_FAMILIES[self.family].embed) is not None:
             return embed(backbone, tokens_T)
@@ -294,6 +293,40 @@ class Transformer(LayeredEncoder):
         return logits.flatten(0, 1).index_select(0, places_T)
 
 
+def choose_kernel(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    *,
+    capability: tuple[int, int] | None = None,
+    has_windows: bool = False,
+    has_distances: bool = False,
+    drops_scores: bool = False,
+) -> Choice[Kernel]:
+    """The kernel for a device and the number format of products; `capability`: the GPU's, read where it is left out."""
+    if device.type == "cpu":
+        return Choice(Kernel.rectangles, "a CPU", "0.4 to 0.9 of the time of fused groups of rows, measured")
+    if device.type != "cuda":
+        why = f"no kernel of unequal rows for {device.type}"
+        return Choice(Kernel.padded, why, "scores are padded, with a mask")
+    major, minor = capability or torch.cuda.get_device_capability(device)
+    evidence = f"compute capability {major}.{minor}, {str(dtype).removeprefix('torch.')}, head size {head_size}"
+    is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
+    if is_flash and head_size <= _LARGEST_FLASH_HEAD and not has_distances:
+        return Choice(Kernel.varlen, "the fused kernel for rows of unequal length", evidence)
+    refusals = {
+        "no fused kernel adds to scores what distances say": has_distances,
+        "windows of attention need a mask in this number format": has_windows,
+        "the memory-efficient kernel's gradients are wrong with dropout": drops_scores,
+        "no fused kernel in bf16 on this GPU": dtype is torch.bfloat16 and major < 8,
+    }
+    for why, holds in refusals.items():
+        if holds:
+            return Choice(Kernel.padded, why, evidence)
+    largest = f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
+    return Choice(Kernel.efficient, largest if is_flash else "the flash kernel needs 16 bits and 8.0", evidence)
+
+
 def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
     """`[B, H]` means over the tokens of each row."""
     rows_B = torch.arange(len(lengths_B), device=states_TH.device)
@@ -303,7 +336,6 @@ def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def _use_plain_attention(net: Any) -> None:
-    """Fused attention where the family has it, else its own."""
     if not getattr(net, "_can_set_attn_implementation", lambda: True)():  # it has one, and would warn of that
         return
     for name in ("sdpa", "eager"):

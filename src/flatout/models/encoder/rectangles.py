@@ -108,10 +108,9 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
 
 def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
     """Rows of these lengths, shortest first, as rectangles."""
-    edges = rectangle_edges(lengths)
     starts, first = np.cumsum(lengths) - lengths, 0
     found, tokens, places = list[Rectangle](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
-    for begin, end in itertools.pairwise(edges):
+    for begin, end in itertools.pairwise(rectangle_edges(lengths)):
         own, length = lengths[begin:end], int(lengths[end - 1])
         place = np.arange(length)
         # Broadcast `[N, L]` on the host; the masks below get an axis for heads, and one for queries or keys.
@@ -247,7 +246,6 @@ def _draw_factors(sizes: list[int], dropout: float) -> Sequence[Tensor | None]:
     """For each rectangle what its shares are multiplied by, drawn at once for the layer; None where nothing drops."""
     if not dropout:
         return [None] * len(sizes)
-    # One draw for all rectangles of a layer: fewer calls.
     stays, scale = kept_places(torch.Size([sum(sizes)]), dropout)
     return stays.float().mul_(-scale).split(sizes)  # -1 stays
 
@@ -314,8 +312,7 @@ def _fused_forward(own: list[Tensor], part: Rectangle, how: Scores) -> list[Tens
     query, key, value, answer = _by_row(own, part)
     # The scale is in the queries already; `total` is the logarithm of each place's sum, kept for backwards.
     found, total = _fused(query, key, value, 0.0, False, attn_mask=_near(part.length, how.window), scale=1.0)
-    # The operator has no variant that writes into a slice.
-    answer.copy_(found)
+    answer.copy_(found)  # the operator has no variant that writes into a slice
     return [total]
 
 

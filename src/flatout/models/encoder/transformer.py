@@ -182,7 +182,6 @@ class TransformerConfig:
         return model
 
     def _require_words(self, described: Any) -> None:
-        """Refuse a family that has no head for masked words, and small matrices beside frozen ones."""
         from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
         where = "model.family" if self.pretrained is None else "model.pretrained"
@@ -234,7 +233,6 @@ class TransformerConfig:
         outputs.tell(described)
 
     def _weighted(self, described: Any, outputs: Outputs) -> Any:
-        """The library's model, with the weights of the folder or with random ones."""
         auto = outputs.auto_class
         if self.pretrained is None:
             return auto.from_config(described)
@@ -297,7 +295,6 @@ def quiet_library() -> Iterator[None]:
 
 
 def _recompute(model: Transformer) -> None:
-    """Let layers compute their activations again in the backward pass."""
     if model.is_flat:
         model.recomputes = True
         return
