@@ -116,6 +116,35 @@ def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind:
         assert_equal(flat, padded, batch_of(lengths))
 
 
+@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("family", FLAT)
+def test_rows_that_round_a_batch_up_change_no_answer_and_no_gradient(
+    family: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat, padded = (built(family, kind=kind, compute=compute) for compute in ("flat", "padded"))
+    round_up = flat._in_steps
+    for lengths in [*LENGTHS, [2] * 35, [5] * 200]:
+        batch = batch_of(lengths)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = round_up(batch)
+        assert rounded.num_tokens % 16 == 0
+        assert rounded.lengths.max() == batch.lengths.max()  # no place that the tables of a small encoder lack
+        assert rounded.offsets.diff().equal(rounded.lengths)
+        assert rounded.num_tokens < max(batch.num_tokens + 16, batch.num_tokens * 33 / 32)
+        monkeypatch.setattr(flat, "_in_steps", lambda _, rounded=rounded: rounded)
+        assert_equal(flat, padded, batch)
+
+
+def test_a_batch_is_rounded_up_in_sixteen_bits_alone() -> None:
+    model, batch = built("bert"), batch_of([3, 9, 21])
+    assert model._in_steps(batch) is batch
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model._in_steps(batch).num_tokens == 48
+        assert model(batch).shape == (3, 3)
+        even = batch_of([3, 9, 20])
+        assert model._in_steps(even) is even
+
+
 @pytest.mark.parametrize("family", [*PADDED, "deberta-v2", "bert"])
 def test_padded_rows_are_computed_under_autocast_too(family: str) -> None:
     model = built(family, compute="padded").eval()
