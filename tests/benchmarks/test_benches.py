@@ -139,8 +139,6 @@ def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys)
 @pytest.mark.soak(seconds=60)
 def test_the_bench_of_published_data_reads_long_articles_in_windows_and_cut(tmp_path, capsys):
     write_data_set(tmp_path / "data" / "newsgroups20", ".parquet")
-    for task in TASKS:
-        (tmp_path / "data" / task.folder).mkdir()
     (row,) = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"), "--only", "newsgroups20")
     assert row["claim"] == "newsgroups20, windows against cut, test accuracy"
     assert row["holds"] == (row["ours"] >= row["theirs"])
@@ -165,6 +163,13 @@ def test_the_bench_of_published_data_names_the_folders_it_wants(capsys):
     said = capsys.readouterr().err
     assert said.startswith("bench quality: needs published data sets. Set --data to a folder that holds")
     assert all(task.folder in said for task in TASKS)
+
+
+def test_the_bench_of_published_data_names_its_rows_where_none_is_asked_for(tmp_path, capsys):
+    assert verb("bench", "quality", "--data", str(tmp_path), "--only", "weather") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("--only: no row with 'weather'")
+    assert "newsgroups20" in said
 
 
 def test_an_unknown_bench_is_refused_with_the_nearest_name(capsys):

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from flatout.data.decisions import DecidedTable
 from flatout.data.tables.formats.file import FileTable
 from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of
+from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source
 from flatout.errors import UserError
 
@@ -123,3 +125,14 @@ def test_equal_splits_are_refused_from_notes_too(tmp_path):
     for _ in range(2):
         with pytest.raises(UserError, match=r"data.test: .*b.csv holds exactly the training rows, .*a.csv"):
             fingerprints_of(dict(zip(("train", "test"), tables, strict=True)), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_decisions_about_rows_have_prints_of_their_own_beside_the_notes_of_the_file(tmp_path, is_first):
+    plain = open_source(str(put(tmp_path / "rows.csv", "one")), where="data.train")
+    roles = Roles(("text",), "label")
+    decided = [DecidedTable(plain, roles, [1], {}), DecidedTable(plain, roles, [], {1: "a"})]
+    tables = [*decided, plain] if is_first else [plain, *decided]
+    prints = [fingerprint_of(table, tmp_path / "cache") for table in tables]
+    assert len(set(prints)) == 3
+    assert [fingerprint_of(table, tmp_path / "cache") for table in tables] == prints

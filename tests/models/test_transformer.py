@@ -135,6 +135,21 @@ def test_rows_that_round_a_batch_up_change_no_answer_and_no_gradient(
         assert_equal(flat, padded, batch)
 
 
+@pytest.mark.parametrize("at", [None, [0, 4, 30]])
+def test_words_are_answered_at_their_places_in_a_batch_that_is_rounded_up(
+    at: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = built("bert", kind="words").eval(), batch_of([3, 9, 21])
+    batch = replace(batch, places=None if at is None else torch.tensor(at))
+    expected = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model._in_steps(batch)
+    monkeypatch.setattr(model, "_in_steps", lambda _: rounded)
+    assert rounded.num_tokens == 48
+    assert expected.shape[0] == (33 if at is None else 3)
+    torch.testing.assert_close(model(batch), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_batch_is_rounded_up_in_sixteen_bits_alone() -> None:
     model, batch = built("bert"), batch_of([3, 9, 21])
     assert model._in_steps(batch) is batch

@@ -44,7 +44,7 @@ from tests.sweep.planted import Planted
 from tests.warm import begin_warm
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
-QUIET = Board("trials", "val/accuracy", "max", 0)
+BOARD = Board("trials", "val/accuracy", "max", 4)
 
 
 def config(**settings: Any) -> RunConfig:
@@ -59,7 +59,7 @@ def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
 
 def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
     waiting = iter(trials)
-    running = endings(lambda: next(waiting, None), slots(parallel), QUIET, metric="accuracy", **settings)
+    running = endings(lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings)
     return {trial.number: ending for trial, ending in running}
 
 

@@ -132,6 +132,7 @@ class Boundary:
             checkpoint["callbacks"], states = self._before_validation
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
+        assert self._random, "taken before the first batch"
         own = {"random": state_of_others() | self._random, "loaders": loader_states(trainer) if data is None else []}
         checkpoint["ranks"] = of_all_ranks({**own, **states})  # Lightning writes the dictionary of the first rank only
 

@@ -200,9 +200,9 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
     return plain
 
 
-def _refuse_references(plain: Any, key: str, *, but: str = "^$") -> None:
+def _refuse_references(plain: Any, key: str, *, but: str = "") -> None:
     for where, each in nodes(plain, key):
-        refers = isinstance(each, str) and "${" in re.sub(but, "", each)
+        refers = isinstance(each, str) and "${" in (re.sub(but, "", each) if but else each)
         require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
 
 

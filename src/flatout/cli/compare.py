@@ -84,9 +84,10 @@ def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 def _read(exposure: Any, form: str, *path: str) -> str:
     """A figure of a report; empty where it has none."""
+    value: Any = exposure
     for name in path:
-        exposure = None if exposure is None else exposure[name]
-    return "" if exposure is None else form.format(exposure)
+        value = None if value is None else value[name]
+    return "" if value is None else form.format(value)
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -103,8 +103,8 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _settings_of(hint, f"{key}.", option)
         elif said := about.get(field.name):
-            kind = said.choices if hint is str and said.choices else hint
-            allowed = said.allowed or ", ".join(filter(None, (describe_type(kind), said.range)))
+            shown = said.choices if hint is str and said.choices else hint
+            allowed = said.allowed or ", ".join(filter(None, (describe_type(shown), said.range)))
             default = field.default if field.default_factory is MISSING else field.default_factory()
             yield Setting(key, option, said.does, allowed, as_word(default), _example(key, said, default))
 

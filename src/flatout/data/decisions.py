@@ -36,6 +36,9 @@ class DecidedTable(Table):
         decided = f"{self.inner.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
         return xxhash.xxh3_128_hexdigest(decided.encode())
 
+    def entries(self) -> None:
+        """None: its fingerprint is of the decisions too, and no file's note."""
+
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         name = self._roles.label
         for rows, block in self.inner.numbered(columns, rows_per_block):

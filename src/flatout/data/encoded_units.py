@@ -112,7 +112,7 @@ class EncodedUnits:
     def _of_stores(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Of each unit that a finished store was made from, that store's key, and where the unit's rows are."""
         found: dict[str, tuple[str, dict[str, Any]]] = {}
-        for store in self.stores.entries():
+        for store in reversed(self.stores.entries()):  # the newest one counts
             found |= {key: (store.key, starts) for key, starts in store.manifest["facts"].get(FACT, {}).items()}
         return found
 

@@ -79,6 +79,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """Open the store, building it first when there is none."""
 
     def prepare_data(self) -> None:
+        """Build the store where it is missing; Lightning calls it on one rank of each machine."""
         if self._info is None:
             self._info = self.open_store()
 
@@ -135,6 +136,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self._feed("validation")
 
     def test_dataloader(self) -> Feed | list[Feed]:
+        """The test rows; nothing where there are none."""
         return self._feed("test") if "test" in self.store.splits else []
 
     def predict_dataloader(self) -> Feed:
@@ -142,6 +144,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self._feed("test" if "test" in self.store.splits else "validation")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move a batch that is not on the device yet."""
         if not isinstance(batch, FlatBatch):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         return batch if batch.tokens.device == device else batch.to(device)
@@ -215,6 +218,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return given
 
     def state_dict(self) -> dict[str, int]:
+        """The position in the plan: the epoch, and the batches of it that were taken."""
         return self._feeds["train"].state_dict() if "train" in self._feeds else dict(self._position)
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

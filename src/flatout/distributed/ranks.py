@@ -110,7 +110,7 @@ class Ranks:
         return self._exchanged(name, make, range(1))[0]
 
     def gathered(self, name: str, make: Callable[[], Any]) -> list[Any]:
-        """The values that `make` returns on each rank, in their order, on every rank; if one fails, all ranks end."""
+        """The plain values that `make` returns on each rank, in order, on every rank; if one fails, all ranks end."""
         return self._exchanged(name, make, range(self.world))
 
     def _exchanged(self, name: str, make: Callable[[], Any], givers: range) -> list[Any]:

@@ -228,6 +228,7 @@ class Passes:
     def _reset(self) -> None:
         module = self.loop.module
         self.losses.clear()
+        assert self._random
         restore_random_state(self._random, module.device)
         for mean, before in self._statistics:
             mean.copy_(before)

@@ -17,6 +17,7 @@ def random_state(device: torch.device, *, with_others: bool = True) -> dict[str,
 
 
 def state_of_others() -> dict[str, Any]:
+    """Python's and numpy's, which nothing of ours draws from."""
     kind, key, *rest = np.random.get_state()
     numbers = torch.from_numpy(np.asarray(key).astype(np.int64))
     return {"python": random.getstate(), "numpy": [str(kind), numbers, *rest]}

@@ -124,6 +124,7 @@ def peak_memory_gb() -> float | None:
 def _logged(path: Path, name: str) -> Iterator[None]:
     """A usual program writes its log lines into a file, as it would."""
     handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
+    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -132,6 +133,8 @@ def _logged(path: Path, name: str) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         handler.close()
+        log.setLevel(level)
+        log.propagate = propagates
 
 
 def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:

@@ -50,13 +50,13 @@ def is_group(folder: Path) -> bool:
 
 def compare_groups(first: Path, second: Path) -> Comparison:
     """Two groups of runs by the test metric that they were chosen by."""
-    (runs, left_out, metric), (others, more, theirs) = map(_read_group, (first, second))
-    what = f"{metric} in {first}, {theirs} in {second}"
-    require(metric == theirs, "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
+    (runs, left_out, metric), (others, left_out_there, metric_there) = map(_read_group, (first, second))
+    what = f"{metric} in {first}, {metric_there} in {second}"
+    require(metric == metric_there, "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
     seeds = sorted(runs.keys() & others.keys())
     listed = " and ".join(", ".join(map(str, sorted(each))) for each in (runs, others))
     require(bool(seeds), "compare", f"no seed is in both groups (seeds {listed})", hint="Train both with seed=0,1,2.")
-    left_out += more
+    left_out += left_out_there
     for group, folder in ((runs, first), (others, second)):
         left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(group.keys() - set(seeds))]
     is_share = metric not in _SMALLER_IS_BETTER and not metric.startswith("rmse")

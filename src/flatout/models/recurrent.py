@@ -35,7 +35,7 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
     """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
-    if kind == "cpu" and is_autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # as without AVX512
+    if kind == "cpu" and is_autocast and not _cpu_runs_bf16():
         before = None if before is None else tuple(each.float() for each in before)
         with torch.autocast(kind, enabled=False):
             return run_layer(layer, inputs_LBF.float(), before)
@@ -54,6 +54,12 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
         else:
             states, *after = torch.gru(inputs_LBF, before[0], weights, *rest)
     return states, tuple(after)
+
+
+@cache
+def _cpu_runs_bf16() -> bool:
+    """Whether oneDNN has recurrent layers in bf16 for this processor: without AVX512 it refuses them."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor]:

@@ -26,7 +26,8 @@ from flatout.sweep.trial import Trial
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-Compose = Callable[[Sequence[str], int], "RunJob"]  # the run of a trial, from what is typed for it
+Compose = Callable[[Sequence[str], int], "RunJob"]
+"""The run of a trial, from what is typed for it; a user's mistake is a `UserError`."""
 FILE = "sweep.json"
 _SCHEMA = 1
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "
 _SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
-Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]  # runs so many that it asks for; trials as they end
+Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]  # runs trials that it asks for, so many; each as it ends
 
 
 def sweep(searched: Searched) -> None:

@@ -26,8 +26,8 @@ from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import OverRanks
 from flatout.tasks.task import Task, real_rows
 
-_LEAST_ROWS = 30  # rows of either kind, below which a score says little
-_LEAST_SHARE = 0.9  # of the rows of that length so many must have been cut
+_LEAST_ROWS = 30  # rows that were cut, and whole ones, below which a score says little
+_LEAST_SHARE = 0.9  # of the rows as long as the cut, so many must have been cut
 
 
 @dataclass(kw_only=True, slots=True)

@@ -50,7 +50,7 @@ class Counted:
     """What a split's answers were, on the host."""
 
     classes: list[str]
-    confusion: NDArray[np.int64] | None  # [C, C] rows by true (down) and answered class (across); None: not one a row
+    confusion: NDArray[np.int64] | None  # [C, C] rows by true class (down) and answer; None: several classes a row
     binned: NDArray[np.int64] | None
     """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many classes."""
 

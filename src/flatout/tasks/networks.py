@@ -56,4 +56,4 @@ def report_attention(network: nn.Module, device: torch.device, dtype: torch.dtyp
     if isinstance(network, Transformer) and network.is_flat:
         choice = network.kernel_choice(device, dtype)
         drops = f"drops {network.attention_dropout:g} of the scores in training, as set"
-        log.decision("attention kernel", choice.value.value, choice.why, f"{choice.evidence}; {drops}")
+        log.decision("attention kernel", str(choice.value), choice.why, f"{choice.evidence}; {drops}")

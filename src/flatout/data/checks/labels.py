@@ -75,7 +75,7 @@ def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Ar
     values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
-        values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
+        values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)  # null: named below
     elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(labels.type):
         raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers")
     numbers = pc.cast(values, pa.float64())

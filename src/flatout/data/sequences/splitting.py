@@ -186,9 +186,11 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
     found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
     known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
     for number in sorted(range(len(runs)), key=splits.__getitem__):
-        is_earlier, count = split_of_runs < splits[number], len(runs[number])
+        if (count := len(runs[number])) < _LEAST_RUNS or splits[number] == min(splits):
+            continue
+        is_earlier = split_of_runs < splits[number]
         shared = of_runs[is_earlier][np.isin(known[is_earlier], runs[number])]
-        if count < _LEAST_RUNS or not len(shared):
+        if not len(shared):
             continue
         other = int(np.bincount(shared).argmax())
         share = int((shared == other).sum()) / count

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-_HEAD_SHARE = 4  # a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510).
+_HEAD_SHARE = 4  # a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)
 Counts = NDArray[np.int64]
 Tokens = NDArray[np.int32]
 Long = StrEnum("Long", "cut head_tail windows")

@@ -69,7 +69,7 @@ def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Sco
     queries, most = _query_offsets(query, rows, is_first)
     parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))
     bounds = queries, rows.offsets, min(most, len(query)), min(rows.longest, len(key))
-    found = torch.ops.aten._efficient_attention_forward(
+    found = torch.ops.aten._efficient_attention_forward(  # 0: no mask
         *parts, None, *bounds, how.dropout, 0, torch.is_grad_enabled(), scale=how.scale
     )
     return found[0][0, ..., : query.shape[-1]]

@@ -43,10 +43,7 @@ _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 _FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _LARGEST_FLASH_HEAD = 256
-_LEAST_STEP, _STEP_BITS = (
-    16,
-    6,
-)  # steps of a batch's tokens: 1/64 to 1/32 of their number, at least so many
+_LEAST_STEP, _STEP_BITS = 16, 6  # tokens of a batch come in steps of 1/64 to 1/32 of their number, and of 16 at least
 Compute = StrEnum("Compute", "auto flat padded")
 Windows = StrEnum("Windows", "mean max attention")
 
@@ -197,18 +194,17 @@ class Transformer(LayeredEncoder):
         """In sixteen bits on a CPU, with more rows that nothing reads, so that few numbers of tokens occur.
 
         oneDNN makes and keeps a kernel for each product at each number of tokens: 1.5 MB and some time a piece. A batch
-        grows by one token in eighty on average.
+        grows by one token in eighty on average. The last of the new rows may be shorter than those before it.
         """
         if batch.states is not None or batch.tokens.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return batch
         step = max(_LEAST_STEP, (1 << batch.num_tokens.bit_length()) >> _STEP_BITS)
-        more, longest = -batch.num_tokens % step, int(batch.lengths.max())
-        if not more:
+        if not (more := -batch.num_tokens % step):
             return batch
-        added = batch.lengths.new_tensor([longest] * (more // longest) + [more % longest] * (more % longest > 0))
-        offsets = torch.cat((batch.offsets, batch.num_tokens + added.cumsum(0)))
-        tokens = torch.cat((batch.tokens, batch.tokens[:1].expand(more)))
-        return replace(batch, tokens=tokens, offsets=offsets, lengths=torch.cat((batch.lengths, added)))
+        longest = int(batch.lengths.numpy().max())  # no row is longer than tables of positions know
+        ends = batch.num_tokens + torch.arange(longest, more + longest, longest).clamp_max_(more)
+        tokens, offsets = torch.cat((batch.tokens, batch.tokens[:1].expand(more))), torch.cat((batch.offsets, ends))
+        return replace(batch, tokens=tokens, offsets=offsets, lengths=offsets.diff())
 
     def run_layers(
         self, batch: FlatBatch, *, first: int = 0, stop: int | None = None, outputs: list[Tensor] | None = None

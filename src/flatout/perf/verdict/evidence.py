@@ -17,7 +17,7 @@ MODEL = ("forward", "backward", "optimizer")  # parts that another model changes
 COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model changes
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class Tried:
     """Steps of the finished run's model in another way, timed side by side with steps as they were."""
 
@@ -31,9 +31,9 @@ class Tried:
     high: float | None = None  # how many times as fast, at least and at most; None in runs of earlier versions
 
     @staticmethod
-    def by(gain: Interval, as_was: float, cause: str, override: str, rows_per_batch: float, batches: int) -> Tried:
-        """From how many times as fast its steps were, of so many batches each."""
-        return Tried(cause, override, as_was * gain.value, as_was, rows_per_batch, batches, gain.low, gain.high)
+    def by(gain: Interval, as_was: float, **about: Any) -> Tried:
+        """From how many times as fast its steps were."""
+        return Tried(rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about)
 
     @property
     def speedup(self) -> Interval:

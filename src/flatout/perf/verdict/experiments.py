@@ -213,8 +213,9 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
 
 
 def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
-    gain, was, rows = speedup(before, after), statistics.median(before), way.feed.num_rows / max(1, len(way.feed))
-    return Tried.by(gain, was, way.cause, way.override, rows, way.feed.plan.accumulate)
+    about = {"cause": way.cause, "override": way.override, "batches_per_step": way.feed.plan.accumulate}
+    rows = way.feed.num_rows / max(1, len(way.feed))
+    return Tried.by(speedup(before, after), statistics.median(before), rows_per_batch=rows, **about)
 
 
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:

@@ -180,8 +180,9 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
     saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
     gain = speedup([1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved])
-    fix, sizes = "Trainer(callbacks=[FastLoop()])", (evidence.rows_per_batch, evidence.accumulate)
-    evidence.tried.append(Tried.by(gain, 1000 * evidence.rows_per_batch / whole_ms, "loop", fix, *sizes))
+    fix: dict[str, Any] = {"cause": "loop", "override": "Trainer(callbacks=[FastLoop()])"}
+    sizes: dict[str, Any] = {"rows_per_batch": evidence.rows_per_batch, "batches_per_step": evidence.accumulate}
+    evidence.tried.append(Tried.by(gain, 1000 * evidence.rows_per_batch / whole_ms, **fix, **sizes))
 
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
@@ -287,7 +288,7 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End a block by an alarm, but not in the middle of an import, which could not be repeated.
+    """End a block by an alarm, but not in an import, which could not be repeated, nor in a finalizer.
 
     What is raised while garbage is collected goes nowhere: Python tells a hook, which sets the alarm again.
     """
@@ -297,7 +298,8 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
     def end(_: int, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
+            code = frame.f_code
+            if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__" or code is lost.__code__:
                 return  # until the next alarm
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0)
