@@ -252,8 +252,8 @@ DEFECTS = [
     Defect(
         "masked places stay on the host",
         "tasks/masked_language.py",
-        "order_T[on_device(chosen_K, device)]",
-        "order_T[on_device(chosen_K, torch.device('cpu'))]",
+        "order_T[on_device(self._places_in_order(batch), device)]",
+        "order_T[on_device(self._places_in_order(batch), torch.device('cpu'))]",
         _ELSEWHERE + "[masked words]",
     ),
     Defect(
