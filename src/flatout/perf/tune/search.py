@@ -151,7 +151,7 @@ class Search:
             return _choice("precision", self.now.precision, "fp32 was not measured", losses)
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
-        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):
+        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):  # a try may be unlucky
             if self._wins(ruled) or not self.speeds.affords(2):
                 break
             for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
@@ -209,7 +209,7 @@ class Search:
                 setting = self._with_rows(self.now, rows)
                 self.speeds.attempt(setting, "rows at once")
                 misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
-                if misses == 2:
+                if misses == 2:  # one may be noise
                     break
             if self.now.rows != start:
                 return

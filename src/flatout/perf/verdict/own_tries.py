@@ -174,7 +174,7 @@ def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evide
         _train(trainer, feed.task, experiments.some_batches(feed), turns)
     except Refused:
         raise
-    except Exception as error:  # of the module's own step: other tries are raced all the same
+    except Exception as error:  # your own step may raise anything; the other ways are raced all the same
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
@@ -263,7 +263,7 @@ def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
                     _compile(way)
         except _TooLong:
             why = f"it had not compiled after {time.perf_counter() - began:.0f} s"
-        except Exception as error:  # of the compiler, or of what it found in the module's own code
+        except Exception as error:  # compilers, and your own code in them, may raise anything; the step stays as it is
             why = " ".join(str(error).split())[:200]
     evidence.compile_s = time.perf_counter() - began
     took = f"took {evidence.compile_s:.1f} s; only steps after it are compared"
