@@ -47,11 +47,11 @@ OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
 OF_FILES = {name: ("data.train", "train.csv") for name in options_of("experiment") if name.endswith("_scratch")}
 OF_FILES |= {"huffpost41": ("data.train", "train.csv"), "etth1_forecast": ("data.source", "ETTh1.csv")}
 """Experiments that read a file of yours: the key that names it, and its usual name."""
-ALIKE = ("_scratch", "_sweep")
+ALIKE = ("_scratch", "_sweep", "_irony", "_sentiment", "minhash_bigrams", "twostep_bigrams", "_voltage")
 """Ends of the names of experiments that train as another one does, from other weights or for other trials."""
 SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
-SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "threads=1"]
+SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "logger=none", "threads=1"]
 TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
 
 

@@ -60,8 +60,8 @@ FIRST_ROWS = {
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
-IN_SECONDS = ["spine", "shortcuts", "sources", "headlines", "bits", "sequences", "loaders", "protections", "gpu"]
-"""Those whose smallest sizes take seconds; of the others even one row starts many runs."""
+IN_SECONDS = ["spine", "shortcuts", "sources", "sequences", "gpu"]
+"""Those whose smallest sizes take a few seconds; the others are soak tests."""
 
 
 @pytest.fixture(autouse=True)

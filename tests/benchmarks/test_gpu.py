@@ -159,6 +159,7 @@ def test_waits_are_forbidden_from_the_first_batch_to_the_last(monkeypatch):
     assert modes == ["error", "error", "default", "default"]
 
 
+@pytest.mark.soak(seconds=6)
 def test_processes_of_the_fork_server_are_looked_at():
     assert runs.look_from_fork_server(CPU) == ""
     why = runs.look_from_fork_server(torch.device("cuda"))  # a torch for GPUs misses the driver, another one itself
@@ -173,6 +174,7 @@ def test_words_of_every_run_are_known(tmp_path):
         assert config.trainer["deterministic"] and config.monitor.flush_every == 1
 
 
+@pytest.mark.soak(seconds=4)
 def test_curves_stand_side_by_side(place):
     found = list(runs.curve_claims(place, ("headlines_cnn",)))
     require_rows(found, runs.curve_rows("headlines_cnn"))
@@ -180,6 +182,7 @@ def test_curves_stand_side_by_side(place):
     assert found[1].theirs and found[2].note == "does not apply here: no fp16 on a CPU"
 
 
+@pytest.mark.soak(seconds=4)
 def test_a_batch_that_does_not_fit_is_trained_in_pieces(place):
     found = list(runs.memory_claims(place, lambda device: nullcontext({"scarce": Scarce(5)})))
     require_rows(found, runs.MEMORY_ROWS)

@@ -18,7 +18,13 @@ from flatout.report.summary import read_summary
 from tests.verbs import verb
 
 WORDS = ["data.sample.eval_rows=40", "data.batch_size=8", "model.embedding=8", "model.hidden=8", "logger=none"]
-WORDS += ["trainer.max_epochs=1", "monitor.progress=false", "monitor.verdict=false", "trainer.accelerator=cpu"]
+WORDS += [
+    "trainer.max_epochs=1",
+    "monitor.progress=false",
+    "monitor.verdict=false",
+    "logger=none",
+    "trainer.accelerator=cpu",
+]
 SLOW = ["+callbacks.mine._target_=tests.cli.slow.Slow"]
 
 

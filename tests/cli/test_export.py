@@ -32,6 +32,7 @@ from flatout.inference.export import export, made_up_rows
 from flatout.inference.run_predictor import WEIGHTS
 from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from tests.params import at_once
 from tests.verbs import verb
 
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
@@ -114,7 +115,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", at_once("albert", "deberta-v2", "modernbert", of=FAMILIES, seconds=3))
 def test_other_families_answer_the_same(tmp_path: Path, family: str) -> None:
     run = trained(tmp_path, family=family)
     assert verb("export", run) == 0

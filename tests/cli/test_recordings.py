@@ -20,6 +20,7 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.kinds import load_predictor
 from tests.composed import run_train
+from tests.params import at_once
 from tests.verbs import verb
 
 CELLS = CellsConfig(cells=4, cycles=2, samples=50)
@@ -94,7 +95,7 @@ def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
-@pytest.mark.parametrize("kind", list(SETTINGS))
+@pytest.mark.parametrize("kind", at_once("gru", of=SETTINGS, seconds=5))
 def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_several_rows_at_once(tmp_path, kind, capsys):
     result = train(tmp_path / "runs", kind)
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
@@ -193,7 +194,7 @@ def waves(first: int, runs: int) -> pa.Table:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
-@pytest.mark.parametrize("target", ["kind", "speed"])
+@pytest.mark.parametrize("target", at_once("kind", of=["kind", "speed"], seconds=3))
 def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     pq.write_table(waves(0, 40), tmp_path / "waves.parquet")
     pq.write_table(waves(40, 20), tmp_path / "test.parquet")

@@ -19,7 +19,7 @@ from flatout.run_log import LogFile
 from tests.composed import CONF, compose_run, run_train
 
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
-TINY_RUN = [*TINY_ROWS, "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false"]
+TINY_RUN = [*TINY_ROWS, "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false", "logger=none"]
 TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2"]
 TINY = [*TINY_RUN, "model.embedding=8"]
 

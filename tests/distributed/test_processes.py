@@ -120,6 +120,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 MORE_CASES = (
     *("layers that thaw", "a running mean", "several labels, likewise", "batches added up", "tags"),
     "masked words",
+    "padded batches of like length",
+    "numbers, with one row for the last step of two ranks",
     "bit strings",  # tests/tasks/test_plain_ranks.py trains some on two ranks
 )
 SOAK = pytest.mark.soak(seconds=5)
@@ -142,6 +144,7 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 
+@pytest.mark.soak(seconds=6)
 def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     model = replace(ENCODER, freeze_layers=1)
     two = trained(tmp_path, texts(batch_size=16), model, 2)
@@ -152,6 +155,7 @@ def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
 
 
+@pytest.mark.soak(seconds=6)
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
     said = (two.folder / "log.txt").read_text(encoding="utf-8")
@@ -169,6 +173,7 @@ OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v
 
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])
+@pytest.mark.soak(seconds=5)
 def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
     """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
     settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}

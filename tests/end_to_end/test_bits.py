@@ -42,7 +42,12 @@ ENCODING = EncodingConfig(size=512, hashes=8)
 def small_fit(tmp_path, rows=900, model=None, **settings):
     data = settings.pop("data", {})
     config = BitsDataConfig(sample=PeopleConfig(rows=rows), **{"encoding": ENCODING, "batch_size": 64, **data})
-    settings = {"epochs": 6, "optim": OptimConfig(lr=5e-3), "output": str(tmp_path / "runs")} | settings
+    settings = {
+        "epochs": 6,
+        "optim": OptimConfig(lr=5e-3),
+        "output": str(tmp_path / "runs"),
+        "logger": "none",
+    } | settings
     return fit(config, model or BitMLPConfig(widths=[64]), **settings)
 
 

@@ -29,6 +29,7 @@ TINY = (
     "data.batch_size=64",
     "trainer.max_epochs=1",
     "monitor.progress=false",
+    "logger=none",
 )
 
 

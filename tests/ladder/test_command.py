@@ -109,6 +109,7 @@ def test_a_mistake_ends_with_one_message(words, conf, tmp_path, monkeypatch, cap
     assert BAD[words] in error
 
 
+@pytest.mark.soak(seconds=5)
 def test_a_ladder_for_a_file_of_yours_says_which_rungs_it_chose(conf, tmp_path, capsys):
     path = tmp_path / "news.csv"
     rows = [f"{'cat' if n % 2 else 'dog'} number {n},{'x' if n % 2 else 'y'}" for n in range(200)]

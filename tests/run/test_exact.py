@@ -28,6 +28,7 @@ from flatout.inference.forms import alone, mixed
 from flatout.inference.verify import parted
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
+from tests.params import at_once
 
 HEADLINES = HeadlinesConfig(rows=64, eval_rows=16, classes=3)
 SMALL: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4}
@@ -66,7 +67,7 @@ def assert_exact(run: Path, rows: list[Any]) -> None:
     np.testing.assert_allclose(np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_once("bilstm", "flat encoder", "padded encoder", "tags", of=KINDS, seconds=3))
 def test_a_row_of_texts_has_the_same_bits_in_any_batch(tmp_path: Path, kind: str) -> None:
     settings, model = KINDS[kind]
     if kind == "several labels":

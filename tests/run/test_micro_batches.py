@@ -28,7 +28,13 @@ MODEL = BiLSTMConfig(hidden=8, embedding=8, dropout=0.0)
 
 def trained(folder: Path, callback: L.Callback | None = None, **given: Any) -> Result:
     data = TextDataConfig(sample=HEADLINES, batch_size=32, eval_batch_size=32)
-    settings: dict[str, Any] = {"optim": OPTIM, "precision": "fp32", "epochs": 2, "model": MODEL} | given
+    settings: dict[str, Any] = {
+        "optim": OPTIM,
+        "precision": "fp32",
+        "epochs": 2,
+        "model": MODEL,
+        "logger": "none",
+    } | given
     model = settings.pop("model")
     callbacks = {} if callback is None else {"planted": callback}
     monitor = MonitorConfig(flush_every=1, progress=False)
@@ -95,6 +101,7 @@ class ScarceValidation(L.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
 
+@pytest.mark.soak(seconds=5)
 def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
     plain = trained(tmp_path / "plain")
     scarce = ScarceValidation(9)
@@ -116,7 +123,9 @@ class Stop(L.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stop", [3, 7], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(3, marks=pytest.mark.soak(seconds=5), id="before"), pytest.param(7, id="after")]
+)
 def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop):
     """With dropout, which draws other numbers for other pieces: the same bytes all the same."""
     given: dict[str, Any] = {"model": replace(MODEL, dropout=0.3), "checkpoint": CheckpointConfig(every_steps=1)}

@@ -201,6 +201,7 @@ def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkey
     assert summary_of(package)["status"] == "finished"
 
 
+@pytest.mark.soak(seconds=5)
 def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
     monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
@@ -219,6 +220,7 @@ def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
 OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision"}
 
 
+@pytest.mark.soak(seconds=6)
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
     words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]

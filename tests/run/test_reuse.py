@@ -105,14 +105,17 @@ def require_equal(found: Any, expected: Any) -> None:
     assert found.metrics == pytest.approx(expected.metrics, abs=1e-4)
 
 
+SOAK = pytest.mark.soak(seconds=3)
+
+
 @pytest.mark.parametrize(
     ("data", "changes", "settings"),
     [
         pytest.param(CLASSES, {}, {"optim": OptimConfig(lr=3e-3, ema=0.9)}, id="classes, averaged"),
-        pytest.param(PAIRS, {}, {}, id="pairs, accumulated"),
-        pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone"),
+        pytest.param(PAIRS, {}, {}, id="pairs, accumulated", marks=SOAK),
+        pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone", marks=SOAK),
         pytest.param(TAGS, {}, {}, id="tags"),
-        pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves"),
+        pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves", marks=SOAK),
         pytest.param(CLASSES, {"freeze_layers": 0, "lora": LORA}, {}, id="small matrices on the last layer alone"),
     ],
 )

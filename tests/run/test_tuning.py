@@ -34,7 +34,12 @@ ALL_KEPT = {"enabled": True, "gain": 0.99, "compile": False} | QUICK
 
 
 def trained(folder: Path, tune: TuneConfig | str = "off", **settings: Any) -> Result:
-    given = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False, flush_every=1)} | settings
+    given = {
+        "precision": "fp32",
+        "epochs": 1,
+        "logger": "none",
+        "monitor": MonitorConfig(progress=False, flush_every=1),
+    } | settings
     data = TextDataConfig(sample=SMALL, batch_size=32)
     return fit(given.pop("data", data), MODEL, folder=folder, tune=tune, **given)
 
@@ -233,6 +238,7 @@ def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
     assert "tune: cached" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=5)
 def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, monkeypatch, capsys):
     words = [
         "tune=auto", "tune.share=1000", "tune.steps=2", "tune.compile=false", "data.sample.rows=400",
@@ -291,6 +297,7 @@ def test_the_verb_tells_mistakes(capfd):
         ["model=transformer", "model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"],
     ],
 )
+@pytest.mark.soak(seconds=5)
 def test_bit_strings_and_encoders_are_measured_too(words, capfd):
     assert verb("tune", *words, "data.sample.rows=400", "tune.steps=2", "tune.compile=false") == 0
     assert "precision=" in capfd.readouterr().out.splitlines()[-1]

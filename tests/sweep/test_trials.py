@@ -95,6 +95,7 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     assert [json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)] == ["failed"] * 2
 
 
+@pytest.mark.soak(seconds=8)
 def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     began = time.monotonic()
     found = ended([trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)], limit_s=4.0)
@@ -132,6 +133,7 @@ def test_more_at_once_than_there_is_room_for_is_refused(parallel):
         slots(parallel)
 
 
+@pytest.mark.soak(seconds=8)
 def test_a_trial_may_use_several_devices(tmp_path):
     found = ended([trial(tmp_path, 0, trainer={"max_epochs": 2, "devices": 2})])
     assert found[0].status is Status.complete, found[0].note
@@ -242,7 +244,9 @@ def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any
     return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.soak(seconds=20))])
+@pytest.mark.parametrize(
+    "number", [pytest.param(each, marks=pytest.mark.soak(seconds=20)) for each in (signal.SIGINT, signal.SIGKILL)]
+)
 def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     process = multirun(
         "trainer.max_epochs=100000",
@@ -407,6 +411,7 @@ def statuses(folder: Path) -> list[str]:
     return [read_summary(folder / name)["status"] for name in "01"]
 
 
+@pytest.mark.soak(seconds=5)
 def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypatch):
     words = ["-m", "data.sample.rows=300", "model.hidden=8,16", "trainer.max_epochs=1", "hydra/launcher=basic"]
     assert run_train([*words, f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0

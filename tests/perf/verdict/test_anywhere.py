@@ -196,6 +196,7 @@ class Bursts(Rows):
         return super().__getitem__(number % 40)
 
 
+@pytest.mark.soak(seconds=12)
 def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_path, long_enough, monkeypatch):
     monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
     verdict = Verdict(seconds=30, log=Notes())
@@ -248,7 +249,7 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
     ("backend", "seconds", "why"),
     [
         (compiles_for_ever, 3, "it had not compiled after"),
-        (collects_for_ever, 3, "it had not compiled after"),
+        pytest.param(collects_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
         (compiles_nothing, 60, "no such instruction"),
     ],
 )

@@ -98,7 +98,7 @@ def encoder(output, *, verdict=True):
 
 
 @pytest.mark.parametrize(
-    "train", [texts, *(pytest.param(kind, marks=pytest.mark.soak(seconds=12)) for kind in (bits, encoder))]
+    "train", [pytest.param(kind, marks=pytest.mark.soak(seconds=12)) for kind in (texts, bits, encoder)]
 )
 def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
     tried, plain = (train(tmp_path, verdict=verdict) for verdict in (True, False))
@@ -124,7 +124,10 @@ def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
     assert result.verdict["sentence"] and "verdict" in printed
 
 
-@pytest.mark.parametrize(("asked", "share", "other"), [("bf16", 1.8, "fp32"), ("fp32", 0.2, "bf16")])
+@pytest.mark.parametrize(
+    ("asked", "share", "other"),
+    [pytest.param("bf16", 1.8, "fp32", marks=pytest.mark.soak(seconds=4)), ("fp32", 0.2, "bf16")],
+)
 def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_asked_for(
     tmp_path, long_enough, monkeypatch, asked, share, other
 ):
@@ -190,6 +193,7 @@ def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_w
     assert "data" in [each["cause"] for each in (result.verdict, *result.verdict["others"])]
 
 
+@pytest.mark.soak(seconds=4)
 def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(tmp_path, long_enough, slow_source, monkeypatch):
     monkeypatch.setattr(tries, "_needed_s", lambda sides, evidence: math.inf)
     result = texts(tmp_path)
