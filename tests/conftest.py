@@ -1,7 +1,7 @@
 """Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own.
 
-Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test outside
-`tests/soak/` and `tests/gpu/` may use 20 s of processor time, its child processes included.
+Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test that is
+marked neither `soak` nor `gpu` may use 20 s of processor time, its child processes included.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """As many as cores. More, as tests also wait, were measured: their caches and new processes are in each other's way."""
+    """As many as cores: more, as tests also wait, were measured and are in each other's way."""
     return len(psutil.Process().cpu_affinity())
 
 
