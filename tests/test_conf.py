@@ -48,7 +48,7 @@ OF_FILES = {name: ("data.train", "train.csv") for name in options_of("experiment
 OF_FILES |= {"huffpost41": ("data.train", "train.csv"), "etth1_forecast": ("data.source", "ETTh1.csv")}
 """Experiments that read a file of yours: the key that names it, and its usual name."""
 ALIKE = ("_scratch", "_sweep", "_irony", "_sentiment", "minhash_bigrams", "twostep_bigrams", "_voltage")
-"""Ends of the names of experiments that train as another one does, from other weights or for other trials."""
+"""Ends of the names of experiments that differ from another one in weights, trials, texts, encoding or a column."""
 SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "logger=none", "threads=1"]

@@ -128,7 +128,6 @@ def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
         pytest.param(ONE_BUCKET, "backward", id="before any gradient", marks=SOAK),
     ],
 )
-@pytest.mark.soak(seconds=8)
 def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resumes_in_pieces(
     tmp_path, whole, case, where
 ):

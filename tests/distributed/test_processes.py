@@ -30,6 +30,7 @@ from flatout.data.problem import Problem
 from flatout.distributed.ranks import Ranks
 from flatout.run.closing import Result
 from flatout.run.launch import devices_wanted
+from tests.params import at_once
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
@@ -117,17 +118,10 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-MORE_CASES = (
-    *("layers that thaw", "a running mean", "several labels, likewise", "batches added up", "tags"),
-    "masked words",
-    "padded batches of like length",
-    "numbers, with one row for the last step of two ranks",
-    "bit strings",  # tests/tasks/test_plain_ranks.py trains some on two ranks
-)
 SOAK = pytest.mark.soak(seconds=5)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[SOAK] if case in MORE_CASES else []) for case in CASES])
+@pytest.mark.parametrize("case", at_once("an encoder on flat batches", of=CASES, seconds=5))
 def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     data, model, settings = CASES[case]
     one, two = both(tmp_path, data, model, **settings)
@@ -144,7 +138,6 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 
-@pytest.mark.soak(seconds=6)
 def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     model = replace(ENCODER, freeze_layers=1)
     two = trained(tmp_path, texts(batch_size=16), model, 2)
@@ -155,7 +148,6 @@ def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
 
 
-@pytest.mark.soak(seconds=6)
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
     said = (two.folder / "log.txt").read_text(encoding="utf-8")
@@ -173,7 +165,6 @@ OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v
 
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])
-@pytest.mark.soak(seconds=5)
 def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
     """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
     settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}

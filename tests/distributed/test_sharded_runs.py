@@ -17,6 +17,7 @@ from tests.distributed.test_processes import CASES, ENCODER, SEVERAL, losses, te
 from tests.faults.plants import KillAt, SignalAt
 from tests.faults.ranks import alike
 from tests.faults.runs import Spec, attempt, differences, run_folder, said
+from tests.params import at_once
 
 TOGETHER = {"devices": 2, "strategy": "fsdp"}
 THAWING = replace(ENCODER, freeze_layers=2, unfreeze_epochs=1.0)
@@ -36,7 +37,7 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak(seconds=15)) for name in RUNS])
+@pytest.mark.parametrize("name", at_once(next(iter(RUNS)), of=RUNS, seconds=15))
 def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     data, model, settings = RUNS[name]
     rows = data.batch_size

@@ -73,7 +73,7 @@ def train_all(folder: Path) -> None:
         There.pinned.clear()
         try:
             _train(name)
-        except Exception:
+        except Exception:  # of any class: the cases after it are looked at, too
             failures[name] = traceback.format_exc()
     (folder / FAILURES).write_text(json.dumps(failures), encoding="utf-8")
 

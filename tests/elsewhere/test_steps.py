@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command = begin_function(steps.train_all, folder, FLATOUT_CACHE=str(folder / "cache"))
     said, _ = command.communicate(timeout=280)
     assert command.returncode == 0, said
-    found: dict[str, str] = json.loads(Path(folder / steps.FAILURES).read_text(encoding="utf-8"))
+    found: dict[str, str] = json.loads((folder / steps.FAILURES).read_text(encoding="utf-8"))
     return found
 
 

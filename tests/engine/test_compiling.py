@@ -51,7 +51,6 @@ def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
 
 
 @pytest.mark.filterwarnings(*OF_TORCH)
-@pytest.mark.soak(seconds=5)
 def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
     # Traced as always, but not translated: that takes a minute, and is torch's own business.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -101,7 +101,6 @@ class ScarceValidation(L.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
 
-@pytest.mark.soak(seconds=5)
 def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
     plain = trained(tmp_path / "plain")
     scarce = ScarceValidation(9)

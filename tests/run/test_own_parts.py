@@ -220,7 +220,6 @@ def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
 OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision"}
 
 
-@pytest.mark.soak(seconds=6)
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
     words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]

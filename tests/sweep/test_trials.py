@@ -39,6 +39,7 @@ from flatout.sweep.many import Multirun, begun_with, newest_of, run_all, to_go_o
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import Readings, endings, slots
 from tests.composed import run_train
+from tests.params import at_once
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
 from tests.warm import begin_warm
@@ -95,7 +96,6 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     assert [json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)] == ["failed"] * 2
 
 
-@pytest.mark.soak(seconds=8)
 def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     began = time.monotonic()
     found = ended([trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)], limit_s=4.0)
@@ -133,7 +133,6 @@ def test_more_at_once_than_there_is_room_for_is_refused(parallel):
         slots(parallel)
 
 
-@pytest.mark.soak(seconds=8)
 def test_a_trial_may_use_several_devices(tmp_path):
     found = ended([trial(tmp_path, 0, trainer={"max_epochs": 2, "devices": 2})])
     assert found[0].status is Status.complete, found[0].note
@@ -244,9 +243,7 @@ def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any
     return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(each, marks=pytest.mark.soak(seconds=20)) for each in (signal.SIGINT, signal.SIGKILL)]
-)
+@pytest.mark.parametrize("number", at_once(signal.SIGINT, of=[signal.SIGINT, signal.SIGKILL], seconds=20))
 def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     process = multirun(
         "trainer.max_epochs=100000",

@@ -121,7 +121,6 @@ def bits_task(data: Any) -> GramDecoder:
 
 
 @pytest.mark.parametrize("accumulate", [3, pytest.param(1, marks=SOAK)])
-@pytest.mark.soak(seconds=4)
 def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
     data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
     found = []
@@ -138,7 +137,6 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
         assert other_place == place
 
 
-@pytest.mark.soak(seconds=5)
 def test_tags_go_with_their_words(make_split, tmp_path):
     split = make_split(LENGTHS, several=True)
     tokens = split.ragged("tokens")

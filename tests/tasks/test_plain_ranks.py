@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flatout import MonitorConfig, fit
+from tests.params import at_once
 from tests.started import free_port, said_by_all
 from tests.tasks import plain_rank
 from tests.tasks.plain_rank import ACCUMULATE, CLIP, EPOCHS, ROWS, LossFile, mean_losses
@@ -30,9 +31,7 @@ def train_plainly(folder: Path, kind: str) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0], said
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.soak(seconds=15)) for kind in ("bits", "text", "tags")]
-)
+@pytest.mark.parametrize("kind", at_once("bits", of=["bits", "text", "tags"], seconds=15))
 def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(tmp_path, kind):
     train_plainly(tmp_path / "plain", kind)
     data, task = parts(kind)

@@ -70,7 +70,7 @@ def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scor
         return dict(Cache(data.config.cache).open_or_build(f"rival of {data.info.source}", recipe, build)[0].facts)
     except TooSlow as slow:
         log.say(f"rival: left out: it would take {slow.args[0]:.1f} s, and a tenth of the run is {limit_s:.1f} s")
-    except Exception as error:  # of sources, scikit-learn and torch: a trained run is worth more than its rival
+    except Exception as error:  # scikit-learn, torch and sources share no class; a trained run is worth more
         log.say(f"rival: left out: {error}")
     return {}
 

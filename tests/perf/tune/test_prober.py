@@ -84,7 +84,6 @@ def _ask_for_ever(note: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes as Linux shows them")
-@pytest.mark.soak(seconds=6)
 def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     warm_start()
     note = tmp_path / "pid"

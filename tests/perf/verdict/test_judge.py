@@ -30,6 +30,7 @@ from flatout.perf.verdict import experiments as tries
 from flatout.perf.verdict import ways
 from flatout.perf.verdict.judge import evidence_in
 from flatout.report.summary import read_summary
+from tests.params import at_once
 from tests.verbs import verb
 
 
@@ -97,9 +98,7 @@ def encoder(output, *, verdict=True):
     return texts(output, verdict=verdict, model=TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.1))
 
 
-@pytest.mark.parametrize(
-    "train", [pytest.param(kind, marks=pytest.mark.soak(seconds=12)) for kind in (texts, bits, encoder)]
-)
+@pytest.mark.parametrize("train", at_once(texts, of=[texts, bits, encoder], seconds=12))
 def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
     tried, plain = (train(tmp_path, verdict=verdict) for verdict in (True, False))
     assert [each["cause"] for each in tried.summary["evidence"]["tried"]], tried.verdict

@@ -261,7 +261,7 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     values. A head of masked words, and what follows attention in the last layer, see these words alone. Empty where a
     family has products of its own kind.
     """
-    # Counted are families of linear layers and plain attention alone.
+    # Only families of linear layers and plain attention are counted.
     if model.family not in {*FLAT_FAMILIES} - {"deberta-v2"} or getattr(model.described, "inner_group_num", 1) != 1:
         return []
     tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers
