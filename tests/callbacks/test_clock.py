@@ -21,7 +21,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.perf.verdict.judge import evidence_of
+from flatout.perf.verdict.gathering import evidence_of
 from flatout.report.page import read_curves
 
 pytestmark = pytest.mark.xdist_group("timing")  # one after the other, not side by side

@@ -34,7 +34,7 @@ from flatout.perf.notes import measured_before
 from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation, read_confirmations
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import gain_of
-from flatout.perf.verdict.judge import evidence_in
+from flatout.perf.verdict.gathering import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.report.closing import plain_table
 from flatout.report.summary import read_summary, versions

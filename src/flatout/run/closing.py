@@ -29,7 +29,7 @@ from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
-from flatout.perf.verdict.judge import evidence_of, evidence_of_own
+from flatout.perf.verdict.gathering import evidence_of, evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import verdict
 from flatout.report.closing import print_closing

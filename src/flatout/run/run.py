@@ -32,7 +32,7 @@ from flatout.distributed.ranks import Ranks, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.errors import UserError, require
-from flatout.perf.verdict.judge import report_early
+from flatout.perf.verdict.gathering import report_early
 from flatout.report.closing import EARLY_END, truncation_text
 from flatout.run.closing import Result, keep_answers, report_kind, summarise, write_reports, write_verdict
 from flatout.run.kinds import kind_of

@@ -27,7 +27,7 @@ from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
 from flatout.files import write_atomically
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
-from flatout.perf.verdict.judge import evidence_of_own
+from flatout.perf.verdict.gathering import evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import RunLog

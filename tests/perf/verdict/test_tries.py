@@ -28,7 +28,7 @@ from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
 from flatout.perf.verdict import ways
-from flatout.perf.verdict.judge import evidence_in
+from flatout.perf.verdict.gathering import evidence_in
 from flatout.report.summary import read_summary
 from tests.params import at_once
 from tests.verbs import verb
