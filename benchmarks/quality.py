@@ -59,7 +59,7 @@ _LONG_TEXTS = (
     " data.batch_size=32 monitor.progress=false monitor.rival=false checkpoint.patience=null"
 ).split()
 _CUT = ("data.max_length=128",)
-_WINDOWS = ("data.long=windows", "data.window=128", "data.overlap=0", "data.max_length=1024")
+_WINDOWS = ("data.long=windows", "data.window=128", "data.overlap=0", "data.max_length=1024", "model.windows=attention")
 
 
 def claims(options: Options) -> Iterator[Claim]:

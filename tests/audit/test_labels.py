@@ -11,7 +11,7 @@ def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_firs
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
     found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1]))
     assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
-    assert found.margins == pytest.approx([0.9, 0.4])
+    assert found.sure == pytest.approx([0.95, 0.7])
     assert found.joint.sum() == pytest.approx(1) and mixed_up(found.joint, 6) == [(0, 1, 1), (1, 0, 1)]
 
 

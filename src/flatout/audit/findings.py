@@ -132,10 +132,10 @@ def write_suspects(measured: Measured, path: Path) -> None:
     """The suspects as a table, the surest first, with what words and encoder say; `data.exclude` reads it."""
     rows, found = measured.rows, measured.suspects
     table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views]]
-    for place, likely, margin in zip(found.places, found.likely, found.margins, strict=True):
+    for place, likely, sure in zip(found.places, found.likely, found.sure, strict=True):
         where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.texts[place])]
         views = [rows.classes[of_rows[place]] for of_rows in measured.views.values()]
-        table.append([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{margin:.3f}", *views])
+        table.append([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views])
     write_table(path, table)
 
 
@@ -193,8 +193,8 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
         figures=_tiles(measured),
         findings=[[f"{100 * each.worth:.1f}", each.what, each.step] for each in findings],
         suspects=[
-            [*_row(measured, place), rows.classes[likely], f"{margin:.2f}"]
-            for place, likely, margin in zip(found.places[:_SHOWN], found.likely, found.margins, strict=False)
+            [*_row(measured, place), rows.classes[likely], f"{sure:.3f}"]
+            for place, likely, sure in zip(found.places[:_SHOWN], found.likely, found.sure, strict=False)
         ],
         mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(found.joint, len(rows), 10)],
         charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],

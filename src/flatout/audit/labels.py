@@ -2,8 +2,8 @@
 
 The method of Northcutt, Jiang and Chuang, "Confident Learning" (JAIR 2021). A row counts for class j where its
 probability of j reaches the mean of that of the rows labelled j. Rows that count for another class than their own are
-suspects, those with the largest margin first. A hard row looks like a wrong one. So the rate of noise comes from
-planted errors: as many of the rows as look like those can be wrong, and no more.
+suspects; those whose own class is least probable come first. A hard row looks like a wrong one. So the rate of noise
+comes from planted errors: as many of the rows as look like those can be wrong, and no more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Probabilities = NDArray[np.float64]
-_SURE = 1.96
+_SURE, _ODD = 1.96, 0.25  # real errors may be found more or less easily than planted ones, by such a share
 _LEAST_PLANTED = 15  # planted errors that a threshold must leave, so that a share of them means something
 
 
@@ -24,7 +24,7 @@ class Suspects:
 
     places: NDArray[np.int64]
     likely: NDArray[np.int64]  # the class of each suspect by the model
-    margins: NDArray[np.float64]  # probability of that class less that of the given one
+    sure: NDArray[np.float64]  # probability that the given class is not the row's, by the model
     joint: NDArray[np.float64]  # share of the rows with a given label (row) and a likely one (column)
 
 
@@ -48,7 +48,7 @@ def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Su
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
     joint = counts / np.maximum(1, counts.sum(axis=1, keepdims=True)) * rows[:, None] / len(labels)
     places = np.flatnonzero(likely != labels)
-    found = probabilities[places, likely[places]] - probabilities[places, labels[places]]
+    found = 1 - probabilities[places, labels[places]]
     order = np.argsort(-found, kind="stable")
     return Suspects(places[order], likely[places[order]], found[order], joint)
 
@@ -73,14 +73,14 @@ def noise_rate(observed: NDArray[np.float64], planted: NDArray[np.float64]) -> t
     """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted errors.
 
     Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many are wrong. The
-    threshold with the least upper bound is taken. The interval is that of its two counts.
+    threshold with the least upper bound is taken. The interval is that of its two counts and of `_ODD`.
     """
     observed, planted = np.sort(observed), np.sort(planted)
     best = (1.0, 1.0, 0.0)
     for threshold in planted[: len(planted) - _LEAST_PLANTED]:
         above, of_planted = (len(all_) - np.searchsorted(all_, threshold) for all_ in (observed, planted))
         rate = above / len(observed) / (of_planted / len(planted))
-        error = np.sqrt(1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted)
+        error = np.sqrt(1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted + _ODD**2)
         high = min(1.0, rate * np.exp(_SURE * error) if above else 3 / len(observed) / (of_planted / len(planted)))
         if high < best[1]:
             best = (rate, high, rate * np.exp(-_SURE * error) if above else 0.0)

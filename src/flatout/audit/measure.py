@@ -21,15 +21,17 @@ from scipy.sparse import csr_matrix, hstack
 from sklearn.preprocessing import normalize
 
 from flatout.audit.labels import Suspects, find_suspects, margins, noise_rate, plant
-from flatout.audit.quick_model import Features, Head
+from flatout.audit.quick_model import STRENGTH, Features, Head
 from flatout.audit.rows import AuditRows, deal
 from flatout.data.problem import Problem
 from flatout.run_log import Say
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
 _PLANTED, _LEAST_LONG, _DRAWS = 0.05, 20, 2_000
+_SURER = 50.0  # strength of the second model: where few labels are wrong, it may follow them more closely
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _CURVES, _NO_USE = 120, 0.003
 _SHALLOWEST, _STEEPEST = 1e-3, 1.5
@@ -73,7 +75,7 @@ class Measured:
     cut: tuple[int, float, float, float]
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
     closeness: NDArray[np.float64]  # how like each text is to the mean of the class that it is most like
-    views: dict[str, NDArray[np.int64]]
+    views: dict[str, Integers]
     """Where an encoder reads beside words: the classes that each of them alone gives."""
 
 
@@ -84,17 +86,15 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
-    suspects = find_suspects(probabilities, rows.labels)
+    suspects = find_suspects(trained.second_look(rows.labels, probabilities), rows.labels)
     planted, places = plant(rows.labels, suspects.joint, _PLANTED)
     of_planted = margins(trained.answers(planted), planted)
     is_planted = np.isin(np.arange(len(rows)), places)
     is_right = probabilities.argmax(axis=1) == rows.labels
-    kept = ~np.isin(np.arange(len(rows)), suspects.places)
-    better = trained.answers(rows.labels, kept).argmax(axis=1) == rows.labels
+    better = trained.answers(rows.labels, suspects.places).argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = int((rows.splits == "train").sum())
-    views = {} if encoded is None else {"words": words, "encoder": encoded}
-    alone = {name: _Trained(part, folds, num_classes).answers(rows.labels) for name, part in views.items()}
+    parts = {} if encoded is None else {"words": words, "encoder": encoded}
     return Measured(
         rows=rows,
         is_right=is_right,
@@ -108,7 +108,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
         without_suspects=_interval(better.astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
-        views={name: answers.argmax(axis=1) for name, answers in alone.items()},
+        views={name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(1) for name, part in parts.items()},
     )
 
 
@@ -119,19 +119,23 @@ def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
 @dataclass(frozen=True, slots=True)
 class _Trained:
     features: csr_matrix
-    folds: NDArray[np.int64]
+    folds: Integers
     num_classes: int
 
-    def head(self, labels: NDArray[np.int64], taught: NDArray[np.generic]) -> Head:
-        return Head(Problem.single, self.num_classes).fit(self.features[taught], labels[taught])
+    def head(self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH) -> Head:
+        return Head(Problem.single, self.num_classes, strength).fit(self.features[taught], labels[taught])
 
-    def answers(self, labels: NDArray[np.int64], kept: Bools | None = None) -> Floats:
-        """Probabilities of each row by a model of the other folds, or of the rows of these that are kept."""
-        found = np.empty((len(labels), self.num_classes))
+    def second_look(self, labels: Integers, first: Floats) -> Floats:
+        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the second."""
+        return self.answers(labels, find_suspects(first, labels).places, _SURER)
+
+    def answers(self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH) -> Floats:
+        """Probabilities of each row by a model of the other folds, of which some rows may be left out."""
+        found, is_taught = np.empty((len(labels), self.num_classes)), ~np.isin(np.arange(len(labels)), left_out)
         for fold in np.unique(self.folds):
             is_judged = self.folds == fold
-            taught = ~is_judged if kept is None else ~is_judged & kept
-            found[is_judged] = self.head(labels, taught).predict(self.features[is_judged])
+            taught = ~is_judged & is_taught
+            found[is_judged] = self.head(labels, taught, strength).predict(self.features[is_judged])
         return found
 
 
@@ -179,7 +183,7 @@ def _interval(values: Floats) -> Interval:
     return float(values.mean()), float(low), float(high)
 
 
-def _closeness(features: csr_matrix, labels: NDArray[np.int64], num_classes: int) -> NDArray[np.float64]:
+def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDArray[np.float64]:
     is_of = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))), (num_classes, len(labels)))
     return (normalize(features) @ normalize(is_of @ features).T).max(axis=1).toarray().ravel()
 

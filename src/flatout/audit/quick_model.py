@@ -21,7 +21,7 @@ _COLUMNS = 1 << 20
 _FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has are left out
 _LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
 _LEAST = 1e-6  # probability of a class that no row has, so that no row of answers adds up to nothing
-_STRENGTH, _RIDGE = 5.0, 1.0
+STRENGTH, _RIDGE = 5.0, 1.0
 """Inverse regularisation of the logistic regression, and the ridge's: TF-IDF has rows of length 1, so one fits most."""
 
 
@@ -63,8 +63,7 @@ class _Part:
 
     def fit(self, texts: Sequence[str]) -> csr_matrix:
         counts = self._count(texts)
-        least = 2 if len(texts) >= _FEW_ROWS else 1
-        kept = np.flatnonzero(np.bincount(counts.indices, minlength=_COLUMNS) >= least)
+        kept = np.flatnonzero(np.bincount(counts.indices, minlength=_COLUMNS) >= 1 + (len(texts) >= _FEW_ROWS))
         self._kept = kept if len(kept) else np.zeros(1, np.int64)  # no two rows share any, and weighing wants a column
         return self._weights.fit_transform(counts[:, self._kept])
 
@@ -75,8 +74,9 @@ class _Part:
 class Head:
     """The linear model: a logistic regression for each class, or a ridge regression for numbers."""
 
-    def __init__(self, problem: Problem, num_classes: int = 1) -> None:
-        self.problem, self.num_classes = problem, num_classes
+    def __init__(self, problem: Problem, num_classes: int = 1, strength: float = STRENGTH) -> None:
+        """`strength`: the inverse regularisation of a class's model; the greater, the surer are its answers."""
+        self.problem, self.num_classes, self._strength = problem, num_classes, strength
         self._models: list[LogisticRegression | float] = []
         self._ridge = Ridge(_RIDGE, solver="sparse_cg", tol=1e-4)
 
@@ -87,7 +87,7 @@ class Head:
             return self
         is_of = targets if self.problem is Problem.multi else targets[:, None] == np.arange(self.num_classes)
         fitted = range(int(self._is_binary), self.num_classes)  # of two classes, one model answers for both
-        self._models = [_fitted(features, np.asarray(is_of[:, each], bool)) for each in fitted]
+        self._models = [_fitted(features, np.asarray(is_of[:, each], bool), self._strength) for each in fitted]
         return self
 
     def predict(self, features: csr_matrix) -> NDArray[np.float64]:
@@ -119,12 +119,12 @@ class QuickModel:
         return self._head.predict(self._features.read(texts))
 
 
-def _fitted(features: csr_matrix, is_of: NDArray[np.bool_]) -> LogisticRegression | float:
+def _fitted(features: csr_matrix, is_of: NDArray[np.bool_], strength: float) -> LogisticRegression | float:
     """The model of one class; a class of all rows or none is its own answer."""
     if is_of.all() or not is_of.any():
         return max(float(is_of[0]), _LEAST)
     # liblinear's dual takes a second a class where lbfgs takes two to ten for as good a score
-    model = LogisticRegression(C=_STRENGTH, solver="liblinear", dual=True, random_state=0, max_iter=1_000)
+    model = LogisticRegression(C=strength, solver="liblinear", dual=True, random_state=0, max_iter=1_000)
     return model.fit(features, is_of)
 
 

@@ -83,8 +83,7 @@ def record_scores(found: Tensor, answered: Tensor, there: Tensor) -> tuple[Tenso
     precision = torch.where(both_empty, 1.0, found / answered.clamp(min=1))
     recall = torch.where(both_empty, 1.0, found / there.clamp(min=1))
     f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
-    exact = (found == answered) & (found == there)
-    return dice, precision, recall, f1, exact.to(dice.dtype)
+    return dice, precision, recall, f1, ((found == answered) & (found == there)).to(dice.dtype)
 
 
 def _at_least(counts_BT: Tensor) -> Tensor:

@@ -52,8 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def in_short(error: BaseException) -> str:
     """The first words of an error: what could not be had, without the allocator's account."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    sentences = re.split(r"(?<=\D\.) ", text)
+    sentences = re.split(r"(?<=\D\.) ", " ".join(str(error).split()) or type(error).__name__)
     return " ".join(sentences[:2])[:160].rstrip(".")
 
 

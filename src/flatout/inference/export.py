@@ -243,8 +243,7 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
     module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     first, *others = ({axis: torch.export.Dim.DYNAMIC} for axis in module.row_axes.values())
     free_axes = (first, *([tuple(others)] if others else []))  # states come as one argument
-    program = _trace(module.eval(), module.inputs, module.outputs, free_axes)
-    program.save(folder / ONNX, external_data=False)
+    _trace(module.eval(), module.inputs, module.outputs, free_axes).save(folder / ONNX, external_data=False)
     (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
     apart = _compare(predictor, folder / ONNX)
     hint = "Nothing was written; please report this with the settings of the model."

@@ -43,8 +43,7 @@ class Lengths:
         return int(self.counts[longest + 1 :].sum())
 
     def cut_tokens(self, longest: int) -> int:
-        over = np.arange(len(self.counts)) - longest
-        return int((self.counts * over)[longest + 1 :].sum())
+        return int((self.counts * (np.arange(len(self.counts)) - longest))[longest + 1 :].sum())
 
     def fine_length(self) -> int:
         """The least length that cuts under one row in a hundred."""
