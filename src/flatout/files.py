@@ -114,8 +114,7 @@ def put_back(parent: Path) -> None:
 def is_plain_part(text: str) -> bool:
     """Whether a text can be put behind a folder and stay below it, on any system."""
     is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
-    parts = re.split(r"[/\\]", text)
-    return bool(text) and not is_rooted and ".." not in parts and text.isprintable()
+    return bool(text) and not is_rooted and ".." not in re.split(r"[/\\]", text) and text.isprintable()
 
 
 def require_inside(path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/.") -> None:

@@ -27,6 +27,11 @@ class Suspects:
     sure: NDArray[np.float64]  # probability that the given class is not the row's, by the model
     joint: NDArray[np.float64]  # share of the rows with a given label (row) and a likely one (column)
 
+    def in_order_of(self, sure: NDArray[np.float64]) -> Suspects:
+        """The same rows, those first of which another model is surest."""
+        order = np.argsort(-sure[self.places], kind="stable")
+        return Suspects(self.places[order], self.likely[order], sure[self.places[order]], self.joint)
+
 
 def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Probability of the likeliest other class less that of the given one."""
@@ -48,9 +53,8 @@ def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Su
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
     joint = counts / np.maximum(1, counts.sum(axis=1, keepdims=True)) * rows[:, None] / len(labels)
     places = np.flatnonzero(likely != labels)
-    found = 1 - probabilities[places, labels[places]]
-    order = np.argsort(-found, kind="stable")
-    return Suspects(places[order], likely[places[order]], found[order], joint)
+    sure = 1 - probabilities[np.arange(len(labels)), labels]
+    return Suspects(places, likely[places], sure[places], joint).in_order_of(sure)
 
 
 def plant(labels: NDArray[np.int64], joint: NDArray[np.float64], share: float) -> tuple[NDArray[np.int64], NDArray]:

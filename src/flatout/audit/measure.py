@@ -87,11 +87,12 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
     suspects = find_suspects(trained.second_look(rows.labels, probabilities), rows.labels)
+    better = trained.answers(rows.labels, suspects.places)
+    suspects = suspects.in_order_of(1 - better[np.arange(len(rows)), rows.labels])
     planted, places = plant(rows.labels, suspects.joint, _PLANTED)
     of_planted = margins(trained.answers(planted), planted)
     is_planted = np.isin(np.arange(len(rows)), places)
     is_right = probabilities.argmax(axis=1) == rows.labels
-    better = trained.answers(rows.labels, suspects.places).argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = int((rows.splits == "train").sum())
     parts = {} if encoded is None else {"words": words, "encoder": encoded}
@@ -105,7 +106,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
         forecast=forecast(sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds),
         score=_interval(is_right.astype(float)),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
-        without_suspects=_interval(better.astype(float) - is_right),
+        without_suspects=_interval((better.argmax(axis=1) == rows.labels).astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
         views={name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(1) for name, part in parts.items()},

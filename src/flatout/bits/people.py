@@ -93,8 +93,7 @@ def _birthdays(random: np.random.Generator) -> pa.Array:
     months = random.integers(0, 12, _BLOCK)
     days = (random.random(_BLOCK) * _DAYS[months]).astype(np.int64) + 1
     years = _YOUNGEST - (random.beta(1.4, 1.6, _BLOCK) * _YEARS).astype(np.int64)
-    parts = [pa.array(part).cast(pa.string()) for part in (months + 1, days, years)]
-    return pc.binary_join_element_wise(*parts, "/")
+    return pc.binary_join_element_wise(*(pa.array(each).cast(pa.string()) for each in (months + 1, days, years)), "/")
 
 
 def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:

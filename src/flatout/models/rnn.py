@@ -166,8 +166,7 @@ class RNN(Network, nn.Module):
         """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
         samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
         names = ("weight_ih_l0", "weight_hh_l0")
-        stacks = [self.ahead, self.back] if self.is_both else [self.ahead]
-        layers = zip(*stacks, strict=True)
+        layers = zip(*([self.ahead, self.back] if self.is_both else [self.ahead]), strict=True)
         found = [through(samples, *(each.get_parameter(name) for each in both for name in names)) for both in layers]
         return [*found, through(samples if self.shape.is_each_step else len(lengths), self.output.weight)]
 

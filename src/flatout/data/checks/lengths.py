@@ -17,16 +17,18 @@ _FINE_SHARE, _MANY_UNKNOWN = 0.01, 0.1
 
 @dataclass(slots=True)
 class Lengths:
-    """How many rows have each length; lengths beyond 65,536 count as that."""
+    """How many rows have each length. Lengths beyond 65,536 count as that, but for the longest and the sum of all."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     tokens: int = 0
+    longest: int = 0
 
     def add(self, lengths: NDArray[np.integer]) -> None:
         found = np.bincount(np.minimum(lengths, _LONGEST_TOLD), minlength=len(self.counts))
         found[: len(self.counts)] += self.counts
         self.counts = found.astype(np.int64)
         self.tokens += int(lengths.sum())
+        self.longest = max(self.longest, int(lengths.max(initial=0)))
 
     @property
     def rows(self) -> int:
@@ -36,14 +38,11 @@ class Lengths:
         """The least length that so many rows do not exceed."""
         return int(np.searchsorted(np.cumsum(self.counts), share * self.rows)) if self.rows else 0
 
-    def longest(self) -> int:
-        return int(np.flatnonzero(self.counts)[-1]) if self.rows else 0
-
     def cut_rows(self, longest: int) -> int:
         return int(self.counts[longest + 1 :].sum())
 
     def cut_tokens(self, longest: int) -> int:
-        return int((self.counts * (np.arange(len(self.counts)) - longest))[longest + 1 :].sum())
+        return self.tokens - int((self.counts * np.minimum(np.arange(len(self.counts)), longest)).sum())
 
     def fine_length(self) -> int:
         """The least length that cuts under one row in a hundred."""
@@ -53,7 +52,7 @@ class Lengths:
         """Where the lengths lie."""
         mean = self.tokens / max(1, self.rows)
         shares = ", ".join(f"{share:.0%} up to {self.at(share):,}" for share in (0.5, 0.9, 0.99))
-        return f"tokens a row: mean {mean:,.1f}, {shares}, longest {self.longest():,}"
+        return f"tokens a row: mean {mean:,.1f}, {shares}, longest {self.longest:,}"
 
     def truncation(self, longest: int) -> str:
         """What cutting at a length loses, and what would not; empty where nothing is cut."""
@@ -72,7 +71,7 @@ class Lengths:
         bars = [{"from": low, "to": high - 1, "rows": int(self.counts[low:high].sum())} for low, high in edges]
         quantiles = {f"p{share * 100:g}": self.at(share) for share in (0.5, 0.9, 0.95, 0.99, 0.999)}
         filled = [bar for bar in bars if bar["rows"]]
-        return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest(), **quantiles, "histogram": filled}
+        return {"rows": self.rows, "tokens": self.tokens, "longest": self.longest, **quantiles, "histogram": filled}
 
     def bars(self) -> list[str]:
         """A bar for each doubling of the length."""

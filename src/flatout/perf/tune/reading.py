@@ -48,8 +48,7 @@ def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fi
     gradient and the optimizer's means); of two or more it is the growth between the largest two.
     """
     (before_rows, before), (last_rows, last) = [(0, base + fixed), *sorted(dict(seen).items())][-2:]
-    growth = (last - before) / (last_rows - before_rows)
-    return int(last + max(0.0, growth) * (rows - last_rows))
+    return int(last + max(0.0, (last - before) / (last_rows - before_rows)) * (rows - last_rows))
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
