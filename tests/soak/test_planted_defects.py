@@ -175,7 +175,7 @@ DEFECTS = [
     Defect(
         "a path may climb out of its folder",
         "files.py",
-        'and ".." not in parts and',
+        'and ".." not in re.split(r"[/\\\\]", text) and',
         "and",
         "tests/hostile/test_hostile.py::test_nothing_outside_of_the_folder_of_runs_is_touched",
     ),
