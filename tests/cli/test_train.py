@@ -56,6 +56,7 @@ MISTAKES = {
     "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
+    "data.pair=text_b": "data.pair: 'text_b' does not fit (true or false)",
     "model.hidden=0": "model.hidden: 0 (1 or more)",
     "+experiment=headlines_bilstn": "experiment: no option 'headlines_bilstn'",
     "experiment=headlines_bilstn": "Did you mean 'headlines_bilstm'?",

@@ -119,8 +119,8 @@ def _unreadable(override: str) -> UserError:
 def _wrong_value(key: str, value: str, message: str) -> UserError:
     if "is not Optional" in message:
         return UserError(key, "null does not fit", hint="Give it a value, or leave it out.")
-    wanted = _first(r"converted to (\w+)|expected one of \[(.*?)\]", message)
-    names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "a text"}
+    wanted = _first(r"converted to (\w+)|expected one of \[(.*?)\]|not a valid (bool)", message)
+    names = {"Integer": "a whole number", "Float": "a number", "bool": "true or false", "String": "a text"}
     last, allowed = message.rsplit("\nValue", 1)[-1], names.get(wanted, wanted)
     value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
