@@ -44,7 +44,7 @@ FIRST_ROWS = {
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
     "loaders": ["windows a second, against a Dataset of rows", "memory of a loader, against a Dataset of rows"],
     "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
-    "answers": ["planted faults found by verify", "encoder, exact: rows of 40 with a differing bit"],
+    "answers": ["planted faults found by verify", "encoder, exact: rows of 400 with a differing bit"],
     "audit": ["headlines, 5 % uniform: precision of as many suspects", "headlines, 5 % uniform: recall"],
     "reuse": [
         "an epoch that reads 4 of 6 layers, against full fine-tuning",
