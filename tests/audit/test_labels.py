@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from flatout.audit.labels import find_suspects, margins, mixed_up, noise_rate, plant
-from flatout.audit.measure import forecast, round_number
+from flatout.audit.measure import _Trained, forecast, round_number
 
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
@@ -13,6 +14,13 @@ def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_firs
     assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
     assert found.joint.sum() == pytest.approx(1) and mixed_up(found.joint, 6) == [(0, 1, 1), (1, 0, 1)]
+
+
+def test_suspects_can_be_put_in_the_order_of_another_model():
+    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
+    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(np.linspace(0.9, 0.4, 6))
+    assert found.places.tolist() == [2, 5] and found.likely.tolist() == [1, 0]
+    assert found.sure == pytest.approx([0.7, 0.4])
 
 
 def test_rows_below_every_threshold_are_no_suspects():
@@ -31,6 +39,26 @@ def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors()
     rate, low, high = noise_rate(np.append(wrong[:300], right[:2_700]), wrong[1_000:1_200])
     assert low < 0.1 < high and rate == pytest.approx(0.1, abs=0.02)
     assert noise_rate(right[:2_700], wrong[:200])[0] < 0.01
+
+
+def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_however_many_rows_there_are():
+    random = np.random.default_rng(0)
+    wrong, right = random.normal(0.6, 0.1, 200_000), random.normal(-0.6, 0.1, 900_000)
+    rate, low, high = noise_rate(np.append(wrong[:100_000], right), wrong[100_000:100_200])
+    assert rate == pytest.approx(0.1, abs=0.02) and low < rate / 1.6 and high > rate * 1.6
+
+
+def test_wrong_labels_that_are_left_out_of_the_second_model_look_less_likely_to_it():
+    random, truth = np.random.default_rng(0), np.repeat([0, 1], 200)
+    features = csr_matrix(np.eye(2)[truth] + random.normal(0, 0.3, (400, 2)))
+    is_wrong = random.random(400) < 0.2
+    labels = np.where(is_wrong, 1 - truth, truth)
+    trained = _Trained(features, np.arange(400) % 4, 2)
+    first = trained.answers(labels)
+    second = trained.second_look(labels, first)
+    own = [answers[np.arange(400), labels] for answers in (first, second)]
+    assert own[1][is_wrong].mean() < 0.5 * own[0][is_wrong].mean()
+    assert own[1][~is_wrong].mean() > own[0][~is_wrong].mean()
 
 
 def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_between():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Probabilities = NDArray[np.float64]
-_SURE, _ODD = 1.96, 0.25  # real errors may be found more or less easily than planted ones, by such a share
+_SURE, _UNLIKE = 1.96, 0.25  # by the latter share real errors may be found more or less easily than planted ones
 _LEAST_PLANTED = 15  # planted errors that a threshold must leave, so that a share of them means something
 
 
@@ -77,14 +77,14 @@ def noise_rate(observed: NDArray[np.float64], planted: NDArray[np.float64]) -> t
     """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted errors.
 
     Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many are wrong. The
-    threshold with the least upper bound is taken. The interval is that of its two counts and of `_ODD`.
+    threshold with the least upper bound is taken. Its interval is that of two counts and of errors unlike planted ones.
     """
     observed, planted = np.sort(observed), np.sort(planted)
     best = (1.0, 1.0, 0.0)
     for threshold in planted[: len(planted) - _LEAST_PLANTED]:
         above, of_planted = (len(all_) - np.searchsorted(all_, threshold) for all_ in (observed, planted))
         rate = above / len(observed) / (of_planted / len(planted))
-        error = np.sqrt(1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted + _ODD**2)
+        error = np.sqrt(1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted + _UNLIKE**2)
         high = min(1.0, rate * np.exp(_SURE * error) if above else 3 / len(observed) / (of_planted / len(planted)))
         if high < best[1]:
             best = (rate, high, rate * np.exp(-_SURE * error) if above else 0.0)

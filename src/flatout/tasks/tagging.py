@@ -77,7 +77,8 @@ class Tagger(Task):
         outputs, targets = _real(self.outputs(batch), batch)
         answers, tags = outputs.argmax(-1).cpu().numpy(), targets.cpu().numpy()
         is_word = tags != NO_TAG
-        offsets = np.append(0, np.cumsum(is_word)[np.cumsum(batch.lengths[: batch.num_real].numpy()) - 1])
+        ends = np.cumsum(batch.lengths[: batch.num_real].numpy())
+        offsets = np.append(0, np.cumsum(is_word)[ends - 1])
         rows = batch.rows[: batch.num_real]
         cut = np.isin(rows.numpy(), self._lost.get("straddling", []))
         self.scores.add(answers[is_word], tags[is_word], offsets, cut, rows)
