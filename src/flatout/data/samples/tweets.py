@@ -10,9 +10,11 @@ change while GENERATOR_VERSION stays. No data set was copied. Real tweets are ri
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -50,89 +52,11 @@ _AMBIGUOUS_SHARE, _UNSEEN_SHARE, _LOWERCASE_SHARE = 0.25, 0.5, 0.25
 _TAIL = {"thing": 1.0, "tag": 0.8, "good": 0.6, "bad": 0.6, "name": 0.5}
 _OTHER_TAIL = 0.3
 
-_THINGS = (
-    "game show phone movie song album train bus coffee pizza episode concert laptop app party school job office shop"
-    " weather dress haircut burger trailer sequel update camera car bike gym festival book hotel flight match dinner"
-    " lecture podcast keyboard garden museum bakery exam playlist jacket sandwich speech stream"
-).split()
-_GOOD = (
-    "good great awesome lovely amazing nice fun brilliant perfect sweet beautiful fantastic wonderful cool delicious"
-    " charming superb delightful impressive excellent adorable gorgeous inspiring refreshing"
-).split()
-_BAD = (
-    "bad awful boring terrible ugly horrible sad lame rude broken disgusting annoying dull dreadful pathetic useless"
-    " miserable painful disappointing nasty clumsy gross depressing tasteless"
-).split()
-_VERY = "so so so really very totally absolutely super quite seriously".split()
-_TIMES = "today tonight tomorrow yesterday again now later already soon weekly".split()
-_EMOJI = {
-    "glad": "😀 😍 🎉 ❤️ 👍 😊 🙌".split(),
-    "cross": "😡 😭 💔 👎 😒 🤮 😞".split(),
-    "plain": "🤔 👀 📷 ☕ 🎧 🚌 📺".split(),
-}
+_WRITTEN = tomllib.loads(Path(__file__).with_name("tweets.toml").read_text(encoding="utf-8"))
+_THINGS, _GOOD, _BAD, _VERY, _TIMES = (_WRITTEN[name].split() for name in ("things", "good", "bad", "very", "times"))
+_EMOJI = {mood: emoji.split() for mood, emoji in _WRITTEN["emoji"].items()}
+_SHARED_KINDS = {kind: _WRITTEN[f"{kind}s"] for kind in ("filler", "opening", "mark", "ending")}
 _UNCHANGED = r"^(@|#|http|RT$)"
-
-# {op} stands for an opinion: a phrase is written once for praise and once for blame.
-_AS_SAID = """
-    the {thing} is {very} {op} | this {thing} was {op} | what a {op} {thing} | my {thing} looks {op} {time}
-    that {thing} sounds {very} {op} | found the {thing} {very} {op} | can't believe how {op} the {thing} is
-    never seen a {thing} this {op} | not gonna lie the {thing} is {op} | no doubt that {thing} is {op}
-    not only {op} but {very} {op} this {thing} | nobody told me the {thing} is {very} {op}
-"""
-_REVERSED = """
-    the {thing} is not {op} | this {thing} was never {op} | the {thing} isn't {op} at all | not a {op} {thing}
-    nothing {op} about the {thing} | my {thing} is far from {op} | no way that {thing} is {op}
-    the {thing} wasn't {very} {op} | hardly a {op} {thing} | who calls this {thing} {op} ? not me
-"""
-_ASKED = """
-    is the {thing} {op} ? | anyone know if the {thing} is {op} ? | wondering whether that {thing} is {op} or not
-    will the {thing} be {op} {time} ? | tell me if the {thing} is not {op} | was the {thing} {op} or just average ?
-    no idea if the {thing} is {op} | never heard whether the {thing} was {op} | so the {thing} isn't {op} , is it ?
-"""
-_FILLERS = """
-    on my way to the {thing} {time} | just got home from the {thing} | waiting for the {thing} with my {thing}
-    not at the {thing} yet | never been to a {thing} before | watching the {thing} {time} | back at the {thing}
-    wanted the {thing} but took the {thing} | my {thing} and my {thing} {time} | someone left a {thing} here
-    talking about the {thing} {time} | the {thing} starts {time} | third {thing} this week | looking for a {thing}
-    have not seen the {thing} {time} | still at the {thing} though the {thing} is over | so the {thing} is {time}
-    reading about a {thing} {time} | bought a {thing} | going to the {thing} {time} | no {thing} without a {thing}
-"""
-_OPENINGS = "| | | | | @user | @user | @user | @user @user | RT @user : | omg | ok | hey @user | well , | lol"
-_MARKS = "| | | | . | . | ! | !! | ..."
-_ENDINGS = "| | | | {tag} | {tag} | {tag} {tag} | http | http | {tag} http | via @user | lol | @user"
-_SHARED_KINDS = {"filler": _FILLERS, "opening": _OPENINGS, "mark": _MARKS, "ending": _ENDINGS}
-_ABOUT_NAMES = {
-    "person": """
-        {name} says the {thing} is {time} | happy birthday {name} ! | met {name} at the {thing}
-        thanks {name} for the {thing} | {name} just tweeted about the {thing} | so proud of my cousin {name}
-        dinner with {name} {time} | {name} told me about the {thing} | {name} and his {thing}
-        follow {name} she is at the {thing}
-    """,
-    "place": """
-        in {name} {time} | flying to {name} {time} | traffic near {name} {time} | the {thing} in {name} is closed
-        greetings from {name} ! | moved to {name} for the {thing} | it rains in {name} {time}
-        lost somewhere around {name} | best {thing} this side of {name}
-        the road from {name} to {name} is closed
-    """,
-    "group": """
-        {name} fans at the {thing} | signed with {name} {time} | {name} won 3 - 1 | tickets for {name} live {time}
-        {name} lost the {thing} 2 - 0 | {name} are on tour {time} | the new singer of {name} quit
-        working for {name} as of {time} | {name} vs {name} {time} | the members of {name} bought a {thing}
-    """,
-    "work": """
-        watching {name} on tv {time} | {name} is on tv {time} | reading {name} for the third time
-        season two of {name} starts {time} | the ending of {name} ! | page 80 of {name} {time}
-        {name} is my favourite film | the trailer for {name} is out {time} | listening to {name} on repeat
-        who wrote {name} ?
-    """,
-}
-_NAME_FORMS = {
-    "person": ("{given} {w}", "{given} {w}", "{given} {w}", "{w}", "{given} {given} {w}", "dj {w}"),
-    "place": ("{w}", "{w}", "lake {w}", "{w} street", "port {w}", "{w} {w} park"),
-    "group": ("{w} united", "the {w} {w}", "{w}", "{w} records", "fc {w}", "the {w} {w} band"),
-    "work": ("{w}", "the {w} of {w}", "return to {w}", "{w} nights", "{w} and the {w}"),
-    "any": ("{w}", "{w}", "{w} {w}", "the {w}"),
-}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -262,11 +186,12 @@ def _tweet_phrases() -> _Phrases:
     shared, taken = _shared_groups(random)
     slang = made_up_words(random, 2 * _NUM_SLANG, taken, _SYLLABLES)
     groups = {**shared, "good": _GOOD + slang[:_NUM_SLANG], "bad": _BAD + slang[_NUM_SLANG:], "very": _VERY, **_EMOJI}
+    as_said, denied, questions = (_WRITTEN[name].strip() for name in ("as_said", "reversed", "asked"))
     praise, blame = (
-        "|".join((_AS_SAID.strip().replace("{op}", own), _REVERSED.strip().replace("{op}", other)))
+        "|".join((as_said.replace("{op}", own), denied.replace("{op}", other)))
         for own, other in (("{good}", "{bad}"), ("{bad}", "{good}"))
     )
-    asked = "|".join(_ASKED.strip().replace("{op}", word) for word in ("{good}", "{bad}"))
+    asked = "|".join(questions.replace("{op}", word) for word in ("{good}", "{bad}"))
     kinds = {"none": "", "negative": blame, "positive": praise, "asked": asked, **_SHARED_KINDS}
     for name, around in (("{} but", "{} but"), ("though {}", "even though {}")):
         for mood in ("negative", "positive"):
@@ -341,20 +266,21 @@ def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
     random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
     shared, taken = _shared_groups(random)
     given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
-    names = [_names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _NAME_FORMS]
+    names = [_names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _WRITTEN["name_forms"]]
     words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
     kinds = {"none": "", **_SHARED_KINDS}
-    kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _ABOUT_NAMES.items()}
+    kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _WRITTEN["about_names"].items()}
     phrases = _Phrases({**shared, "name": words}, ENTITY_TYPES, kinds)
     numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
     padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
-    shape = (len(SPLIT_STREAM), len(_NAME_FORMS), _NAMES_PER_POOL, _LONGEST_NAME)
+    shape = (len(SPLIT_STREAM), len(_WRITTEN["name_forms"]), _NAMES_PER_POOL, _LONGEST_NAME)
     return phrases, np.array(padded, np.int32).reshape(shape)
 
 
 def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]) -> list[list[str]]:
     """Names of one type; every one has a made-up word of its own, so no two pools share a name."""
-    own, forms = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES)), _NAME_FORMS[kind]
+    own = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES))
+    forms = _listed(_WRITTEN["name_forms"][kind])
     drawn = [forms[number].split() for number in random.integers(0, len(forms), _NAMES_PER_POOL)]
     firsts = iter(draw_long_tailed(random, 2 * _NAMES_PER_POOL, len(given), _TAIL["name"]))
 
