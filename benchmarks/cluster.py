@@ -43,14 +43,21 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.datamodules import TextData
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.store.cache import Cache
-from flatout.data.tables.formats.file import HEAD_BYTES
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import on_ray
 from flatout.files import sync_tree
+from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
+from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study
+from flatout.sweep.trial import Ending, Status
 
+SPACE: dict[str, Part] = {
+    "optim.lr": Interval(1e-4, 1e-1, is_log=True),
+    "model.hidden": Choice(("64", "128")),
+    "model.layers": Interval(1, 3, is_whole=True),
+}
 UNITS = 10
 """Units of the source that is measured; a unit has a tenth of its rows."""
 
@@ -67,6 +74,7 @@ def claims(options: Options) -> Iterator[Claim]:
         yield from found
         yield from _memory(work, options)
         yield from _plans(Path(folder), options)
+        yield from _trials(Path(folder), options.choose(1_000, 300, 20))
 
 
 class _Work:
@@ -218,8 +226,7 @@ def _second_run(work: _Work) -> Claim:
     before = _bytes_read()
     work.data("whole").prepare_data()
     read = _bytes_read() - before
-    heads = sum(min(path.stat().st_size, HEAD_BYTES) for path in work.rows.iterdir()) / size
-    note = f"names of columns stand in the first megabyte of each file, {heads:.2f} of it here"
+    note = f"names of columns are read again: 64 KB of each file, of {size / 2 / UNITS / 1e6:.1f} MB here"
     return reaching("read by a second run, of the source's bytes", read / size, "", least=None, note=note)
 
 
@@ -249,7 +256,7 @@ def _by_ray(work: _Work) -> Claim:
 
 def _memory(work: _Work, options: Options) -> Iterator[Claim]:
     peaks = []
-    for rows in (options.choose(1_000_000, 100_000, 2_000), options.choose(4_000_000, 400_000, 4_000)):
+    for rows in (options.choose(1_000_000, 100_000, 2_000), options.choose(10_000_000, 400_000, 4_000)):
         settings = {"rows": rows, "tokenizer": work.tokenizer, "folder": str(work.folder / f"memory-{rows}")}
         peak = measured_apart("benchmarks.cluster:measure_a_build", settings)["gb"]
         peaks.append(peak)
@@ -314,3 +321,24 @@ def measure_a_plan() -> None:
     watch, began = _Watch(), time.perf_counter()
     LargePlan(lengths, PlanSettings(rows_per_batch=32, world=8), 3).batches(0, 1)
     print(json.dumps({"seconds": time.perf_counter() - began, "gb": watch.peak() / 1e9}))
+
+
+def _trials(folder: Path, trials: int) -> Iterator[Claim]:
+    """A search whose trials train nothing, a tenth of them at once: what is left is the study."""
+    search = SweeperSettings(trials=trials, sampler=Sampler.tpe, pruner=Pruner.asha)
+    study = Study(folder, SPACE, search, mode="max", validations=5)
+    chance, asking, running = np.random.default_rng(0), list[float](), list[tuple[int, dict[str, str]]]()
+    while running or study.total > len(asking):
+        while len(running) < trials // 10 and len(asking) < study.total:
+            began = time.perf_counter()
+            asked = study.ask()
+            asking.append(time.perf_counter() - began)
+            assert asked is not None
+            running.append(asked)
+        number, settings = running.pop(int(chance.integers(len(running))))
+        value = chance.normal() - abs(float(settings["optim.lr"]) - 0.01)
+        is_pruned = any(study.should_end(number, count, value) for count in range(1, 6))
+        study.tell(number, Ending(Status.pruned if is_pruned else Status.complete, 1.0, value))
+    note = f"a tenth of {trials:,} at once, {len(SPACE)} settings; the longest {1e3 * max(asking):.0f} ms"
+    yield bounded("asking the study for a trial", 1e3 * sum(asking) / trials, "ms", most=20, note=note)
+    yield bounded(f"journal of {trials:,} trials", (folder / JOURNAL).stat().st_size / 1e6, "MB", most=5)

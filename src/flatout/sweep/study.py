@@ -132,8 +132,19 @@ class Study:
         """A new one for each setting of each trial, so that no state is lost when the sweep is killed."""
         seed = zlib.crc32(f"{self.search.seed} {number} {key}".encode())
         if self.search.sampler is Sampler.tpe:
-            return TPESampler(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
+            return _Tpe(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
         return RandomSampler(seed=seed)
+
+
+class _Tpe(TPESampler):
+    """Optuna's, without its look at the settings of all trials before each: here every trial has the same."""
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, optuna.distributions.BaseDistribution]:
+        states = (TrialState.COMPLETE, TrialState.PRUNED)
+        known = next((one.distributions for one in study.get_trials(deepcopy=False, states=states)), {})
+        return {key: values for key, values in sorted(known.items()) if not values.single()}
 
 
 def _pruner(kind: Pruner, most_validations: int, trials: int) -> BasePruner:
