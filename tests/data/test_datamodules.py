@@ -288,9 +288,9 @@ BAD = {
     "accumulate beside the Trainer's": (
         {"accumulate": 4},
         {"accumulate_grad_batches": 2},
-        r"data.accumulate: 4, but the Trainer takes 2 batches a step. Set Trainer\(accumulate_grad_batches=4\), and",
+        r"data.accumulate: 4, but the Trainer takes 2 batches a step. Set Trainer\(accumulate_grad_batches=4\), or",
     ),
-    "accumulate alone": ({"accumulate": 4}, {}, r"takes 1 batch a step. Set Trainer\(accumulate_grad_batches=4\), and"),
+    "accumulate alone": ({"accumulate": 4}, {}, r"takes 1 batch a step. Set Trainer\(accumulate_grad_batches=4\), or"),
     "effective batch": (
         {"effective_batch": 64},
         {},
@@ -316,8 +316,9 @@ def test_accumulation_that_does_not_fit_the_trainer_is_refused(name):
         fitted(text_data(**settings), **of_trainer)
 
 
-def test_an_effective_batch_that_fits_the_trainer_is_kept():
-    module = fitted(text_data(effective_batch=64), accumulate_grad_batches=4)
+@pytest.mark.parametrize("settings", [{"effective_batch": 64}, {"accumulate": 4}, {}], ids=str)
+def test_a_step_that_is_also_the_trainers_is_kept(settings):
+    module = fitted(text_data(**settings), accumulate_grad_batches=4)
     assert module.train_batches[0][1] == 64
 
 

@@ -227,3 +227,28 @@ def test_a_file_that_is_not_there_is_no_data_set_of_the_hub(name, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=rf"data.source: no such file: {name}"):
         open_splits(name, {}, ReadingConfig())
+
+
+def read_while(act) -> int:
+    """Bytes that this process reads from files meanwhile."""
+
+    def so_far() -> int:
+        return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+
+    before = so_far()
+    act()
+    return so_far() - before
+
+
+def test_opening_a_table_reads_a_few_lines_of_it(tmp_path):
+    file = put(tmp_path / "rows.csv", csv_of([{"text": f"a short text {i}", "label": "a"} for i in range(50_000)]))
+    assert file.stat().st_size > 1_000_000
+    assert read_while(lambda: open_source(str(file), where="data.train")) < 100_000
+
+
+@pytest.mark.parametrize("words", [1, 1_000])
+def test_a_delimiter_is_found_in_rows_of_any_length(tmp_path, words):
+    """The first rows have a comma more, as often as not; by the semicolon all fit, in whatever megabyte they lie."""
+    rows = [{"text": "so, so " * words, "label": "a, b" if i % 3 else "c"} for i in range(300)]
+    table = open_source(str(put(tmp_path / "rows.csv", csv_of(rows, ";"))), where="data.train")
+    assert (list(table.columns), len(rows_of(table))) == (["text", "label"], 300)

@@ -275,4 +275,4 @@ def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:
         require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
     elif wanted > 1:
         what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
-        require(False, "data.accumulate", what, hint=f"{hint}, and leave data.accumulate out.")
+        require(given == wanted, "data.accumulate", what, hint=f"{hint}, or leave data.accumulate out.")

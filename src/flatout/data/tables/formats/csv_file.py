@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, FileTable, as_file, pieces_of
+from flatout.data.tables.formats.file import LONGEST_ROW, FileTable, as_file, pieces_of
 from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, require
 
@@ -113,9 +113,9 @@ class CsvTable(FileTable):
         )
 
     def _read_columns(self) -> list[str]:
-        head = self._head()
+        head, is_whole = self._head()
         self._note(head)
-        text, is_whole = head.decode("utf-8-sig", "replace"), len(head) < HEAD_BYTES
+        text = head.decode("utf-8-sig", "replace")
         quote, found = self.reading.quote, self.reading.delimiter
         self.delimiter = found or find_delimiter(text, promised=self._promised, quote=quote, is_whole=is_whole)
         lines = io.StringIO(text, newline="")

@@ -25,6 +25,7 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.files import stamp_of
 
 HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
+_FEW_BYTES, _FEW_LINES = 1 << 16, 256  # so many lines say all that is asked of a head
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
@@ -100,13 +101,19 @@ class FileTable(Table):
             return file
         return as_file(_recoded(file, self.reading.encoding, self.path, self.where), file)
 
-    def _head(self) -> bytes:
-        """The first bytes. A file in UTF-16 is full of zeros, which some readers take for text: it is refused."""
+    def _head(self) -> tuple[bytes, bool]:
+        """The first lines, of long ones a megabyte, and whether they are all there are.
+
+        A file in UTF-16 is full of zeros, which some readers take for text: it is refused.
+        """
         with self._open() as file:
-            head = file.read(HEAD_BYTES)
+            head = file.read(_FEW_BYTES)
+            if head.count(b"\n") < _FEW_LINES:
+                head += file.read(HEAD_BYTES - len(head))
+            is_whole = not file.read(1)
         if head.startswith(_UTF16_MARKS):
             raise self._fail("written in UTF-16", _encoding_mend(self.path, head, self.where))
-        return head
+        return head, is_whole
 
     def _require_utf8(self) -> None:
         """Read the whole file for the line that is not UTF-8; only done when something has failed."""

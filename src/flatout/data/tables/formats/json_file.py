@@ -89,7 +89,7 @@ class JsonTable(FileTable):
         return array
 
     def _is_array(self) -> bool:
-        return self._head().removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+        return self._head()[0].removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
     def _objects(self, piece: bytes, first_line: int) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(piece.split(b"\n"), first_line):
