@@ -70,7 +70,7 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         table = predictor.open(file, "export", reading_of(arguments))
         own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # finds mistakes in the rows
         predictor.export_run(arguments.run, beside, folder, onnx=True)
-        quantise(beside)
+        quantise(beside, list(predictor.rows(table, FileOptions())))
         print(f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads\n{HEAD}")
         found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
         chosen = choose(found, arguments.best, arguments.allow_points, predictor.labels.problem)
