@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 import pytest
@@ -78,6 +80,27 @@ def test_a_finished_run_answers_over_http(tmp_path):
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413
     assert client.post("/predict", content=iter([b"{}"])).status_code == 413
+
+
+def test_many_clients_get_the_answers_of_predict(tmp_path, capsys):
+    uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))
+    quiet = MonitorConfig(verdict=False, progress=False)
+    run = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(load("serve").make_app(run.folder), log_level="error", lifespan="off")
+        server, port = uvicorn.Server(config), listening.getsockname()[1]
+        thread = Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            capsys.readouterr()
+            load("serve_load").main(run.folder, port, 20)
+        finally:
+            server.should_exit = True
+            thread.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["1 at once", "4 at once", "16 at once"]
+    assert all(line.endswith("as predict answers: 60 of 60") for line in lines)
 
 
 def test_every_example_is_short_and_on_the_page_of_examples():
