@@ -188,8 +188,11 @@ class Stopwatch(L.Callback):
         self.seconds = time.perf_counter() - self.began
 
 
-def train(script: Script, *, judges: bool, seconds: float = 20.0) -> dict[str, Any]:
-    """Rows a second of a training, and its verdict where it is judged; `seconds`: most that the verdict races."""
+def train(script: Script, *, judges: bool, seconds: float = 20.0, others: int = 0) -> dict[str, Any]:
+    """Rows a second of a training, and its verdict where it is judged; `seconds`: most that the verdict races.
+
+    `others`: empty callbacks beside.
+    """
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(script.threads or len(cores_here()))
@@ -210,6 +213,7 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0) -> dict[str, A
                 files,
                 *([Sleeps(script.sleeps_ms)] if script.sleeps_ms else []),
                 *[FastLoop()][: int(script.in_fast_loop)],
+                *(L.Callback() for _ in range(others)),
                 *[verdict][: int(judges)],
             ],
             logger=False,
@@ -291,24 +295,27 @@ def chosen(options: Options, scripts: dict[str, Any]) -> dict[str, Any]:
 def cost_claim() -> Claim:
     """What the verdict takes of the processor in each step of 20 ms: its hooks, and its thread's looks at the machine.
 
-    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is not counted. All four
+    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is not counted. All six
     trainings take turns, and the median of each counts.
     """
     script = Script(batch_size=2, width=8, sleeps_ms=_COST_MS, max_epochs=1, threads=1)
-    sides = {(judges, steps): replace(script, rows=2 * steps) for judges in (False, True) for steps in _COST_STEPS}
-    turns = [partial(apart.run, partial(processor_s, each, judges=judges)) for (judges, _), each in sides.items()]
+    whats = ("nothing", "an empty callback", "the verdict")
+    sides = {(what, steps): replace(script, rows=2 * steps) for what in whats for steps in _COST_STEPS}
+    turns = [partial(apart.run, partial(processor_s, each, what)) for (what, _), each in sides.items()]
     medians = map(statistics.median, take_turns(turns, least=3))
     spent = dict(zip(sides, medians, strict=True))
     fewer, more = _COST_STEPS
-    without, with_it = (1e6 * (spent[each, more] - spent[each, fewer]) / (more - fewer) for each in (False, True))
-    share = 100 * (with_it - without) / 1000 / _COST_MS
-    note = f"processor time of a step and a wait of {_COST_MS:g} ms: {without:.0f} µs without, {with_it:.0f} µs with it"
+    step_us = {what: 1e6 * (spent[what, more] - spent[what, fewer]) / (more - fewer) for what in whats}
+    share = 100 * (step_us["the verdict"] - step_us["nothing"]) / 1000 / _COST_MS
+    note = f"µs of the processor in a step and a wait of {_COST_MS:g} ms, beside it: "
+    note += ", ".join(f"{what} {found:.0f}" for what, found in step_us.items())
     return bounded(f"the verdict's cost of a step of {_COST_MS:g} ms", share, "%", most=_MOST_COST, note=note)
 
 
-def processor_s(script: Script, *, judges: bool) -> float:
+def processor_s(script: Script, what: str) -> float:
     """Seconds of processor time of a training, without what it takes to import and to judge."""
-    train(replace(script, rows=20), judges=judges)  # imports
+    beside: dict[str, Any] = {"judges": what == "the verdict", "others": int(what == "an empty callback")}
+    train(replace(script, rows=20), **beside)  # imports
     began = time.process_time()
-    train(script, judges=judges, seconds=0)
+    train(script, **beside, seconds=0)
     return time.process_time() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -10,7 +11,7 @@ import pytest
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.composing import COMPONENTS
 from flatout.config import RunConfig
-from flatout.errors import LARGEST_SEED, About, UserError, about_settings, check_settings, setting
+from flatout.errors import LARGEST_SEED, About, OtherRankEnded, UserError, about_settings, check_settings, setting
 
 
 class Way(StrEnum):
@@ -82,3 +83,10 @@ def test_every_field_of_every_config_says_what_it_does(kind):
 
 def test_every_logger_says_what_its_settings_do():
     assert all(about_settings(kind).keys() == {each.name for each in fields(kind)} for kind in LOGGERS.values())
+
+
+@pytest.mark.parametrize("kind", [UserError, OtherRankEnded])
+def test_a_mistake_found_in_another_process_is_the_same_here(kind):
+    mistake = kind("data.text", "no column 'txt'", allowed="text, label", hint="Did you mean 'text'?")
+    found = pickle.loads(pickle.dumps(mistake))
+    assert (type(found), str(found), found.parts) == (kind, str(mistake), mistake.parts)

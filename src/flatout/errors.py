@@ -22,6 +22,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,9 @@ class UserError(ValueError):
         self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
         text = (f"{where}: {what}" if where else what) + (f" ({allowed})" if allowed else "")
         super().__init__(printable(f"{text.rstrip('.')}. {hint}".rstrip() if hint else text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self.parts), ()
 
     @property
     def parts(self) -> dict[str, str]:

@@ -16,12 +16,15 @@ from pyarrow import csv
 from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesTable
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.sources import open_table
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError
 from flatout.inference import here
-from flatout.inference.export import ONNX
+from flatout.inference.export import ONNX, export
+from flatout.inference.forms import texts_of_folder
 from flatout.inference.here import INT8, STATIC, Measured, choose, remarks
-from flatout.inference.run_predictor import WEIGHTS
+from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.verify import Verified
 from tests.cli.test_export import trained
 from tests.verbs import verb
@@ -72,7 +75,9 @@ def test_an_error_may_grow_by_so_many_per_cent():
 def test_a_form_that_does_not_pay_is_named():
     first, last = remarks(FOUND, FOUND[2], "throughput")
     assert first == "onnxruntime int8 does not pay here: 0.90× of transformers fp32 for throughput"
-    assert last.startswith("best for throughput: onnxruntime fp32, 0.60× of this run's predict")
+    assert last == (
+        "best for throughput: onnxruntime fp32, 0.60× of this run's predict, which is faster but needs flatout"
+    )
 
 
 @pytest.mark.parametrize("best", ["size", pytest.param("latency", marks=pytest.mark.soak(seconds=30))])
@@ -114,6 +119,18 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     said = capfd.readouterr().out.splitlines()
     same = [line.startswith(f"{each.label} (") for line, each in zip(said, answers, strict=True)]
     assert np.mean(same) >= (0.9 if chosen["file"] in (INT8, STATIC) else 1.0)
+
+
+def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
+    predictor = Predictor.load(run)
+    export(predictor, tmp_path)
+    own = predictor.score_table(open_table(rows, where="FILE"), FileOptions(), [predictor], lambda rows: None)
+    predictor.roles = Roles(("headline",), "topic")
+    csv.write_csv(csv.read_csv(rows).rename_columns(["headline", "topic"]), tmp_path / "renamed.csv")
+    (form,) = texts_of_folder(predictor, tmp_path).values()
+    table = open_table(tmp_path / "renamed.csv", where="FILE")
+    found = form.score_table(table, FileOptions(), [form], lambda rows: None)
+    assert found.values["accuracy"] == own.values["accuracy"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, R
 from flatout.data.samples.cells import CellsTable
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.inference.export import stream_onnx
+from flatout.inference.forms import exported
 from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.kinds import load_predictor
@@ -108,6 +109,19 @@ def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_severa
     assert len(found) in (50, 1, 3)
     np.testing.assert_allclose(found, whole[-len(found) :], atol=1e-5)
     require_rows_at_once(tmp_path / "onnx")
+    (form,) = exported(predictor, tmp_path / "onnx").values()
+    of_file = form.predict([recording.values])[0]
+    assert of_file.shape == whole.shape
+    np.testing.assert_allclose(of_file, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", at_once("mlp", of=SETTINGS, seconds=5))
+def test_exact_answers_to_recordings_are_the_usual_ones(tmp_path, kind):
+    """Each recording is answered by itself either way."""
+    folder = train(tmp_path / "runs", kind).folder
+    recording = next(load_predictor(folder).read(table_of(cells_of("test"))))
+    usual, exact = (load_predictor(folder, exact=is_exact).answer(recording.values) for is_exact in (False, True))
+    np.testing.assert_array_equal(exact, usual)
 
 
 def require_rows_at_once(folder: Path) -> None:

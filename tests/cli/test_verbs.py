@@ -6,10 +6,12 @@ import csv
 import errno
 import io
 import json
+import sys
 import threading
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,7 +23,9 @@ from benchmarks.claim import at_least, bounded, in_turn
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
 from flatout.cli.bench import line
+from flatout.data.tables.output import block_writer
 from flatout.data.tables.reading import ReadingConfig
+from flatout.errors import UserError
 from flatout.inference import run_predictor
 from flatout.tasks.calibration import Sureness, calibration_error
 from tests.stores import open_store
@@ -277,11 +281,39 @@ def test_a_file_that_was_there_is_replaced_with_a_line_and_the_one_that_is_read_
 ):
     before = (tmp_path / "rows.csv").read_text()
     assert verb("predict", finished.folder, rows, "--out", tmp_path / "rows.csv") == 2
-    assert "rows.csv is the file that is read. Name another file." in capsys.readouterr().err
+    assert "rows.csv is a file that is read. Name another file." in capsys.readouterr().err
     assert (tmp_path / "rows.csv").read_text() == before
     for said in ("", f"{tmp_path}/out.csv was there, and is replaced\n"):
         assert verb("predict", finished.folder, rows, "--out", tmp_path / "out.csv") == 0
         assert capsys.readouterr().err == said
+
+
+def test_one_of_many_files_that_are_read_is_no_place_for_answers_and_an_address_is_another_place(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("x\n1\n")
+    for reads in (file, tmp_path, tmp_path / "*.csv"):
+        with pytest.raises(UserError, match=r"a.csv is a file that is read"), block_writer(str(file), reads=str(reads)):
+            pass
+    with block_writer(str(file), reads="s3://bucket/a.csv") as write:
+        write(pa.RecordBatch.from_pydict({"x": [2]}))
+    assert file.read_text() == '"x"\n2\n'
+
+
+def test_a_standard_output_that_is_full_is_one_message(monkeypatch):
+    block = pa.RecordBatch.from_pydict({"x": [2]})
+    with Path("/dev/full").open("wb", buffering=0) as full, monkeypatch.context() as changed:
+        changed.setattr(sys, "stdout", SimpleNamespace(buffer=full))
+        with pytest.raises(UserError, match="cannot write /dev/stdout: No space left"), block_writer(None) as write:
+            write(block)
+
+
+def test_two_files_of_one_name_are_refused_whichever_parts_they_are_in(finished, tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.csv").write_text("text\nsome words\n")
+    words = ["predict", finished.folder, f"{tmp_path}/*/x.csv", "--out", f"{tmp_path}/many/", "--part", "1/2"]
+    assert verb(*words) == 2
+    assert "--out: two files are called x.csv. Answer each folder by itself." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("out", ["/sys/out.csv", "/dev/full/out.csv", "closed/out.csv"])
@@ -330,7 +362,12 @@ def test_files_are_read_as_those_of_training_were_and_as_read_says(tmp_path, cap
     assert verb("predict", run.folder, tmp_path / "new.csv", *words, "--out", tmp_path / "out.csv") == 0
     assert "caf\u00e9" in (tmp_path / "out.csv").read_text(encoding="utf-8")
     assert verb("predict", run.folder, source, "--read", "encodin=utf-8") == 2
-    assert "--read: no setting 'encodin' (encoding, delimiter, quote, columns)" in capsys.readouterr().err
+    assert "--read: no setting 'encodin' (" in capsys.readouterr().err
+    (tmp_path / "rows.dat").write_bytes(source.read_bytes())
+    assert verb("predict", run.folder, tmp_path / "rows.dat") == 2
+    assert "Name the format: --read format=csv." in capsys.readouterr().err
+    assert verb("predict", run.folder, tmp_path / "rows.dat", "--read", "format=csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 81
 
 
 def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.answers import FAULTS, change, exported_run, planted_rows
 
+from flatout.inference.forms import Form, together
+from flatout.inference.verify import parted, verify
 from flatout.models.encoder import layers, network
 from flatout.models.encoder.attention import Scores
 from tests.cli.test_export import WORDS as TAG_ROWS
@@ -145,3 +150,18 @@ def test_a_mistake_is_one_sentence(
     for name, place in places.items():
         said = said.replace(str(place), name)
     assert message in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize(
+    ("given", "looks_like"),
+    [([[float("nan")], [1.0]], "rows of any length"), ([[2.0, 2.0], [1.0]], "another number of values in a row")],
+    ids=["no number", "a number too many"],
+)
+def test_an_answer_that_is_no_number_or_has_others_beside_is_another_one(is_exact, given, looks_like) -> None:
+    rows = ["a", "b"]
+    answers = dict(zip(rows, map(np.array, given), strict=True))
+    predictor: Any = SimpleNamespace(predict=lambda rows: [answers[row] for row in rows])
+    found = verify(Form("", predictor, together, is_exact), rows, [parted(np.array([number])) for number in (2.0, 1.0)])
+    assert (found.same, found.changed, found.holds(0)) == (1, [1], False)
+    assert found.looks_like.startswith(looks_like)

@@ -6,6 +6,8 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import pytest
+
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import empty_summary
@@ -112,3 +114,11 @@ def test_a_chart_without_points_is_left_out_and_one_value_still_has_axes():
     assert line_chart("loss", [Curve("a", [])]) is None
     chart = line_chart("loss", [Curve("a", [(1, 3.0)])])
     assert len(re.findall("<text", chart.svg)) >= 4
+
+
+@pytest.mark.parametrize("metric", ["micro_f1", "perplexity", "mse_scaled", "accuracy", "own"])
+def test_the_metric_that_decides_is_drawn_whatever_it_is(tmp_path, metric):
+    curves = [{"step": str(step), f"val/{metric}": f"{1 / step}"} for step in (1, 2, 3)]
+    page = write_page(tmp_path, {**filled(), "metric": metric}, curves, []).read_text()
+    charts = re.findall(r"<figure.*?</figure>|<svg.*?</svg>", page, re.DOTALL)
+    assert sum(f"val/{metric}" in chart for chart in charts) == 1

@@ -76,9 +76,9 @@ def _answered(arguments: argparse.Namespace) -> int:
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
         number, count = engine.part_of(arguments.part or "1/1")
-        files = files_in(arguments.file, "FILE")[number - 1 :: count]
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
-        rows = answer_files(files, Path(arguments.out), answer_one)
+        files, part = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
+        rows = answer_files(files, Path(arguments.out), answer_one, part)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
@@ -110,22 +110,24 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
 # Many files, into a folder: each is answered once, whichever process began it.
 
 
-def answer_files(files: list[str], folder: Path, answer_one: Callable[[str, str], int]) -> int:
-    """Answer each file that has no answers yet into a file of its name; the number of rows."""
+def answer_files(
+    files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice = slice(None)
+) -> int:
+    """Answer each file of a part that has no answers yet into a file of its name; the number of rows."""
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    named, waiting = set[Path](), dict[str, Path]()
+    named = dict[Path, str]()
     for file in map(Path, files):
         what = f"{folder} holds the files that are read"
         require(not folder.samefile(file.parent), "--out", what, hint="Name another folder.")
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
-        named.add(out)
-        if not out.exists():
-            waiting[str(file)] = out
-    if len(waiting) < len(files):
-        print(f"{counted(len(files) - len(waiting), 'file')} of {len(files)} answered before", file=sys.stderr)
-    return sum(answer_one(file, str(out)) for file, out in waiting.items())
+        named[out] = str(file)
+    own = list(named.items())[part]
+    waiting = [(file, str(out)) for out, file in own if not out.exists()]
+    if len(waiting) < len(own):
+        print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
+    return sum(answer_one(file, out) for file, out in waiting)
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.
@@ -159,9 +161,9 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
     """How the files of the run were written, and what `--read` says of this one."""
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
     settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    known = [each.name for each in fields(ReadingConfig) if each.name != "format"]
+    known = [each.name for each in fields(ReadingConfig)]
     own, usual = (settings.get("data") or {}).get("read") or {}, asdict(ReadingConfig())
-    values = {name: value for name, value in own.items() if name in known}
+    values = {name: value for name, value in own.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         print(f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)", file=sys.stderr)
     for word in arguments.read:

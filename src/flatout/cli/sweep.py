@@ -58,7 +58,7 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     missing = [word for word in asked["typed"] if _trusts(word) and word not in more]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
-    hint = f"If that is meant, type it again: sweep resume {folder} {shlex.join(missing)}"
+    hint = f"If that is meant, type it again: python -m flatout sweep resume {folder} {shlex.join(missing)}"
     require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
     warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
     os.chdir(asked["place"])

@@ -65,7 +65,7 @@ class RayTask:
         # A task is one of several on its machine: its tokenizer takes one core, as Ray counts it.
         needs = {"num_cpus": 1, "num_gpus": num_gpus, "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}}}
         task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_done)
-        self._reference = task.remote(do, version("flatout"))
+        self._reference = task.remote(do, version("flatout"), Path.cwd())
 
     def is_alive(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[1])
@@ -189,11 +189,10 @@ def _rank(given: dict[str, Any]) -> None:
     if any(notes.glob(_MISTAKES)):
         return
     try:
-        os.chdir(given["here"])
         if rank == 0:
             os.environ[OUTPUT] = str(notes / _OUTPUT)
             redirect_output()
-        _done(given["train"], given["version"])
+        _done(given["train"], given["version"], given["here"])
     except UserError as error:
         if not isinstance(error, OtherRankEnded):  # that one was lost, and Ray begins again, or has written its own
             (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(json.dumps(error.parts), encoding="utf-8")
@@ -209,7 +208,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", metavar="N", type=int, default=8, help="parts for --on ray (default: 8)")
 
 
-def _done(do: Callable[[], Any], asked: str) -> Any:
+def _done(do: Callable[[], Any], asked: str, here: Path) -> Any:
     own = version("flatout")
     require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
+    with suppress(OSError):  # a folder that this machine does not see matters to relative names alone
+        os.chdir(here)
     return do()

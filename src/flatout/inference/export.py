@@ -344,13 +344,15 @@ def open_onnx(path: Path) -> Any:
     return InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-def stream_onnx(path: Path, values: Any) -> Any:
-    """The answers of an exported file: sample by sample, or of the last window."""
+def stream_onnx(path: Path, values: Any, *, is_each: bool = False) -> Any:
+    """The answers of an exported file: sample by sample, or of the last window; `is_each`: of each window."""
     session = open_onnx(path)
     inputs = {each.name: [size if isinstance(size, int) else 1 for size in each.shape] for each in session.get_inputs()}
     values = np.asarray(values, dtype=np.float32)
     if "window" in inputs:
-        (answer,) = session.run(None, {"window": values[None, -inputs["window"][1] :]})
+        size = inputs["window"][1]
+        windows = np.lib.stride_tricks.sliding_window_view(values if is_each else values[-size:], size, axis=0)
+        (answer,) = session.run(None, {"window": np.ascontiguousarray(windows.swapaxes(1, 2))})
         return answer.reshape(-1, answer.shape[-1])
     state = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name != "sample"}
     found = []

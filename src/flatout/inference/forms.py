@@ -112,7 +112,9 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
 
 
 def _of_file(name: str, predictor: RunPredictor) -> Form:
-    return Form(name, predictor, together, is_exact=not any(mark in Path(name).name for mark in _FEWER_BITS))
+    file = Path(name)
+    has_fewer_bits = file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS)
+    return Form(name, predictor, together, is_exact=not has_fewer_bits)
 
 
 def through_library(predictor: RunPredictor) -> RunPredictor:
@@ -218,8 +220,11 @@ class OnnxRecordings(SequencePredictor):
 
     def answer(self, values: Any) -> Any:
         with _read_by("onnxruntime", self.file):
-            found = stream_onnx(self.file, values)
-        return found[-1] if self.shape.labels else found
+            found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
+        if self.shape.labels:
+            return found[-1]
+        # The first samples of a recording have shorter windows, which the file does not read: those are the run's own.
+        return np.concatenate([super().answer(values)[: -len(found)], found]) if len(found) < len(values) else found
 
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
@@ -229,6 +234,7 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     has_names = predictor.labels.problem is not Problem.regression
     what = f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}"
     require(not has_names or set(found) == set(own), str(folder), what, hint="Name a folder of this run.")
+    opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
     if predictor.thresholds:
         opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
     opened.labels = replace(opened.labels, problem=predictor.labels.problem)

@@ -87,15 +87,17 @@ def quantise(folder: Path, texts: Sequence[str]) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
 
-    model, asked = onnx.load(folder / ONNX), FolderPredictor.of_folder(folder)
+    model = onnx.load(folder / ONNX)
     del model.graph.value_info[:]  # sizes that torch's exporter notes, and that contradict onnx's own
-    names, few = [each.name for each in model.graph.input], {"weight_type": QuantType.QInt8, "per_channel": True}
-    batches = (asked.tokenizer([text], return_tensors="np", truncation=True) for text in texts[:_SEEN])
+    names = [each.name for each in model.graph.input]
+    tokenizer = FolderPredictor.of_folder(folder).tokenizer
+    batches = (tokenizer([text], return_tensors="np", truncation=True) for text in texts[:_SEEN])
     seen = _Batches({name: batch[name] for name in names} for batch in batches)
+    both = {"weight_type": QuantType.QInt8, "per_channel": True}
+    static = {"op_types_to_quantize": ["MatMul", "Gemm", "Gather"], "activation_type": QuantType.QUInt8}
     with errors_alone():  # it asks for a preparation that is for other networks
-        quantize_dynamic(copy.deepcopy(model), folder / INT8, **few)
-        of_static = {"op_types_to_quantize": ["MatMul", "Gemm", "Gather"], "activation_type": QuantType.QUInt8}
-        quantize_static(model, folder / STATIC, seen, **few, **of_static)
+        quantize_dynamic(copy.deepcopy(model), folder / INT8, **both)
+        quantize_static(model, folder / STATIC, seen, **both, **static)
 
 
 class _Batches:
@@ -178,7 +180,8 @@ def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]
     poor = [each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)]
     own, of_fp32 = gain(chosen) / gain(found[0]), f"of {fp32.name} for {best}"
     lines = [f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor]
-    return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict"]
+    faster = ", which is faster but needs flatout" if own < 1 else ""
+    return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict{faster}"]
 
 
 def write_best(

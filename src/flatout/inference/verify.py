@@ -7,6 +7,7 @@ a number of a form in fp32 is further away than rounding takes it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib.metadata import version
@@ -57,9 +58,10 @@ def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified
     largest = max((abs(number) for _, numbers in reference for number in numbers), default=0.0)
     apart = np.array([_apart(one, other) for one, other in pairs]) / max(1.0, largest)
     is_other = np.array([one[0] != other[0] for one, other in pairs])
-    changed = np.flatnonzero(is_other | (apart > _APART) if form.is_exact else is_other)
+    is_other |= ~(apart <= _APART) if form.is_exact else ~np.isfinite(apart)  # NaN is within no distance
+    changed = np.flatnonzero(is_other)
     means = [np.mean([number for _, numbers in side for number in numbers] or [0.0]) for side in (found, reference)]
-    is_off = bool(abs(means[0] - means[1]) / max(1.0, largest) > _BIAS)
+    is_off = not abs(means[0] - means[1]) / max(1.0, largest) <= _BIAS
     looks = _look(form, rows, pairs, changed) if len(changed) or is_off else ""
     named, same = (changed[:_MOST_NAMED] + 1).tolist(), len(rows) - len(changed)
     return Verified(form.name, len(rows), same, named, float(apart.max(initial=0.0)), looks, is_off)
@@ -90,11 +92,15 @@ def _words(answer: Any, numbers: list[float]) -> Any:
 
 
 def _apart(one: Parted, other: Parted) -> float:
-    return max((abs(a - b) for a, b in zip(one[1], other[1], strict=False)), default=0.0)
+    if len(one[1]) != len(other[1]):
+        return math.inf
+    return float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
 
 
 def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:
     named = {(other[0], one[0]) for one, other in pairs}
+    if any(len(one[1]) != len(other[1]) for one, other in pairs):
+        return "another number of values in a row"
     if all(one == other for one, other in named):
         numbers = np.array([(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)])
         away = numbers - numbers.mean(axis=0)
@@ -105,10 +111,12 @@ def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], chang
     few = changed[:_MOST_ASKED].tolist()
     again = [parted(answer) for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])]
     expected = [pairs[place][1] for place in few]
-    if all(one[0] == other[0] and _apart(one, other) <= _APART for one, other in zip(again, expected, strict=True)):
+    if few and all(
+        one[0] == other[0] and _apart(one, other) <= _APART for one, other in zip(again, expected, strict=True)
+    ):
         return "the rows beside a row: alone each has the answer of the reference (a mask, padding)"
     lengths = np.array([len(row.split() if isinstance(row, str) else row) for row in rows])
     others = np.delete(lengths, changed)
-    if len(others) and lengths[changed].min() > np.quantile(others, 0.9):
+    if few and len(others) and lengths[changed].min() > np.quantile(others, 0.9):
         return f"long rows, from {lengths[changed].min()} words on: another truncation, or a window"
     return "rows of any length, alone too: positions, tokens or weights"

@@ -59,7 +59,7 @@ def write_page(
         rival=closing.rival_text(summary),
         truncation=closing.truncation_text(summary),
         verdict=closing.verdict_text(summary["verdict"]),
-        curves=_charts(curves),
+        curves=_charts(curves, summary["metric"]),
         answers=answers,
         times=[
             {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
@@ -112,9 +112,10 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return tiles
 
 
-def _charts(curves: Sequence[Mapping[str, str]]) -> list[Chart]:
-    charts = []
-    for title, names in _CHARTS.items():
+def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Chart]:
+    deciding, charts = f"val/{metric}", []
+    is_shown = any(deciding in names for names in _CHARTS.values())
+    for title, names in (_CHARTS if is_shown else {**_CHARTS, f"{metric} on validation": (deciding,)}).items():
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
     return [chart for chart in charts if chart]

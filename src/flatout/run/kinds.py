@@ -196,7 +196,8 @@ def load_predictor(
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
     what = f"a run on {predictor.answers_to} answers in batches of any size"
     require(not exact or not isinstance(predictor, MaskedWordPredictor), "exact", what, hint="Leave it out.")
-    predictor.precision, predictor.exact = precision, exact
+    predictor.precision = precision
+    predictor.exact = exact and not isinstance(predictor, SequencePredictor)  # it answers each recording by itself
     return predictor
 
 

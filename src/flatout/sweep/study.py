@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
@@ -139,9 +140,7 @@ class Study:
 class _Tpe(TPESampler):
     """Optuna's, without its look at the settings of all trials before each: here every trial has the same."""
 
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, optuna.distributions.BaseDistribution]:
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
         known = next((one.distributions for one in study.get_trials(deepcopy=False, states=states)), {})
         return {key: values for key, values in sorted(known.items()) if not values.single()}

@@ -26,17 +26,18 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
     """Writes blocks to standard output, or to a file that appears when it is whole; `reads`: where they come from."""
     if out is None:
         write, close = _format_writer(sys.stdout.buffer, ".csv")
-        yield write
-        close()
-        sys.stdout.buffer.flush()
+        yield told(Path("/dev/stdout"))(write)
+        with told(Path("/dev/stdout")):
+            close()
+            sys.stdout.buffer.flush()
         return
     path = Path(out)
     is_known, allowed = path.suffix in FORMATS, ", ".join(FORMATS)
     require(is_known, "--out", f"cannot write {path.suffix or path.name}", allowed=allowed)
     what, hint = f"no such folder: {path.parent}", "Make it first, or name another folder."
     require(path.parent.is_dir(), "--out", what, hint=hint)
-    if reads is not None and path.exists() and path.samefile(reads):
-        raise UserError("--out", f"{path} is the file that is read", hint="Name another file.")
+    if reads is not None and path.exists() and _is_among(path, Path(reads)):
+        raise UserError("--out", f"{path} is a file that is read", hint="Name another file.")
     beside, is_there = path.with_name(f".{path.name}-{os.getpid()}"), path.exists()
     try:
         with told(path):
@@ -60,11 +61,20 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
         print(f"{path} was there, and is replaced", file=sys.stderr)
 
 
+def _is_among(path: Path, source: Path) -> bool:
+    """Whether a file is what a name, a folder or a pattern leads to."""
+    if source.exists():
+        return path.samefile(source) or source.resolve() in path.resolve().parents
+    return path.absolute().match(str(source.absolute()))
+
+
 @contextmanager
 def told(path: Path) -> Iterator[None]:
     """Turn a refusal of the disk into one message."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}"
         raise UserError("--out", what, hint="Name a file where there is room, and which you may write.") from None

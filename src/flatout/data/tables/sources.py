@@ -99,7 +99,7 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
-        hint = "Name the format: data.read.format=csv." if where.startswith("data.") else ""
+        hint = f"Name the format: {'--read ' if where == 'FILE' else 'data.read.'}format=csv."
         what = f"{file} is no format we read"
         raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint)
     return _TABLES[form][0](file, where, reading)

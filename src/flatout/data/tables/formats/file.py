@@ -25,7 +25,7 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.files import stamp_of
 
 HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
-_FEW_BYTES, _FEW_LINES = 1 << 16, 256  # so many lines say all that is asked of a head
+_FEW_BYTES, _FEW_LINES = 1 << 16, 40  # so many lines say all that is asked of a head
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
