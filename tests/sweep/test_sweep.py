@@ -490,7 +490,10 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
         assert verb("sweep", "--config-dir", "conf", *words) == 0
         said = capsys.readouterr().out
         assert verb("sweep", "resume", "s") == 2
-        assert f"type it again: sweep resume {tmp_path}/s --config-dir {tmp_path}/conf" in capsys.readouterr().err
+        assert (
+            f"type it again: python -m flatout sweep resume {tmp_path}/s --config-dir {tmp_path}/conf"
+            in capsys.readouterr().err
+        )
         assert verb("sweep", "resume", "s", "--config-dir", "conf") == 0
         assert "1 of 1 trials have ended" in capsys.readouterr().out
         again = next(line for line in said.splitlines() if line.startswith("again: "))
