@@ -52,7 +52,6 @@ def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, cap
 
 
 MISTAKES = {
-    "+sweep=headlines": "sweep: searches by many runs. Type it behind python -m flatout sweep.",
     "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
     "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",
     "model.hiden=3": "Did you mean 'model.hidden'?",

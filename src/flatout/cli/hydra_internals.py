@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import find_key, known_keys
 from flatout.cli.words import require_folders, require_modest
-from flatout.errors import UserError, require
+from flatout.errors import UserError
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 _SIGNATURES: dict[tuple[type, str], str] = {
@@ -100,8 +100,6 @@ def refuse_options(words: Sequence[str]) -> None:
         key = name if name in known_keys() else find_key(name.replace("-", "_"))
         hint = f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
         raise UserError(unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}")
-    is_sweep = known.multirun or not any(word.startswith("+sweep=") for word in words)
-    require(is_sweep, "sweep", "searches by many runs", hint="Type it behind python -m flatout sweep.")
     if known.config_dir is not None and not Path(known.config_dir).is_dir():
         hint = "Name the folder that holds your experiment/, data/ or model/ files."
         raise UserError("--config-dir", f"no such folder: {known.config_dir}", hint=hint)

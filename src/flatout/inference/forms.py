@@ -224,7 +224,8 @@ class OnnxRecordings(SequencePredictor):
         if self.shape.labels:
             return found[-1]
         # The first samples of a recording have shorter windows, which the file does not read: those are the run's own.
-        return np.concatenate([super().answer(values)[: -len(found)], found]) if len(found) < len(values) else found
+        first = len(values) - len(found) if self.shape.lookback and not self.shape.horizon else 0
+        return np.concatenate([SequencePredictor.answer(self, values)[:first], found]) if first else found
 
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
