@@ -7,9 +7,11 @@ On request some records carry a typing error in their name: a letter replaced, l
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +28,8 @@ FIELDS = ("GivenName", "Surname", "Birthday")
 _BLOCK, _FIRST_UID = 16_384, 100_001
 _NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
 
-_GIVEN = (
-    "maria anna james john david laura peter julia robert susan thomas linda paul karen daniel emma george helen frank"
-    " carol eric alice henry diane oscar nora victor irene walter grace philip judith arthur ellen martin sylvia simon"
-    " rosa hugo clara leon vera felix greta ivan tessa noah mila adrian stella bruno wanda kevin sonja"
-).split()
-_SURNAMES = (
-    "smith jones miller brown taylor walker hall young king wright hill green baker carter parker cook bell ward cox"
-    " gray price long foster reed fisher hunter mason palmer stone knight fox marsh webb lane frost hale dale pike"
-    " meyer weber schmidt wagner becker koch richter klein wolf lang novak horvat silva santos costa rossi moreau"
-).split()
+_WRITTEN = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
+_GIVEN, _SURNAMES = _WRITTEN["given"].split(), _WRITTEN["surnames"].split()
 _SYLLABLES = Syllables(
     onsets=tuple("b br c ch d dr f g h j k kl l m n p qu r s sch st t th v w y z".split()),
     vowels=tuple("a a e e i i o o u y ai ea ie ou".split()),

@@ -11,9 +11,11 @@ seed never change while GENERATOR_VERSION stays.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,26 +30,8 @@ GENERATOR_VERSION = 1
 _BLOCK, _LONGEST = 16_384, 34
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
 
-_TOPICS: dict[str, str] = {
-    "politics": "senate minister ballot coalition veto lobby mayor treaty referendum cabinet senator congress",
-    "sport": "striker goalkeeper playoff marathon referee penalty league coach sprint tournament medal transfer",
-    "science": "telescope genome fossil neutron glacier microbe laboratory orbit vaccine enzyme quantum comet",
-    "business": "shares merger dividend startup revenue investor retailer bankruptcy takeover profit tariff payroll",
-    "travel": "island resort airline itinerary hostel backpack cruise passport beach luggage ferry sightseeing",
-    "food": "recipe roast dumpling bakery vineyard seasoning dessert chef brunch casserole noodle pastry",
-    "health": "diabetes therapist allergy insomnia cholesterol surgeon clinic migraine fitness asthma dentist",
-    "technology": "smartphone browser chip software robot laptop modem encryption keyboard satellite server drone",
-    "culture": "sculpture novelist gallery opera ballet poet curator manuscript premiere exhibition violin theatre",
-    "crime": "burglar detective verdict smuggler arson prosecutor fugitive heist ransom inmate forgery alibi",
-    "weather": "hurricane drought blizzard humidity rainfall thunderstorm heatwave frost tornado forecast hail monsoon",
-    "parenting": "toddler bedtime stroller kindergarten tantrum diaper babysitter playground lullaby crayon",
-}
-_COMMON = (
-    "the a of in to for on and with at from by as after over is are was will why how what this new first last more"
-    " about into it its their his her but not than when who could may says say said gets makes takes finds shows"
-    " wants needs tells helps brings keeps leaves calls plan city people day week year world home life way big best"
-    " five ten two three old young little former local public early late long open final major real secret"
-).split()
+_WRITTEN = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text(encoding="utf-8"))
+_TOPICS, _COMMON = _WRITTEN["topics"], _WRITTEN["common"].split()
 _SYLLABLES = Syllables(
     onsets=tuple("b br c ch d f g gr h j k l m n p r s sh st t tr v w z".split()),
     vowels=tuple("a a e e i i o o u ea ia é ö".split()),
