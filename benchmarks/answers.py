@@ -11,12 +11,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from pyarrow import csv
 from safetensors.torch import load_file, save_file
 
 from benchmarks.claim import Claim, Options, at_least, at_most, bounded, in_turn, quiet
@@ -30,31 +33,43 @@ from flatout import (
     TaggedTweetsConfig,
     TextDataConfig,
     TransformerConfig,
+    TweetsConfig,
     fit,
     load_predictor,
 )
+from flatout.__main__ import main
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.task import GramsConfig
 from flatout.data.samples.headlines import HeadlinesTable
+from flatout.data.samples.tweets import TweetsTable
+from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.inference.export import export_encoder, quiet_library
 from flatout.inference.forms import Form, forms_of_run, mixed, texts_of_folder, together
 from flatout.inference.verify import Verified, parted, verify
 from flatout.models.textcnn import TextCNNConfig
 
+SETS: dict[str, Any] = {
+    "headlines": HeadlinesConfig(),
+    "headlines of 40 topics": HeadlinesConfig(classes=40),
+    "tweets": TweetsConfig(),
+}
+"""What an encoder learns before its forms are measured."""
 _WORDS = np.array("senate ballot striker playoff comet orbit goal vote 42 the of".split())
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    with tempfile.TemporaryDirectory() as name:
-        yield _faults_claim(Path(name, "faults"))
-        runs = _runs(Path(name), options)
-        large = _encoder(Path(name, "large"), options.choose(384, 384, 32), options.choose(6, 6, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        yield _faults_claim(Path(folder, "faults"))
+        runs = _runs(Path(folder), options)
+        large = _encoder(Path(folder, "large"), options.choose(384, 384, 32), options.choose(6, 6, 2))
         rows = runs["encoder"][1]
         for kind, (run, own) in runs.items():
             yield _bits_claim(kind, run, own, options)
         yield _price_claim("BiLSTM", *runs["BiLSTM"], options)
         yield _price_claim("MiniLM", large, rows[: options.choose(3_000, 200, 40)], options)
         yield from _pipeline_claims(large, rows[: options.choose(1_000, 200, 40)], options)
+        for name, sample in list(SETS.items())[: options.choose(3, 1, 1)]:
+            yield from _form_claims(name, sample, Path(folder, name), options)
 
 
 def change(file: Path, **values: Any) -> None:
@@ -141,11 +156,11 @@ def _faults_claim(folder: Path) -> Claim:
     )
 
 
-def _fit(folder: Path, data: Any, model: Any, **settings: Any) -> Path:
+def _fit(folder: Path, data: Any, model: Any, epochs: int = 1, **settings: Any) -> Path:
     data.cache = str(folder / "cache")
     quiet_run = MonitorConfig(progress=False, verdict=False)
     with quiet():
-        return fit(data, model, epochs=1, output=str(folder), monitor=quiet_run, logger="none", **settings).folder
+        return fit(data, model, epochs=epochs, output=str(folder), monitor=quiet_run, logger="none", **settings).folder
 
 
 def _headlines() -> TextDataConfig:
@@ -237,3 +252,29 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
     found = verify(Form("", next(iter(exported.values())), together), rows, list(map(parted, reference.answers(rows))))
     note = f"largest difference {found.largest_difference:.1e}"
     yield bounded("rows that the export answers otherwise", len(rows) - found.same, "rows", most=0, note=note)
+
+
+def _form_claims(name: str, sample: Any, folder: Path, options: Options) -> Iterator[Claim]:
+    """What `export --for here` chooses for throughput: its speed, its score, and whether others open it."""
+    count, hidden, layers = options.choose(1_000, 200, 40), options.choose(256, 128, 32), options.choose(4, 2, 2)
+    sample = replace(sample, rows=options.choose(6_000, 2_000, 64), eval_rows=count)
+    model = TransformerConfig(hidden=hidden, layers=layers, heads=hidden // 32)
+    run = _fit(folder, TextDataConfig(sample=sample), model, epochs=options.choose(3, 1, 1))
+    table = (TweetsTable if isinstance(sample, TweetsConfig) else HeadlinesTable)(sample, "test")
+    csv.write_csv(pa.Table.from_batches(table.blocks(["text", "label"])), folder / "rows.csv")
+    chosen_folder = folder / "here"
+    with quiet():
+        main(["export", str(run), "--for", "here", "--rows", str(folder / "rows.csv"), "--out", str(chosen_folder)])
+    certificate = json.loads((chosen_folder / "verify.json").read_text())
+    own, *others = certificate["measured"]
+    chosen = next(each for each in others if each["name"] == certificate["form"])
+    least = 1.5 if bf16_is_native_on_cpu() else 1.0
+    yield at_least(
+        f"{name}: {chosen['name']}, against predict", chosen["throughput"], own["throughput"], "rows/s", least
+    )
+    note = f"{chosen['score']:.4f} of {own['score']:.4f}, and {own['interval'].strip()} of {count:,} rows"
+    yield bounded(f"{name}: score lost by it", max(0.0, own["score"] - chosen["score"]), "", most=0.005, note=note)
+    changed = {each["name"]: each["verified"]["rows"] - each["verified"]["same"] for each in others}
+    of_fp32 = [count for form, count in changed.items() if form.endswith("fp32")]
+    note = ", ".join(f"{form} {count}" for form, count in changed.items())
+    yield bounded(f"{name}: answers of fp32 exports that differ", sum(of_fp32), "", most=0, note=note)

@@ -1,6 +1,8 @@
 """A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN`, then in another terminal
 
 curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the treaty"]}'
+
+With `--exact` after RUN, a text gets the same bits whichever requests it is answered with.
 """
 
 import sys
@@ -36,10 +38,10 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
                 future.set_exception(error)
 
 
-def make_app(run: Any) -> FastAPI:
+def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     """An app with one address, `/predict`."""
     app, waiting = FastAPI(title="flatout"), SimpleQueue()
-    Thread(target=answer_waiting, args=(load_predictor(run), waiting), daemon=True).start()
+    Thread(target=answer_waiting, args=(load_predictor(run, exact=exact), waiting), daemon=True).start()
 
     @app.middleware("http")
     async def limit(request: Request, answer: Any) -> Any:
@@ -56,4 +58,4 @@ def make_app(run: Any) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(make_app(sys.argv[1]), host="127.0.0.1", port=8000)
+    uvicorn.run(make_app(sys.argv[1], exact="--exact" in sys.argv), host="127.0.0.1", port=8000)

@@ -171,17 +171,20 @@ def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> Non
     assert_same(answers(run / "export", ["oak", "slate"], ["fern rose", "slate"]), expected)
 
 
-def test_each_of_several_labels_answers_the_same(tmp_path: Path) -> None:
+def several() -> TextDataConfig:
     random = np.random.default_rng(0)
     words = np.array("oak fern rose slate".split())[random.integers(4, size=200)]
     labels = [f"{word}|odd" if row % 3 == 0 else str(word) for row, word in enumerate(words)]
-    data = TextDataConfig(
+    return TextDataConfig(
         train={"text": [f"{word} {row}" for row, word in enumerate(words)], "label": labels},
         problem=Problem.multi,
         label_delimiter="|",
         vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1),
     )
-    run = trained(tmp_path, data)
+
+
+def test_each_of_several_labels_answers_the_same(tmp_path: Path) -> None:
+    run = trained(tmp_path, several())
     assert verb("export", run) == 0
     opened = AutoModelForSequenceClassification.from_pretrained(run / "export")
     assert opened.config.problem_type == "multi_label_classification"

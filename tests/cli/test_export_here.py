@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
+from huggingface_hub import ModelCard
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 from pyarrow import csv
 
 from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig
@@ -21,12 +25,13 @@ from flatout.data.tables.sources import open_table
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError
 from flatout.inference import here
-from flatout.inference.export import ONNX, export
+from flatout.inference.export import ONNX, errors_alone, export
 from flatout.inference.forms import texts_of_folder
-from flatout.inference.here import INT8, STATIC, Measured, choose, remarks
+from flatout.inference.here import INT8, STATIC, Measured, _in_fp32, choose, remarks
 from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.verify import Verified
-from tests.cli.test_export import trained
+from flatout.report.page import render_text
+from tests.cli.test_export import numbers, several, trained
 from tests.verbs import verb
 
 SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
@@ -93,9 +98,8 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     assert err == "" and f"written to {folder}" in out
     certificate = json.loads((folder / "verify.json").read_text())
     names = [each["name"] for each in certificate["measured"]]
-    assert [line.startswith(name) for name, line in zip(names, out.splitlines()[2:], strict=False)] == [True] * len(
-        names
-    )
+    lines = out.splitlines()
+    assert [line.startswith(name) for name, line in zip(names, lines[2:], strict=False)] == [True] * len(names)
     assert names[:2] == ["predict", "transformers fp32"] and names[-3:] == [
         "onnxruntime fp32",
         "onnxruntime int8",
@@ -109,8 +113,19 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     assert all(0 < each["latency"] <= each["slowest"] and each["throughput"] > 0 for each in certificate["measured"])
 
     card = (folder / "README.md").read_text()
-    assert card.startswith("---\npipeline_tag: text-classification\nmetrics:\n- accuracy\n---\n")
+    (scored,) = ModelCard(card).data.eval_results or ()
+    assert (scored.task_type, scored.dataset_name, scored.metric_type) == (
+        "text-classification",
+        "rows.csv",
+        "accuracy",
+    )
+    assert scored.metric_value == pytest.approx(chosen["score"], abs=1e-4)
     assert "200 train rows" in card and f"accuracy {chosen['score']:.4f}" in card and "none was given" in card
+
+    assert verb("verify", run, rows, "--form", folder) in (0, 1)  # int8 of so small a run may answer otherwise
+    form = "transformers" if chosen["file"] == WEIGHTS else str(folder / chosen["file"])
+    said = capfd.readouterr().out
+    assert form in said and ("transformers" in said) == (chosen["file"] == WEIGHTS)
 
     texts = csv.read_csv(rows)["text"].to_pylist()
     answers = Predictor.load(run).predict(texts)
@@ -119,6 +134,28 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     said = capfd.readouterr().out.splitlines()
     same = [line.startswith(f"{each.label} (") for line, each in zip(said, answers, strict=True)]
     assert np.mean(same) >= (0.9 if chosen["file"] in (INT8, STATIC) else 1.0)
+
+
+@pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
+def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkeypatch, capfd, problem):
+    data = {Problem.multi: several, Problem.regression: lambda: numbers("grade")}.get(problem, lambda: None)()
+    predictor = Predictor.load(trained(tmp_path, data))
+    export(predictor, tmp_path)
+    least = predictor.least_shares().tolist()
+    asked = {"onnx": False, "file": WEIGHTS, "problem": problem.value, "least": least}
+    (tmp_path / "predict.py").write_text(render_text("predict.py", **asked))
+    texts = ["oak 3 of ten", "fern and slate", "rose 8 of ten", "A senate, a ballot!"]
+    monkeypatch.setattr(sys, "argv", ["predict.py", *texts])
+    capfd.readouterr()
+    runpy.run_path(str(tmp_path / "predict.py"))
+    said = [line.rpartition(": ")[0] for line in capfd.readouterr().out.splitlines()]
+    answers = predictor.predict(texts)
+    if problem is Problem.regression:
+        assert [float(each) for each in said] == pytest.approx([each.label for each in answers], abs=1e-2)
+    elif problem is Problem.multi:
+        assert said == [", ".join(each.label) for each in answers]
+    else:
+        assert said == [f"{each.label} ({each.probability:.3f})" for each in answers]
 
 
 def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
@@ -137,7 +174,8 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     ("words", "said"),
     [
         (["--for", "here"], "--for here: needs labelled rows. Name their file with --rows FILE."),
-        (["--rows", "ROWS"], "--rows: rows are measured with --for here alone. Add it."),
+        (["--rows", "ROWS"], "--rows: is for --for here alone. Add it."),
+        (["--allow-points", "0.5"], "--allow-points: is for --for here alone. Add it."),
         (["--for", "here", "--rows", "ROWS", "--allow-points=-1"], "--allow-points: -1 (0 or more)"),
         (["--for", "here", "--rows", "none.csv"], "none.csv"),
         (["--for", "here", "--rows", "UNKNOWN"], "labels that the run does not know: 'weather'"),
@@ -165,3 +203,20 @@ def test_pairs_of_texts_are_refused(run, rows, tmp_path, capfd):
     file.write_text(json.dumps(settings))
     assert verb("export", copied, "--for", "here", "--rows", rows) == 2
     assert "--for here does not read pairs of texts" in capfd.readouterr().err
+
+
+def test_a_matrix_that_stays_in_fp32_is_named_and_others_are_not(tmp_path):
+    values = np.random.default_rng(0).random((8, 8), np.float32)
+    weights = [numpy_helper.from_array(values, "weight"), numpy_helper.from_array(values[:1], "slope")]
+    nodes = [
+        helper.make_node("MatMul", ["rows", "weight"], ["sums"]),
+        helper.make_node("PRelu", ["sums", "slope"], ["out"]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 8])] for name in ("rows", "out")]
+    made = helper.make_model(
+        helper.make_graph(nodes, "net", *ends, weights), opset_imports=[helper.make_opsetid("", 20)]
+    )
+    with errors_alone():
+        quantize_dynamic(made, tmp_path / "int8.onnx", per_channel=True)
+    assert _in_fp32(made) == "MatMul (1×), PRelu (1×)"
+    assert _in_fp32(onnx.load(tmp_path / "int8.onnx")) == "PRelu (1×)"

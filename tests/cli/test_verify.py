@@ -100,6 +100,15 @@ def test_anybody_s_folder_is_judged_by_transformers_row_by_row(
     assert said.count("looks like: the rows beside a row") >= 3
 
 
+def test_a_folder_without_a_head_is_judged_with_a_made_up_one_that_is_named(
+    exported: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(exported / "export", tmp_path / "theirs"))
+    change(folder / "config.json", architectures=["BertModel"])
+    assert verb("verify", folder, rows) == 0
+    assert "reference: transformers with a made-up head, alone" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["chunk", "forecast"])
 def test_recordings_are_held_to_each_alone(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     run = train_cells(tmp_path / "runs", kind).folder
@@ -120,6 +129,8 @@ def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no tokenizer": (["FOLDER", "ROWS"], "RUN/export: no tokenizer in it. Name a folder with config.json"),
+    "no weights": (["WEIGHTLESS", "ROWS"], "WEIGHTLESS: no weights of transformers in it. Name its run, with --form."),
+    "a tagger": (["TAGGER", "ROWS"], "its model is a BertForTokenClassification, and only one that classifies texts"),
     "a damaged ONNX file": (["RUN", "ROWS", "--form", "OTHER"], "OTHER/model.onnx: onnxruntime cannot read it ("),
     "labels of others": (["RUN", "ROWS", "--form", "OTHER"], "OTHER: its labels are yes, no, maybe, those of the run"),
     "rows of another kind": (["RUN", "BITS"], "no column 'text' in"),
@@ -138,10 +149,14 @@ def test_a_mistake_is_one_sentence(
         (other / "model.onnx").write_bytes(b"no graph")
     else:
         change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
+    tagger, weightless = (shutil.copytree(copied / "export", tmp_path / name) for name in ("tagger", "weightless"))
+    change(tagger / "config.json", architectures=["BertForTokenClassification"])
+    (weightless / "model.safetensors").rename(weightless / "model.onnx")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copied / "export" / name).unlink()
     (tmp_path / "bits.csv").write_text("bits\n0101\n")
     places = {"RUN": copied, "FOLDER": copied / "export", "ROWS": rows, "OTHER": other, "BITS": tmp_path / "bits.csv"}
+    places |= {"TAGGER": tagger, "WEIGHTLESS": weightless}
     words, message = MISTAKES[mistake]
     if mistake in ("rows of another kind", "no number", "no rows"):
         shutil.rmtree(copied / "export")

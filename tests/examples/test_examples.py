@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
+from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit, load_predictor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAST = {
@@ -76,6 +76,11 @@ def test_a_finished_run_answers_over_http(tmp_path):
     for answer, own in zip(answers, expected, strict=True):
         assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
         assert [each["probability"] for each in answer.json()] == pytest.approx([each["probability"] for each in own])
+    exact = testclient.TestClient(load("serve").make_app(run.folder, exact=True))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda each: exact.post("/predict", json={"texts": each}), texts))
+    alone = load_predictor(run.folder, exact=True)
+    assert [each.json() for each in answers] == [[asdict(each) for each in alone.predict(each)] for each in texts]
     refused = [{"texts": "not a list"}, {"texts": ["x" * 100_001]}, {"texts": ["x"] * 513}]
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413

@@ -29,6 +29,7 @@ from flatout.inference.verify import parted
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
 from tests.params import at_once
+from tests.verbs import verb
 
 HEADLINES = HeadlinesConfig(rows=64, eval_rows=16, classes=3)
 SMALL: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4}
@@ -98,6 +99,23 @@ def test_logits_have_the_same_bits_too(tmp_path: Path) -> None:
     assert torch.equal(predictor.outputs(rows.take(pa.array(order))), expected[order])
     parts = [predictor.outputs(rows.slice(start, 7)) for start in range(0, 90, 7)]
     assert torch.equal(torch.cat(parts), expected)
+
+
+def test_both_verbs_answer_exactly_and_print_the_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings, model = KINDS["bilstm"]
+    run = train(tmp_path, TextDataConfig(**settings), model)
+    label, rows = load_predictor(run).predict("senate")[0].label, texts(90)
+    found = []
+    for order in (rows, rows[::-1]):
+        file, out = tmp_path / "rows.csv", tmp_path / f"{len(found)}.csv"
+        file.write_text("text,label\n" + "".join(f"{row},{label}\n" for row in order))
+        capsys.readouterr()
+        assert verb("predict", run, file, "--exact", "--top-k", 3, "--out", out) == 0
+        price = capsys.readouterr().err
+        assert verb("evaluate", run, file, "--exact") == 0
+        assert " rows computed for 90, as each length fills whole batches" in price and price in capsys.readouterr().err
+        found.append(out.read_text().splitlines()[1:])
+    assert found[0] == found[1][::-1]
 
 
 def test_masked_words_have_no_exact_answers(tmp_path: Path) -> None:

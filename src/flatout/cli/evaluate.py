@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
         table, advance = predictors[0].open(file, "evaluate", reading_of(arguments)), progress.task("evaluating")
         found = predictors[0].score_table(table, file_options(arguments), predictors, advance)
-    for warning in found.warnings:
+    for warning in dict.fromkeys([*found.warnings, *predictors[0].notes()]):
         print(warning, file=sys.stderr)
     if arguments.json:
         print(json.dumps(json_safe({**found.counts, **found.values, "intervals": found.intervals}), indent=1))

@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "measure each form of a text classifier on this machine, and write the best one (default: RUN/here)"
     add("--for", dest="machine", choices=["here"], help=text)
     add("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
-    add("--best", choices=list(BEST), default="throughput", help="what to choose by, for --for here")
-    add("--allow-points", metavar="N", type=float, default=0.5, help="of the score that a form may lose (default: 0.5)")
-    add("--licence", metavar="NAME", default="", help="named in the model card of --for here")
+    add("--best", choices=list(BEST), help="what to choose by, for --for here (default: throughput)")
+    add(
+        "--allow-points", metavar="N", type=float, help="of the score that a form of --for here may lose (default: 0.5)"
+    )
+    add("--licence", metavar="NAME", help="named in the model card of --for here")
     add_reading(parser)
 
 
@@ -47,7 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.machine:
         _run_here(arguments, folder)
         return
-    require(arguments.rows is None, "--rows", "rows are measured with --for here alone", hint="Add it.")
+    for name in ("rows", "best", "allow_points", "licence"):
+        option, is_given = f"--{name.replace('_', '-')}", getattr(arguments, name) is not None
+        require(not is_given, option, "is for --for here alone", hint="Add it.")
     settings = ModelFolder.find(arguments.run).settings()
     predictor = kind_of_run(settings).predictor
     predictor.require_exportable(str(arguments.run), settings["model"]["kind"], onnx=arguments.onnx)
@@ -60,7 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
     require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
-    require(arguments.allow_points >= 0, "--allow-points", f"{arguments.allow_points:g}", allowed="0 or more")
+    best, points = arguments.best or next(iter(BEST)), 0.5 if arguments.allow_points is None else arguments.allow_points
+    require(points >= 0, "--allow-points", f"{points:g}", allowed="0 or more")
     run, where = ModelFolder.find(arguments.run), str(arguments.run)
     predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
     predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
@@ -70,13 +75,15 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         table = predictor.open(file, "export", reading_of(arguments))
         own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # finds mistakes in the rows
         predictor.export_run(arguments.run, beside, folder, onnx=True)
-        quantise(beside, list(predictor.rows(table, FileOptions())))
-        print(f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads\n{HEAD}")
+        left = quantise(beside, predictor.rows(table, FileOptions()))
+        print("\n".join([*left, f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads", HEAD]))
         found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
-        chosen = choose(found, arguments.best, arguments.allow_points, predictor.labels.problem)
-        about = {"best": arguments.best, "points": arguments.allow_points, "licence": arguments.licence}
-        write_best(beside, predictor, found, chosen, {**about, "file": table.name, **_about(run.path.parent)})
-    print("\n".join([*remarks(found, chosen, arguments.best), f"written to {folder}"]))
+        chosen = choose(found, best, points, predictor.labels.problem)
+        about = {"best": best, "points": points, "licence": arguments.licence or ""}
+        write_best(
+            beside, predictor, found, chosen, {**about, "file": Path(table.name).name, **_about(run.path.parent)}
+        )
+    print("\n".join([*remarks(found, chosen, best), f"written to {folder}"]))
 
 
 def _about(run: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -104,11 +104,16 @@ def forms_of_run(
 def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
     """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX files."""
     plain = FolderPredictor.of_folder(folder, text)
-    forms = [Form(f"transformers, {name}", plain, order) for name, order in _ORDERS.items()]
+    require(has_weights(folder), str(folder), "no weights of transformers in it", hint="Name its run, with --form.")
+    heads = " ".join(cast(Any, plain.model).config.architectures or ())
+    what = f"its model is a {heads}, and only one that classifies texts is verified without its run"
+    require("TokenClassification" not in heads, str(folder), what, hint="Name its run, with --form.")
+    who = "transformers" if "SequenceClassification" in heads else "transformers with a made-up head"
+    forms = [Form(f"{who}, {name}", plain, order) for name, order in _ORDERS.items()]
     if (flat := plain.run_flat()) is not None:
         forms += [Form(f"flat, {name}", flat, order) for name, order in {"alone": alone, **_ORDERS}.items()]
-    forms += [_of_file(name, each) for name, each in plain.onnx(folder).items()]
-    return Form("transformers, alone", plain, alone), forms
+    forms += [_of_file(name, each) for name, each in plain.answering(folder).items() if name.endswith(".onnx")]
+    return Form(f"{who}, alone", plain, alone), forms
 
 
 def _of_file(name: str, predictor: RunPredictor) -> Form:
@@ -158,9 +163,9 @@ class FolderPredictor(Predictor):
         own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
         return cls(*own, tokenizer=tokenizer, ask=lambda given: net(**given).logits)
 
-    def onnx(self, folder: Path) -> dict[str, RunPredictor]:
-        """The ONNX files beside it, by name."""
-        return {name: replace(self, ask=ask, where=name) for name, ask in _asks_of(folder).items()}
+    def answering(self, folder: Path) -> dict[str, RunPredictor]:
+        """All that answers from the folder, by name."""
+        return {name: replace(self, ask=ask, where=name) for name, ask in _asks_of(folder, self.model).items()}
 
     def run_flat(self) -> FolderPredictor | None:
         """The same weights through our flat layers; None for other families."""
@@ -239,7 +244,7 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     if predictor.thresholds:
         opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
     opened.labels = replace(opened.labels, problem=predictor.labels.problem)
-    return {f"{folder}: transformers": opened, **opened.onnx(folder)}
+    return opened.answering(folder)
 
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
@@ -251,8 +256,8 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         return texts_of_folder(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
-        asks = {f"{folder}: transformers": lambda given: net(**given).logits, **_asks_of(folder)}
         own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
+        asks = _asks_of(folder, net)
         return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
     if type(predictor) is SequencePredictor:
         fields_of_run = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
@@ -260,17 +265,25 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     raise UserError(str(folder), f"no exported form of a run on {predictor.answers_to} answers rows")
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether transformers can read a folder's weights; one of a chosen ONNX file has none."""
+    return any(next(folder.glob(f"*.{end}"), None) for end in ("safetensors", "bin"))
+
+
 def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
-    """The model and the tokenizer of a folder, as anybody opens them."""
-    from transformers import AutoTokenizer
+    """The model and the tokenizer of a folder, as anybody opens them; without weights for ONNX files beside them."""
+    from transformers import AutoConfig, AutoTokenizer
 
     hint = "Name a folder with config.json, model.safetensors and the tokenizer's files."
     has_tokens = any(next(folder.glob(name), None) for name in ("tokenizer.json", "vocab.*", "*.model"))
     require(has_tokens, str(folder), "no tokenizer in it", hint=hint)  # the library would make an empty one
     with _read_by("transformers", folder, hint), quiet_library():
         torch.manual_seed(0)  # of a head that the folder does not have
-        net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
-        return net, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        if has_weights(folder) or not onnx_files(folder):
+            net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32)
+        else:
+            net = kind.auto_class.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        return net.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 @contextmanager
@@ -294,8 +307,9 @@ def onnx_files(folder: Path) -> list[Path]:
     return files
 
 
-def _asks_of(folder: Path) -> dict[str, Ask]:
-    return {str(file): ask_onnx(file) for file in onnx_files(folder)}
+def _asks_of(folder: Path, net: Any) -> dict[str, Ask]:
+    own: dict[str, Ask] = {f"{folder}: transformers": lambda given: net(**given).logits}
+    return (own if has_weights(folder) else {}) | {str(file): ask_onnx(file) for file in onnx_files(folder)}
 
 
 def ask_onnx(file: Path) -> Ask:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,22 +84,39 @@ def require_measurable(predictor: Any, where: str) -> None:
     require(predictor.long_texts.kind is Long.cut, where, what, hint="Leave it out.")
 
 
-def quantise(folder: Path, texts: Sequence[str]) -> None:
-    """Weights of 8 bits from an exported ONNX file: numbers between layers get theirs as they come, or as in texts."""
+def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
+    """Weights of 8 bits from an exported ONNX file: numbers between layers get theirs as they come, or as in texts.
+
+    What is left in fp32 is named in the lines to print.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
+    from transformers import AutoTokenizer
 
     model = onnx.load(folder / ONNX)
     del model.graph.value_info[:]  # sizes that torch's exporter notes, and that contradict onnx's own
     names = [each.name for each in model.graph.input]
-    tokenizer = FolderPredictor.of_folder(folder).tokenizer
-    batches = (tokenizer([text], return_tensors="np", truncation=True) for text in texts[:_SEEN])
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    batches = (tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN))
     seen = _Batches({name: batch[name] for name in names} for batch in batches)
     both = {"weight_type": QuantType.QInt8, "per_channel": True}
     static = {"op_types_to_quantize": ["MatMul", "Gemm", "Gather"], "activation_type": QuantType.QUInt8}
     with errors_alone():  # it asks for a preparation that is for other networks
         quantize_dynamic(copy.deepcopy(model), folder / INT8, **both)
         quantize_static(model, folder / STATIC, seen, **both, **static)
+    left = {name: _in_fp32(onnx.load(folder / name)) for name in (INT8, STATIC)}
+    return [f"{name}: left in fp32: {each}" for name, each in left.items() if each]
+
+
+def _in_fp32(model: Any) -> str:
+    """The operators that read matrices of fp32."""
+    from onnx import TensorProto
+
+    weights = {
+        each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1
+    }
+    counts = Counter(node.op_type for node in model.graph.node if weights & set(node.input))
+    return ", ".join(f"{kind} ({count}×)" for kind, count in counts.items())
 
 
 class _Batches:
@@ -123,7 +142,8 @@ def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table,
         scored = own if asked is predictor else asked.score_table(table, FileOptions(), [asked], lambda rows: None)
         metric = monitored_metric(predictor.labels.problem)
         interval = interval_text(scored.intervals.get(metric))
-        size = (folder / (file or WEIGHTS)).stat().st_size / (2e6 if name.endswith(BF16) else 1e6)
+        parts = folder.glob(f"{file or WEIGHTS}*")  # large ones of ONNX lie beside their file
+        size = sum(part.stat().st_size for part in parts) / (2e6 if name.endswith(BF16) else 1e6)
         p50, p99 = np.quantile(alone, [0.5, 0.99]).tolist()
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
         times, same = (len(rows) / seconds[name], p50, p99), verify(form, rows, expected)
@@ -188,8 +208,8 @@ def write_best(
     folder: Path, predictor: Predictor, found: Sequence[Measured], chosen: Measured, about: dict[str, Any]
 ) -> None:
     """Leave one form in the folder, with its certificate, a program that asks it, and a model card."""
-    for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file}:
-        (folder / file).unlink(missing_ok=True)
+    for path in (path for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file} for path in folder.glob(f"{file}*")):
+        path.unlink()
     if chosen.name.endswith(BF16):
         cast(Any, _in_bf16(FolderPredictor.of_folder(folder)).model).save_pretrained(folder)
     problem, model = predictor.labels.problem, predictor.model
