@@ -150,7 +150,7 @@ def _bytes(work: _Work) -> Iterator[Claim]:
     }
     has_ray = importlib.util.find_spec("ray") is not None
     if has_ray:
-        ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2)
+        ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2, work.folder)
     again, encode = 0, encoded_units.Unit.encoded
     for way, prepare in ways.items():
         prepare()
@@ -244,10 +244,10 @@ def _nothing(number: int, count: int) -> None:
 
 def _by_ray(work: _Work) -> Claim:
     began = time.perf_counter()
-    on_ray(_nothing, 2)
+    on_ray(_nothing, 2, work.folder)
     empty = time.perf_counter() - began
     began = time.perf_counter()
-    on_ray(partial(_parts, work, "timed by Ray"), 2)
+    on_ray(partial(_parts, work, "timed by Ray"), 2, work.folder)
     by_ray = time.perf_counter() - began - empty
     began = time.perf_counter()
     _parts(work, "timed here", 1, 1)

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -220,6 +221,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
     (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
+    (["predict", "RUN", "ROWS", "--out", "many/", "--parts", "2"], "--parts: is for --on ray alone. Add it."),
     (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
     (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Patterns are"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
@@ -258,15 +260,32 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(f
         (given / f"{number}.csv").write_text(Path(rows).read_text() + f"{number},ballot,politics\n" * number)
     (given / "2.csv").rename(given / "2.tsv.csv")
     assert verb("predict", finished.folder, given, "--out", f"{out}/", "--part", "2/2") == 0
-    assert [path.name for path in out.iterdir()] == ["1.csv"]
+    assert sorted(path.name for path in out.iterdir()) == ["1.csv", "answers.json"]
+    assert "bytes" not in json.loads((out / "answers.json").read_text())
     before = (out / "1.csv").stat()
     assert verb("predict", finished.folder, f"{given}/*.csv", "--out", out) == 0
     said = capsys.readouterr()
     assert "1 file of 3 answered before" in said.err and f"written to {out}: 8 rows" in said.out
     assert (out / "1.csv").stat().st_mtime_ns == before.st_mtime_ns
+    sizes = {path.name: path.stat().st_size for path in out.glob("*.csv")}
+    assert len(sizes) == 3 and json.loads((out / "answers.json").read_text())["bytes"] == sizes
     for path in given.iterdir():
         assert verb("predict", finished.folder, path, "--out", tmp_path / "alone.csv") == 0
         assert (out / path.name).read_bytes() == (tmp_path / "alone.csv").read_bytes()
+
+
+def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, rows, tmp_path, capsys):
+    out = f"{tmp_path}/out/"
+    assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2") == 0
+    questions = {"--top-k=3": "top_k=2", "--exact": "exact=False", "--read=encoding=cp1252": "read=[]"}
+    for changed, named in questions.items():
+        capsys.readouterr()
+        assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2", changed) == 2
+        said = capsys.readouterr().err
+        assert said == f"--out: the answers in {tmp_path}/out have {named}. Name another folder, or ask as before.\n"
+    copied = shutil.copytree(finished.folder, tmp_path / "copied")
+    assert verb("predict", copied, rows, "--out", out, "--top-k", "2") == 2
+    assert f"have run={finished.folder}. Name another folder" in capsys.readouterr().err
 
 
 def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):

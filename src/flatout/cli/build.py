@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, with the lines that a run would print of its data."""
+    from flatout.data.store.cache import Cache
     from flatout.data.text_preparation import encode_part
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
@@ -46,8 +47,8 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         print_line(f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before")
         print_line("when all parts are there, the same command without --part joins them")
         return
-    if arguments.on == "ray":
-        each = engine.on_ray(partial(encode_part, config.data), arguments.parts)
+    if (parts := engine.parts_of(arguments)) is not None:
+        each = engine.on_ray(partial(encode_part, config.data), parts, Cache(config.data.cache).folder)
         print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import json
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -30,10 +32,12 @@ from flatout.distributed import engine
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, require, settings_of
+from flatout.files import write_atomically
 from flatout.inference.run_predictor import FileOptions, ModelFolder, RunPredictor
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
+MANIFEST = "answers.json"
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _MANY = "Write --out FOLDER/ for a folder of answers."
 
@@ -54,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.on == "here":
+    if (parts := engine.parts_of(arguments)) is None:
         rows = _answered(arguments)
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
-        rows = sum(engine.on_ray(partial(_answered_part, arguments), arguments.parts, uses_gpu=True))
+        rows = sum(engine.on_ray(partial(_answered_part, arguments), parts, Path(arguments.out), uses_gpu=True))
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
@@ -78,7 +82,9 @@ def _answered(arguments: argparse.Namespace) -> int:
         number, count = engine.part_of(arguments.part or "1/1")
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         files, part = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
-        rows = answer_files(files, Path(arguments.out), answer_one, part)
+        asked = {"run": str(Path(arguments.run).resolve()), "exact": arguments.exact, "precision": arguments.precision}
+        asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
+        rows = answer_files(files, Path(arguments.out), answer_one, part, asked)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
@@ -111,9 +117,12 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
 
 
 def answer_files(
-    files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice = slice(None)
+    files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice, asked: dict[str, Any]
 ) -> int:
-    """Answer each file of a part that has no answers yet into a file of its name; the number of rows."""
+    """Answer each file of a part that has no answers yet into a file of its name; the number of rows.
+
+    `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
+    """
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
     named = dict[Path, str]()
@@ -123,11 +132,23 @@ def answer_files(
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
         named[out] = str(file)
+    manifest = folder / MANIFEST
+    with told(folder):
+        if not manifest.exists():
+            write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
+        found = json.loads(manifest.read_text(encoding="utf-8")).get("asked", {})
+    others = [f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)]
+    what = f"the answers in {folder} have {', '.join(others)}"
+    require(not others, "--out", what, hint="Name another folder, or ask as before.")
     own = list(named.items())[part]
     waiting = [(file, str(out)) for out, file in own if not out.exists()]
     if len(waiting) < len(own):
         print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
-    return sum(answer_one(file, out) for file, out in waiting)
+    rows = sum(answer_one(file, out) for file, out in waiting)
+    if all(out.exists() for out in named):
+        sizes = {out.name: out.stat().st_size for out in named}
+        write_atomically(manifest, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
+    return rows
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.

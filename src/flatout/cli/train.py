@@ -78,7 +78,7 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
         overrides = as_typed(HydraConfig.get().overrides.task)
         try:
             is_here = workers_of_ray(HydraConfig.get().launcher) is None
-            require(is_here, "on", "ray, and this command works here", hint="Leave it out.")
+            require(is_here, "on", "ray, and this command works here", hint="Leave it out; build takes --on ray.")
             measure(read_config(cfg, overrides), overrides)
         except UserError as mistake:
             leave(mistake)

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -28,8 +29,9 @@ from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, requ
 
 _AGAIN = 3  # how often lost workers are begun again
 _MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among the notes
-_LOOK_S = 0.2
+_LOOK_S, _REACHED_S, _PARTS = 0.2, 10, 8
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
+_SHARED = "Name a folder of a disk that they share, and that you may write to."
 Place = StrEnum("Place", "here ray")
 
 
@@ -47,7 +49,10 @@ def connect() -> Any:
         import ray
     except ImportError:
         raise UserError("on", "Ray is not installed", hint="pip install 'flatout[ray]'.") from None
+    host, _, port = os.environ.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")
     try:
+        if host and port.isdecimal():  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), _REACHED_S).close()
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         hint = "Set RAY_ADDRESS to a cluster that runs, or leave it out."
@@ -58,14 +63,16 @@ def connect() -> Any:
 class RayTask:
     """A function under way on some machine of a cluster: one core, and one GPU where it uses any and there are some."""
 
-    def __init__(self, do: Callable[[], Any], *, uses_gpu: bool = False, times: int = 0) -> None:
-        """`times`: how often Ray begins it again when its machine is lost; -1: always."""
+    def __init__(
+        self, do: Callable[[], Any], *, uses_gpu: bool = False, times: int = 0, place: Path | None = None
+    ) -> None:
+        """`times`: how often Ray begins it again when its machine is lost; -1: always. `place`: what it must see."""
         self._ray, self.why = connect(), ""
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
         # A task is one of several on its machine: its tokenizer takes one core, as Ray counts it.
         needs = {"num_cpus": 1, "num_gpus": num_gpus, "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}}}
         task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_done)
-        self._reference = task.remote(do, version("flatout"), Path.cwd())
+        self._reference = task.remote(do, version("flatout"), Path.cwd(), place)
 
     def is_alive(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[1])
@@ -91,6 +98,10 @@ class RayTask:
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise error.cause from None
+            if "ModuleNotFoundError" in (said := str(error)):
+                missing = next(line for line in reversed(said.splitlines()) if "ModuleNotFoundError" in line)
+                what = f"a machine of the cluster lacks a package ({missing.partition('ModuleNotFoundError: ')[2]})"
+                raise UserError("on", what, hint=_SAME) from None
             raise
         except exceptions.TaskCancelledError:
             return None
@@ -99,18 +110,35 @@ class RayTask:
             return None
 
 
-def on_ray(do: Callable[[int, int], Any], count: int, *, uses_gpu: bool = False) -> list[Any]:
-    """What each of so many parts gave, from 1 on, computed by the tasks of a Ray cluster; `do` does one of so many."""
+def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False) -> list[Any]:
+    """What each of so many parts gave, from 1 on, computed by the tasks of a Ray cluster; `do` does one of so many.
+
+    All write to `place`.
+    """
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:
-        tasks = [RayTask(partial(do, number, count), uses_gpu=uses_gpu, times=-1) for number in range(1, count + 1)]
-        found = [task.result() for task in tasks]
+        with _mark(place) as mark:
+            given: dict[str, Any] = {"uses_gpu": uses_gpu, "times": -1, "place": mark}
+            tasks = [RayTask(partial(do, number, count), **given) for number in range(1, count + 1)]
+            found = [task.result() for task in tasks]
     finally:
         ray.shutdown()
     for task in tasks:
         require(not task.why, "--on", task.why, hint=_SAME)
     return found
+
+
+@contextmanager
+def _mark(place: Path) -> Iterator[Path]:
+    """A folder by which machines see that `place` is on their disk too."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        mark = tempfile.TemporaryDirectory(prefix=".ray-", dir=place)
+    except OSError as error:
+        raise UserError("--on", f"cannot write {place}: {error.strerror}", hint=_SHARED) from None
+    with mark as name:
+        yield Path(name)
 
 
 def device_of(workers: int) -> str:
@@ -205,12 +233,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one, places = parser.add_mutually_exclusive_group(), [place.value for place in Place]
     one.add_argument("--part", metavar="I/N", help="do every N-th part of the work, from the I-th on, and no other")
     one.add_argument("--on", choices=places, default=Place.here, help="where parts are done (default: here)")
-    parser.add_argument("--parts", metavar="N", type=int, default=8, help="parts for --on ray (default: 8)")
+    parser.add_argument("--parts", metavar="N", type=int, help=f"parts for --on ray (default: {_PARTS})")
 
 
-def _done(do: Callable[[], Any], asked: str, here: Path) -> Any:
+def parts_of(arguments: argparse.Namespace) -> int | None:
+    """How many parts Ray does; None: all is done here."""
+    is_here = arguments.on == Place.here
+    require(not is_here or arguments.parts is None, "--parts", "is for --on ray alone", hint="Add it.")
+    return None if is_here else _PARTS if arguments.parts is None else arguments.parts
+
+
+def _done(do: Callable[[], Any], asked: str, here: Path, place: Path | None = None) -> Any:
     own = version("flatout")
     require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
+    if place is not None:
+        what = f"not all machines of the cluster see {place.parent}"
+        require(place.is_dir(), "on", what, hint=_SHARED)
     with suppress(OSError):  # a folder that this machine does not see matters to relative names alone
         os.chdir(here)
     return do()

@@ -237,7 +237,7 @@ class _Process(ForkServerProcess):
 
 class _Task(RayTask):
     def __init__(self, trial: Trial, *, resumes: bool) -> None:
-        super().__init__(partial(_trained_apart, trial, resumes=resumes), uses_gpu=True)
+        super().__init__(partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, place=trial.folder)
 
     def signal(self, number: signal.Signals) -> None:
         self.cancel(is_forced=number is signal.SIGKILL)
