@@ -194,6 +194,10 @@ MISTAKES = {
         lambda: BitsDataConfig(source=table_with(uid=["1", " ", *"x" * 38])),
         r"data.uid: table in memory: no uid in row 2\. Fill it in",
     ),
+    "a uid that is not there": (
+        lambda: BitsDataConfig(source=table_with(), uid="number"),
+        r"data.uid: no column 'number' in table in memory",
+    ),
     "many missing uids": (
         lambda: BitsDataConfig(source=table_with(uid=[None] * 40)),
         r"no uid in row 1, 2, 3, 4, 5, …",

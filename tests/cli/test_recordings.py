@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,26 @@ def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     ends = result.summary["intervals"][f"test/{metric}"]
     assert ends[0] < found[metric] < ends[1]
     assert found["intervals"][metric] == pytest.approx(ends, abs=0.1)
+    recordings, predictor = list(result.predictor.read(table_of(waves(40, 20)))), result.predictor
+    if target == "kind":  # the run's temperature is in its answers, and in the file
+        assert predictor.label_scale == (0.0, 1 / result.summary["calibration"]["temperature"])
+        at_one = replace(predictor, label_scale=(0.0, 1.0)).answer(recordings[0].values)
+        set_label_scale(result.folder, [0.0, 0.5])
+        predictor = load_predictor(result.folder)
+        found = np.sqrt(at_one) / np.sqrt(at_one).sum()
+        np.testing.assert_allclose(predictor.answer(recordings[0].values), found, rtol=1e-5)
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
-    recordings = list(result.predictor.read(table_of(waves(40, 20))))
     assert len({len(each.values) for each in recordings}) == 10
     for recording in recordings[:3]:
         streamed = stream_onnx(tmp_path / "onnx" / "model.onnx", recording.values)
-        np.testing.assert_allclose(streamed[-1], result.predictor.answer(recording.values), atol=1e-5)
+        np.testing.assert_allclose(streamed[-1], predictor.answer(recording.values), atol=1e-5)
+
+
+def set_label_scale(run: Path, scale: list[float]) -> None:
+    file = run / "model" / "config.json"
+    settings = json.loads(file.read_text())
+    settings["data"]["label_scale"] = scale
+    file.write_text(json.dumps(settings))
 
 
 def test_a_label_that_the_run_never_saw_is_named_and_both_directions_are_not_exported(tmp_path, capsys):

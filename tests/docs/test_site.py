@@ -15,8 +15,9 @@ from tests.docs.blocks import ROOT
 
 MOST_BYTES = 300_000
 FEATURES = (
-    *("answers", "audit", "ladder", "many_devices", "many_machines", "resume", "reuse", "sweeps", "tune"),
-    *("verdict", "verdict_anywhere", "windows"),
+    *("answers", "attached", "audit", "bit_strings", "callbacks", "data", "gpu", "ladder", "lightning"),
+    *("many_devices", "many_machines", "own_parts", "resume", "reuse", "sequences", "speed", "sweeps", "tags"),
+    *("texts", "transformers", "tune", "verdict", "verdict_anywhere", "versions", "which_encoder", "windows"),
 )
 """Pages that are built alike: what it is for, one command, what it prints, what it costs, when not."""
 

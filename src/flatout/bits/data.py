@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.bits.columns import BitColumn, Form, known_numbers, uid_of
+from flatout.bits.columns import UIDS, BitColumn, Form, known_numbers, uid_of
 from flatout.bits.encodings import EncodingKind, Packed, Sets
 from flatout.bits.grams import FIELD_END, LABEL_INDEX, LABELS, GramIndex, padded, plain_texts, raw_texts, targets_of
 from flatout.bits.info import BitInfo
@@ -81,6 +81,8 @@ class BitsPreparation:
         } or {"train": PeopleTable(config.sample)}
         source = self.tables["train"]
         self.bits = self._bits_column(source)  # column of the encodings; None where records are encoded here
+        if config.uid != UIDS[0]:
+            require_columns(source, {"data.uid": config.uid})
         self.uid = uid_of(source.columns, config.uid)  # column that names each record; None where there is none
         self.columns = self._text_columns(source)  # columns of plain text, in the order in which they are joined
         wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}

@@ -274,7 +274,8 @@ class _Scaled(nn.Module):
         return ((values - self.shift) - self.rest_of_shift) / self.factor
 
     def in_units(self, answers: Tensor) -> Tensor:
-        return answers.softmax(-1) if self.has_classes else answers * self.answer_factor + self.answer_shift
+        answers = answers * self.answer_factor + self.answer_shift
+        return answers.softmax(-1) if self.has_classes else answers
 
 
 class _Sample(_Scaled):

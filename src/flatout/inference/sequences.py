@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -80,8 +80,10 @@ class SequencePredictor(RunPredictor):
         given = RecordingRules.of(info.config)
         rules = replace(given, columns=[name for name in given.columns if name in inputs], label=None)
         names = info.targets if labels is None else labels.classes
-        scale = (0.0, 1.0) if labels is None else (labels.mean, labels.spread)
-        settings: dict[str, Any] = {"label_scale": scale, "has_classes": bool(info.facts["classes"])}
+        scale, has_classes = (0.0, 1.0), bool(info.facts["classes"])
+        if labels is not None:  # the temperature of classes, or the unit of numbers
+            scale = (0.0, 1 / cast(Any, task).temperature) if has_classes else (labels.mean, labels.spread)
+        settings: dict[str, Any] = {"label_scale": scale, "has_classes": has_classes}
         settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
         return cls(task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings)
 
@@ -199,11 +201,9 @@ class SequencePredictor(RunPredictor):
         return self._in_units(self._of_rows(window, _whole(window))[0])
 
     def _label(self, scaled: NDArray[np.float32]) -> NDArray[Any]:
-        outputs = self._of_rows(scaled, _whole(scaled))[0]
-        if self.has_classes:
-            return outputs.softmax(-1).numpy()
         mean, spread = self.label_scale
-        return (outputs * spread + mean).numpy()
+        outputs = self._of_rows(scaled, _whole(scaled))[0] * spread + mean
+        return (outputs.softmax(-1) if self.has_classes else outputs).numpy()
 
     def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces) -> Tensor:
         found, order = [], []

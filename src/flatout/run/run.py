@@ -27,6 +27,7 @@ from flatout.checkpoints.kept import Start
 from flatout.checkpoints.same_run import facts_of_run, plan_facts
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
+from flatout.data.checks.findings import counted
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group, others_watched
 from flatout.distributed.signals import Signals, requeue_with_slurm
@@ -165,7 +166,7 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
         if not trainer.should_stop or not (is_lost or stopping.wait_count >= stopping.patience):
             continue
         after = f"after epoch {trainer.current_epoch}{f' of {last}' if last > 0 else ''}"
-        no_better = "is not finite" if is_lost else f"was no better in {stopping.wait_count} validations"
+        no_better = "is not finite" if is_lost else f"was no better in {counted(stopping.wait_count, 'validation')}"
         setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
         found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
         kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
