@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +41,18 @@ def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
         assert run_train([*words, f"seed={seed}"], monkeypatch) == 0
     seeds = {folder.name: read_summary(folder)["seed"] for folder in (tmp_path / "loop").iterdir()}
     assert seeds == {"now": 1, "now_2": 2}
+
+
+@pytest.mark.soak(seconds=120)
+def test_of_ten_commands_that_begin_at_once_none_loses_its_result(tmp_path):
+    train = [sys.executable, "-m", "train", "name=loop", f"output={tmp_path}", *FAST, "monitor.verdict=false"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    begun = [subprocess.Popen([*train, f"seed={seed}"], cwd=tmp_path, **quiet) for seed in range(10)]
+    said = [process.communicate(timeout=400)[1] for process in begun]
+    assert [process.returncode for process in begun] == [0] * 10, said
+    summaries = [read_summary(folder) for folder in (tmp_path / "loop").iterdir()]
+    assert sorted(each["seed"] for each in summaries) == list(range(10))
+    assert {each["status"] for each in summaries} == {"finished"}
 
 
 def test_a_named_folder_with_a_finished_run_is_refused(tmp_path, monkeypatch, capsys):

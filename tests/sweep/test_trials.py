@@ -35,7 +35,7 @@ from flatout.distributed.signals import ASKING
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
-from flatout.sweep.many import Multirun, begun_with, newest_of, run_all, to_go_on
+from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, run_all, to_go_on
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import Readings, endings, slots
 from tests.composed import run_train
@@ -348,6 +348,22 @@ def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed
     assert f"val/accuracy {mean:.4f} ± {spread:.4f}" in next(
         line for line in said.splitlines() if "over 2 seeds" in line
     )
+
+
+def test_seeds_of_each_setting_have_a_mean_of_their_own(tmp_path):
+    changed = [
+        ["model.hidden=8", "seed=0"],
+        ["model.hidden=8", "seed=1"],
+        ["seed=0", "name=a b"],
+        ["name=a b", "seed=1"],
+    ]
+    trials = [replace(trial(tmp_path, number), changed=words) for number, words in enumerate(changed)]
+    ended = [Ending(Status.complete, 1.0, metrics={"val/accuracy": 0.5 + number / 10}) for number in range(4)]
+    assert _over_seeds(trials, ended) == [
+        "model.hidden=8 over 2 seeds: val/accuracy 0.5500 ± 0.0707",
+        "'name=a b' over 2 seeds: val/accuracy 0.7500 ± 0.0707",
+    ]
+    assert _over_seeds(trials[1:3], ended[1:3]) == []
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def _several_values(word: str) -> UserError:
     key, _, values = word.lstrip("+").partition("=")
     as_list = f"write '{key}=[{values}]' for one run with all of them"
     takes_list = any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key))
-    hint = f"Add -m for a run with each{f', or {as_list}' if takes_list else ''}."
+    hint = f"Add -m to python -m train for a run with each{f', or {as_list}' if takes_list else ''}."
     if key == "logger":
         hint = f"{as_list.capitalize()}."
     return UserError(key, f"several values ({values}) for one run", hint=hint)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,12 +94,18 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
 
 
 def _over_seeds(trials: Sequence[Trial], ended: Sequence[Ending]) -> list[str]:
-    """Mean and spread of the metric that decides, where the seed is all that differs."""
-    runs = [ending.metrics for ending in ended if ending.metrics]
-    if len(runs) < 2 or not all(word.startswith("seed=") for trial in trials for word in trial.changed):
-        return []
-    names = [name for name in sorted(runs[0]) if name.endswith(f"/{trials[0].job.metric}")]
-    return [f"over {len(runs)} seeds: {', '.join(spread(name, runs) for name in names)}"]
+    """Mean and spread of the metric that decides, of trials in which the seed is all that differs."""
+    alike: dict[str, list[Mapping[str, float]]] = {}
+    for trial, ending in zip(trials, ended, strict=True):
+        others = [word for word in trial.changed if not word.startswith("seed=")]
+        if ending.metrics and len(others) < len(trial.changed):
+            alike.setdefault(shlex.join(others), []).append(ending.metrics)
+    lines = []
+    for setting, runs in ((setting, runs) for setting, runs in alike.items() if len(runs) > 1):
+        names = [name for name in sorted(runs[0]) if name.endswith(f"/{trials[0].job.metric}")]
+        means = ", ".join(spread(name, runs) for name in names)
+        lines.append(f"{setting}{' ' if setting else ''}over {len(runs)} seeds: {means}")
+    return lines
 
 
 @contextmanager

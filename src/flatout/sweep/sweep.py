@@ -9,6 +9,7 @@ page, TensorBoard's HPARAMS page and the last lines on the terminal.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,7 @@ def sweep(searched: Searched) -> None:
     with held(searched):
         run = _Run(searched, first.job, shares, started)
         try:
-            with to_go_on(f"python -m flatout sweep resume {folder}"):
+            with to_go_on(f"python -m flatout sweep resume {shlex.quote(str(folder))}"):
                 run.search()
                 run.confirm()
         except _NoSuchMetric:
@@ -114,7 +115,7 @@ class _Run:
             self.keep()
             self._count_mistake(ending.is_mistake, ending.note)
         if len(self.study.ended()) < self.study.total:
-            print(f"the time is over; to resume: python -m flatout sweep resume {folder} for=TIME")
+            print(f"the time is over; to resume: python -m flatout sweep resume {shlex.quote(str(folder))} for=TIME")
 
     def confirm(self) -> None:
         """The best settings again, with other seeds."""
