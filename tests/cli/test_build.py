@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from flatout.data import encoded_units
+from flatout.data.tokens.subwords import Subwords
+from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from tests.composed import run_train
 from tests.verbs import verb
 
@@ -77,6 +80,26 @@ def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypa
     assert verb("build", *words) == 2
     assert message in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "more rows later encode all rows again: the vocabulary is made of them, and data.tokenizer=FOLDER would"),
+        (["data.tokenizer=tokenizer", "data.split_by=stratified"], "again: the splits deal them out by class, and"),
+        (["data.tokenizer=tokenizer"], ""),
+    ],
+)
+def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(words, said, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"w{number} and {'x' * (number % 9)},{'ab'[number % 2]}" for number in range(60)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    Path("tokenizer").mkdir()
+    Subwords.train([pa.array(rows)], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(Path("tokenizer"))
+    usual = ["data.source=rows.csv", f"data.cache={tmp_path}/cache", "model=transformer", "model.layers=1"]
+    assert verb("build", *usual, *words) == 0
+    first = capfd.readouterr().out.splitlines()[0]
+    assert said in first if said else "more rows" not in first
 
 
 def test_data_of_your_own_have_no_store(tmp_path, monkeypatch, capfd):

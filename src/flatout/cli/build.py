@@ -35,12 +35,14 @@ def run(arguments: argparse.Namespace) -> None:
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, with the lines that a run would print of its data."""
     from flatout.data.store.cache import Cache
-    from flatout.data.text_preparation import encode_part
+    from flatout.data.text_preparation import encode_part, why_all_again
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 
     hint = "Call prepare_data of your DataModule."
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
+    if why := why_all_again(config.data):
+        print_line(f"more rows later encode all rows again: {why}")
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)
         units, found = encode_part(config.data, number, count)
