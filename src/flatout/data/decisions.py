@@ -68,8 +68,7 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     for number, line in enumerate(_lines(key, file), 2):
         place, row = f"{file}:{number}", (line.get("row") or "").strip()
         require(row.isdecimal() and int(row) > 0, key, f"{place} names row {row!r}", allowed="1 or more")
-        has_label = key != "data.relabel" or bool(_label(line))
-        require(has_label, key, f"{place} has no label", hint="Fill in its label.")
+        require(key != "data.relabel" or bool(_label(line)), key, f"{place} has no label", hint="Fill in its label.")
         found[_split_of(key, place, line, tables)][int(row) - 1] = line
     return found
 

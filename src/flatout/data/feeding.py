@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flatout.data.batches.plan import FeedKind
 from flatout.data.tables.reading import ReadingConfig
@@ -70,6 +71,16 @@ class FeedingConfig:
             what = f"{wanted} with accumulate={self.accumulate}, which it sets"
             require(self.accumulate == 1, where, what, hint=hint)
             require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", hint=hint)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether no rows are given, so that the built-in sample is used."""
+        return all(getattr(self, name, None) is None for name in ("source", "train"))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is named for each split."""
+        return {split: getattr(self, split, None) for split in SPLITS}
 
     def batches(self, world: int) -> tuple[int, int]:
         """Rows that each of so many devices computes at once, and how many such batches make a step."""

@@ -11,7 +11,7 @@ from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
-from flatout.data.tables.splits import SPLITS, SplitBy
+from flatout.data.tables.splits import SplitBy
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.vocabulary import VocabularyConfig
@@ -161,17 +161,8 @@ class TextDataConfig(FeedingConfig):
         require_other_files({"source": self.source, **self.given}, ("train", "source"))
 
     @property
-    def is_sample(self) -> bool:
-        """Whether no rows are given, so that the built-in sample is used."""
-        return self.train is None and self.source is None
-
-    @property
     def long_texts(self) -> LongTexts:
         return LongTexts(self.long, self.window, self.overlap) if self.long is Long.windows else LongTexts(self.long)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return {split: getattr(self, split) for split in SPLITS}
 
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags

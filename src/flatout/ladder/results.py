@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
@@ -23,10 +25,6 @@ from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
 from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
 from flatout.report.page import render_page, tile
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FILE = "ladder.json"
 SCHEMA = 1
@@ -122,7 +120,6 @@ def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def mean_with_spread(group: Mapping[str, Any]) -> str:
-    """Mean and standard deviation of a group's points."""
     return f"{group['mean']:.2f}" + ("" if group["sd"] is None else f" ± {group['sd']:.2f}")
 
 

@@ -127,8 +127,7 @@ class Feed:
     def _make_plan(self, epoch: int) -> Plan:
         if self.plan.is_stream:
             return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
-        kind = LargePlan if is_large(self.num_rows, self.plan) else Plan
-        return kind(self._lengths, self.plan, epoch)
+        return (LargePlan if is_large(self.num_rows, self.plan) else Plan)(self._lengths, self.plan, epoch)
 
     def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:

@@ -74,8 +74,7 @@ class FlatBatch:
         if longest * self.num_rows == self.num_tokens:
             return self.tokens.view(self.num_rows, longest), lengths_B
         places_L = torch.arange(longest, device=self.tokens.device)
-        index_BL = (starts_B.unsqueeze(1) + places_L).clamp_max_(self.num_tokens - 1)
-        tokens_BL = self.tokens[index_BL]
+        tokens_BL = self.tokens[(starts_B.unsqueeze(1) + places_L).clamp_max_(self.num_tokens - 1)]
         return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
 
     def bits(self, dtype: torch.dtype) -> Tensor:

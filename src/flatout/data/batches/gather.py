@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.plan import BatchRows
 from flatout.data.store.store import Array, Ragged, StoreSplit
-
-if TYPE_CHECKING:
-    from flatout.data.batches.plan import BatchRows
 
 TOKENS, TARGETS = "tokens", "targets"
 _COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")

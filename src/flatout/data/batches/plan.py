@@ -252,8 +252,7 @@ def _share(rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings) -> tu
         begin = micro * base + np.minimum(micro, extra)
         rank = _dealt(place_from_end - begin, settings.world)
     else:
-        part = _evenly_dealt(lengths[rows], step, place_from_end, settings.parts)
-        micro, rank = np.divmod(part, settings.world)
+        micro, rank = np.divmod(_evenly_dealt(lengths[rows], step, place_from_end, settings.parts), settings.world)
     mine = rank == settings.rank
     batch = step[mine] * settings.accumulate + micro[mine]
     # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.

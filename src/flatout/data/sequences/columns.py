@@ -52,11 +52,6 @@ class RecordingRules:
         """Columns of a recording's values: integrals, then those of the tables."""
         return [*(f"{name} cumulated" for name in self.cumulate), *self.columns]
 
-    @property
-    def are_plain(self) -> bool:
-        """Whether a file is one recording whose values stand in it as they are."""
-        return not (self.group or self.label or self.step or self.max_gap or self.cumulate)
-
 
 def read_blocks(table: Table, rules: RecordingRules) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
     """Each block, its values, its times, and whether these are dates; rows are counted where there is no time.

@@ -233,7 +233,9 @@ class Scratch:
 
     def read(self, file: Table, notes: ReadingNotes) -> Recording | None:
         """A large file as a recording; None where it has to be read as a whole."""
-        if not self.rules.are_plain or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
+        rules = self.rules
+        is_changed = rules.group or rules.label or rules.step or rules.max_gap or rules.cumulate
+        if is_changed or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
             return None
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")

@@ -8,7 +8,6 @@ from typing import Any
 
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.samples.cells import CellsConfig
-from flatout.data.tables.splits import SPLITS
 from flatout.errors import require, setting
 
 SequenceProblem = StrEnum("SequenceProblem", "estimate forecast label")
@@ -145,19 +144,10 @@ class SequenceDataConfig(FeedingConfig):
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        require_other_files({name: getattr(self, name) for name in ("source", *SPLITS)}, ("train", "source"))
+        require_other_files({"source": self.source, **self.given}, ("train", "source"))
         self._set_columns()
         self._require_counts()
         self._require_way()
-
-    @property
-    def is_sample(self) -> bool:
-        """Whether no recordings are given, so that the built-in cells are used."""
-        return self.train is None and self.source is None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return {split: getattr(self, split) for split in SPLITS}
 
     @property
     def targets(self) -> list[str]:

@@ -143,8 +143,7 @@ class Survey:
             digest=digest.hexdigest(),
             runs=np.unique(np.concatenate(runs)),
         )
-        spans = {(0, len(values)), *self.splitter.spans(entry)}
-        entry.moments = {span: _moments_of(values, *span) for span in spans}
+        entry.moments = {span: _moments_of(values, *span) for span in {(0, len(values)), *self.splitter.spans(entry)}}
         self.found.append(entry)
 
     def finish(self) -> None:

@@ -77,9 +77,8 @@ class CacheReport:
     reason: str  # why it was not there, in words; empty for a hit
 
     def line(self) -> str:
-        if self.hit:
-            return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
-        return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
+        built = f"built in {self.seconds:.1f} s ({self.reason})"
+        return f"cache: {self.key} {f'opened in {self.seconds * 1000:.0f} ms' if self.hit else built}"
 
 
 @dataclass(frozen=True, slots=True)

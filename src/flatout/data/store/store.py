@@ -101,7 +101,6 @@ class StoreSplit:
 
     @property
     def arrays(self) -> list[Array]:
-        """Every array of the columns."""
         arrays: list[Array] = []
         for column in self.columns.values():
             arrays += [column.values, column.offsets, column.lengths] if isinstance(column, Ragged) else [column]

@@ -225,8 +225,7 @@ Encoder = Vocabulary | Subwords  # whatever turns blocks of texts into ids
 
 def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encoder:
     """A vocabulary of the kind asked for, made from the training texts."""
-    kind = Subwords if config.kind is VocabularyKind.wordpiece else Vocabulary
-    return kind.train(blocks, config)
+    return (Subwords if config.kind is VocabularyKind.wordpiece else Vocabulary).train(blocks, config)
 
 
 def encode_texts(encoder: Encoder, texts: pa.Array, max_length: int, long: LongTexts) -> EncodedBlock:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.ladder.usual.program import Case, Stopwatch
+from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
 log = logging.getLogger("usual.battery")
 
@@ -54,11 +54,9 @@ class UsualLSTM(nn.Module):
         return self.state
 
 
-class Program:
+class Program(UsualProgram):
     def __init__(self, case: Case, how: How) -> None:
-        torch.manual_seed(case.seed)
-        self.case, self.how = case, how
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(case, how)
         frame = pd.read_csv(case.rows("train"))
         names = [*case.reading["features"], *case.reading["targets"]]
         self.shift, self.factor = frame[names].mean(), frame[names].std(ddof=0)
@@ -90,13 +88,10 @@ class Program:
         self.model.train()
         for number, batch in enumerate(watch.batches(self.loader), 1):
             inputs, targets = (part.to(self.device, non_blocking=how.transfers == "async") for part in batch)
-            self.optimizer.zero_grad()
             answers = self.model(inputs)
             loss = nn.functional.mse_loss(answers, targets)
             loss.backward()
-            if self.case.clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
-            self.optimizer.step()
+            self.update(self.model)
             total += loss.item()
             if how.reads == 2:
                 worst = max(worst, (answers - targets).abs().max().item())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatout.bits.scores import GramMetrics
-from flatout.ladder.usual.program import Case, Stopwatch
+from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
 log = logging.getLogger("usual.bloom")
 GRAMS = [a + b for a in ascii_lowercase for b in ascii_lowercase]
@@ -99,11 +99,9 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
     return bits, labels
 
 
-class Program:
+class Program(UsualProgram):
     def __init__(self, case: Case, how: How) -> None:
-        torch.manual_seed(case.seed)
-        self.case, self.how = case, how
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(case, how)
         bits, labels = prepare(case, how, "train")
         data: Any = RowLists(bits, labels)
         if how.bits == "tensors":
@@ -131,17 +129,11 @@ class Program:
             log.info("batch %d: loss %.5f, mean %.5f", number, loss.item() * how.accumulate, total / number)
             rows += len(bits)
             if number % how.accumulate == 0:
-                self.update()
+                self.update(self.network)
                 watch.step(rows)
                 rows = 0
         if number % how.accumulate:
-            self.update()
-
-    def update(self) -> None:
-        if self.case.clip:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.case.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            self.update(self.network)
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from flatout.ladder.usual.program import Case, Stopwatch
+from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
 log = logging.getLogger("usual.headlines")
 _WORD = re.compile(r"\w+|[^\w\s]+")
@@ -93,12 +93,10 @@ class UsualBiLSTM(nn.Module):
         return self.output(self.dropout(states_BLD.amax(1)))
 
 
-class Program:
+class Program(UsualProgram):
     def __init__(self, case: Case, how: How) -> None:
-        torch.manual_seed(case.seed)
-        self.case, self.how = case, how
+        super().__init__(case, how)
         self.length = case.reading["max_length"]
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
         self.names = sorted(set(train["label"]))
         self.texts = train["text"].tolist()
@@ -118,13 +116,10 @@ class Program:
             if not isinstance(rows, Tensor):
                 with watch.waiting():  # the device has nothing to do meanwhile
                     tokens_BL = self.vocabulary.padded(rows, self.length)
-            self.optimizer.zero_grad()
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
                 loss = nn.functional.cross_entropy(self.model(tokens_BL.to(self.device)), targets_B.to(self.device))
             loss.backward()
-            if self.case.clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
-            self.optimizer.step()
+            self.update(self.model)
             total += loss.item()
             log.info("batch %d: loss %.4f, mean %.4f", number, loss.item(), total / (number + 1))
             watch.step(len(targets_B), int((tokens_BL > 0).sum()), tokens_BL.numel())

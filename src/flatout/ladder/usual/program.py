@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 WARM_STEPS = 3
 Batch = TypeVar("Batch")
@@ -100,3 +101,20 @@ class Case:
 
     def rows(self, split: str) -> Path:
         return self.folder / f"{split}.csv"
+
+
+class UsualProgram:
+    """How all of them begin, and what follows a backward pass."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, case: Case, how: Any) -> None:
+        torch.manual_seed(case.seed)
+        self.case, self.how = case, how
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def update(self, model: nn.Module) -> None:
+        if self.case.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), self.case.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()

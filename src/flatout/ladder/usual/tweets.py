@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
 
-from flatout.ladder.usual.program import Case, Stopwatch
+from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
 log = logging.getLogger("usual.tweets")
 
@@ -42,12 +42,10 @@ class How:
     devices: int = 1  # 1, or 0: all of this machine, by DataParallel
 
 
-class Program:
+class Program(UsualProgram):
     def __init__(self, case: Case, how: How) -> None:
-        torch.manual_seed(case.seed)
+        super().__init__(case, how)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
-        self.case, self.how = case, how
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
         self.names = sorted(set(train["label"]))
         self.targets = [self.names.index(label) for label in train["label"]]
@@ -108,18 +106,15 @@ class Program:
             total += loss.item() * how.accumulate
             log.info("batch %d: loss %.4f, mean %.4f", number, loss.item() * how.accumulate, total / number)
             if number % how.accumulate == 0:
-                self.update()
+                self.update(self.model)
                 watch.step(rows, tokens, computed)
                 rows = tokens = computed = 0
         if number % how.accumulate:
-            self.update()
+            self.update(self.model)
 
-    def update(self) -> None:
-        if self.case.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
-        self.optimizer.step()
+    def update(self, model: nn.Module) -> None:
+        super().update(model)
         self.schedule.step()
-        self.optimizer.zero_grad()
 
     @torch.no_grad()
     def test(self) -> dict[str, float]:

@@ -18,27 +18,31 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostNormNames:
-    """Modules of a layer that normalises after each sum, by their names inside the layer; empty: there is none."""
+    """Modules of a layer that normalises after each sum, by their names inside the layer; empty: there is none.
 
-    query: str
-    key: str
-    value: str
-    attention_dropout: str
-    out: str
-    out_dropout: str = ""
-    out_norm: str
-    up: str
-    down: str
-    down_dropout: str = ""
-    down_norm: str
+    What a family does not name otherwise has BERT's name.
+    """
+
+    query: str = "attention.self.query"
+    key: str = "attention.self.key"
+    value: str = "attention.self.value"
+    attention_dropout: str = "attention.self.dropout"
+    out: str = "attention.output.dense"
+    out_dropout: str = "attention.output.dropout"
+    out_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    down_dropout: str = "output.dropout"
+    down_norm: str = "output.LayerNorm"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """What differs between families."""
 
-    layers: str  # the list of layers, by its name inside the backbone
-    names: PostNormNames | None  # None: layers normalise before each product, and have rotary positions
+    layers: str = "encoder.layer"  # the list of layers, by its name inside the backbone
+    names: PostNormNames | None = PostNormNames()
+    """None: layers normalise before each product, and have rotary positions."""
     pool: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of first tokens to what a classifier reads, with dropout
     predict: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of masked tokens to `[N, V]` logits of their words
     activation: str = "hidden_act"  # the setting that names the activation between the products
@@ -48,22 +52,8 @@ class Family:
     """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
 
 
-_BERT = PostNormNames(
-    query="attention.self.query",
-    key="attention.self.key",
-    value="attention.self.value",
-    attention_dropout="attention.self.dropout",
-    out="attention.output.dense",
-    out_dropout="attention.output.dropout",
-    out_norm="attention.output.LayerNorm",
-    up="intermediate.dense",
-    down="output.dense",
-    down_dropout="output.dropout",
-    down_norm="output.LayerNorm",
-)
-_DEBERTA = replace(_BERT, **{name: f"attention.self.{name}_proj" for name in ("query", "key", "value")})
-_MPNET = replace(
-    _BERT,
+_DEBERTA = PostNormNames(**{name: f"attention.self.{name}_proj" for name in ("query", "key", "value")})
+_MPNET = PostNormNames(
     query="attention.attn.q",
     key="attention.attn.k",
     value="attention.attn.v",
@@ -78,6 +68,7 @@ _DISTILBERT = PostNormNames(
     value="attention.v_lin",
     attention_dropout="attention.dropout",
     out="attention.out_lin",
+    out_dropout="",
     out_norm="sa_layer_norm",
     up="ffn.lin1",
     down="ffn.lin2",
@@ -94,6 +85,7 @@ _ALBERT = PostNormNames(
     out_norm="attention.LayerNorm",
     up="ffn",
     down="ffn_output",
+    down_dropout="",
     down_norm="full_layer_layer_norm",
 )
 
@@ -134,38 +126,34 @@ def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
     return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
 
 
-_ROBERTA = Family("encoder.layer", _BERT, _drop_twice(torch.tanh), lambda net, states_NH: net.lm_head(states_NH))
+_ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
 FLAT_FAMILIES = {
     "albert": Family(
-        "encoder.albert_layer_groups",
-        _ALBERT,
+        layers="encoder.albert_layer_groups",
+        names=_ALBERT,
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH)))),
         predict=lambda net, states_NH: net.predictions(states_NH),
     ),
     "bert": Family(
-        "encoder.layer",
-        _BERT,
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.bert.pooler.dense(states_NH)))),
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
-    "deberta-v2": Family("encoder.layer", _DEBERTA, _pool_deberta, _predict_deberta, kind="disentangled"),
+    "deberta-v2": Family(names=_DEBERTA, pool=_pool_deberta, predict=_predict_deberta, kind="disentangled"),
     "distilbert": Family(
-        "transformer.layer",
-        _DISTILBERT,
+        layers="transformer.layer",
+        names=_DISTILBERT,
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
         predict=_predict_distilbert,
         activation="activation",
     ),
     "electra": Family(
-        "encoder.layer",
-        _BERT,
-        _drop_twice(functional.gelu),
+        pool=_drop_twice(functional.gelu),
         predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
     ),
     "eurobert": Family(
-        "layers",
-        None,
+        layers="layers",
+        names=None,
         pool=lambda net, states_NH: net.classifier(net.activation(net.dense(states_NH))),
         predict=lambda net, states_NH: net.lm_head(states_NH),
         last_norm="norm",
@@ -173,9 +161,9 @@ FLAT_FAMILIES = {
         embed=lambda backbone, tokens_T: backbone.embed_tokens(tokens_T),
     ),
     "modernbert": Family(
-        "layers",
-        None,
-        _pool_modernbert,
+        layers="layers",
+        names=None,
+        pool=_pool_modernbert,
         predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
         activation="hidden_activation",
         last_norm="final_norm",

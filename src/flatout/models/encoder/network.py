@@ -148,7 +148,6 @@ class Transformer(LayeredEncoder):
         return encoder_products(self, window_lengths(lengths, self.window)[0] if self.window else lengths)
 
     def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
         if self.is_flat or not self.window:
             return super().computed_tokens(batch)
         lengths, _ = window_lengths(batch.lengths.numpy(), self.window)
@@ -326,8 +325,7 @@ def choose_kernel(
     if device.type == "cpu":
         return Choice(Kernel.rectangles, "a CPU", "0.4 to 0.9 of the time of fused groups of rows, measured")
     if device.type != "cuda":
-        why = f"no kernel of unequal rows for {device.type}"
-        return Choice(Kernel.padded, why, "scores are padded, with a mask")
+        return Choice(Kernel.padded, f"no kernel of unequal rows for {device.type}", "scores are padded, with a mask")
     major, minor = capability or torch.cuda.get_device_capability(device)
     evidence = f"compute capability {major}.{minor}, {str(dtype).removeprefix('torch.')}, head size {head_size}"
     is_flash = (major, minor) >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
@@ -339,9 +337,8 @@ def choose_kernel(
         "the memory-efficient kernel's gradients are wrong with dropout": drops_scores,
         "no fused kernel in bf16 on this GPU": dtype is torch.bfloat16 and major < 8,
     }
-    for why, holds in refusals.items():
-        if holds:
-            return Choice(Kernel.padded, why, evidence)
+    if refused := [why for why, holds in refusals.items() if holds]:
+        return Choice(Kernel.padded, refused[0], evidence)
     largest = f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
     return Choice(Kernel.efficient, largest if is_flash else "the flash kernel needs 16 bits and 8.0", evidence)
 

@@ -89,8 +89,7 @@ class Apart:
             while self._pipe.poll(None if latest is None else max(0.0, latest + _GRACE_S - time.time())):
                 kind, said = self._pipe.recv()
                 if kind == "answer":
-                    answer: Answer = said
-                    return answer
+                    return said
                 if kind == "failed":
                     raise Failed(**said)
                 self._has_begun = True

@@ -142,7 +142,16 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
             timed.take(2)  # warms up
             warm_s = time.perf_counter() - began
             taken = list(_typical_steps(timed, steps, until))
-    return _measured(taken, warm_s, peak_bytes(parts.device) or held_bytes(parts.device))
+    step_s = max(statistics.median(each.seconds for each in taken), 1e-9)  # others may use the machine too
+    return Measured(
+        step_s=step_s,
+        rows_per_s=statistics.fmean(each.rows for each in taken) / step_s,
+        tokens_per_s=statistics.fmean(each.tokens for each in taken) / step_s,
+        wait_share=sum(each.wait_s for each in taken) / max(sum(each.seconds for each in taken), 1e-9),
+        peak_bytes=peak_bytes(parts.device) or held_bytes(parts.device),
+        steps=len(taken),
+        warm_s=warm_s,
+    )
 
 
 def _way_of(parts: Parts, setting: Setting) -> Way:
@@ -187,20 +196,6 @@ def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
         is_enough = number >= count and time.perf_counter() - began >= _LEAST_TIMED_S
         if is_enough or (time.time() > until and number >= (1 if taken.seconds > 1.0 else _LEAST_STEPS)):
             return
-
-
-def _measured(taken: list[Taken], warm_s: float, peak_bytes: int) -> Measured:
-    """Of typical steps after the first ones; the median time, as others may use the machine too."""
-    step_s = max(statistics.median(each.seconds for each in taken), 1e-9)
-    return Measured(
-        step_s=step_s,
-        rows_per_s=statistics.fmean(each.rows for each in taken) / step_s,
-        tokens_per_s=statistics.fmean(each.tokens for each in taken) / step_s,
-        wait_share=sum(each.wait_s for each in taken) / max(sum(each.seconds for each in taken), 1e-9),
-        peak_bytes=peak_bytes,
-        steps=len(taken),
-        warm_s=warm_s,
-    )
 
 
 def longest_batch(parts: Parts, rows: int) -> FlatBatch:

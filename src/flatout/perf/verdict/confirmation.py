@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,8 @@ class Confirmation:
         return f"{self.override}: predicted {self.predicted}, {measured}, {ending}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "override": self.override,
-            "predicted": None if self.predicted is None else self.predicted.as_dict(),
-            "measured": self.measured.as_dict(),
-            "holds": self.holds,
-            "steps": self.steps,
-            "rates": [list(side) for side in self.rates],
-            "device": self.device,
-            "version": self.version,
-        }
+        predicted = None if self.predicted is None else self.predicted.as_dict()
+        return asdict(self) | {"predicted": predicted, "measured": self.measured.as_dict(), "holds": self.holds}
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Confirmation:
@@ -90,9 +82,7 @@ def read_confirmations(folder: Path) -> list[Confirmation]:
     path = folder / FILE
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["schema"] != _SCHEMA:
-            return []
-        return [Confirmation.from_dict(each) for each in kept["confirmations"]]
+        return [Confirmation.from_dict(each) for each in kept["confirmations"]] if kept["schema"] == _SCHEMA else []
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

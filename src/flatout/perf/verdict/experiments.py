@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
@@ -136,7 +135,7 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
             if len(ways) > 1 and not evidence.tried:
                 evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
             return
-        turns = [partial(_computing_rate, steps, count) for steps, count in sides.items()]
+        turns = [lambda steps=steps, count=count: steps.take(count).computing_rate for steps, count in sides.items()]
         was, *rates = take_turns(turns, least=ROUNDS, most=MOST_ROUNDS, until=until)
         for steps, found in zip(list(sides)[1:], rates, strict=True):
             tried = _tried(steps.way, was, found)
@@ -145,10 +144,6 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
     finally:
         for steps in made:
             steps.close()
-
-
-def _computing_rate(steps: Steps, count: int) -> float:
-    return steps.take(count).computing_rate
 
 
 def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:

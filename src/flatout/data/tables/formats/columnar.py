@@ -96,8 +96,6 @@ def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], U
 
 
 class NpyTable(FileTable):
-    """A `.npy` file."""
-
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         array = self._mapped()
         for start in range(0, len(array), rows_per_block):
@@ -163,8 +161,7 @@ def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
 def _arrow(values: np.ndarray) -> pa.Array:
     """Numbers as they are, bytes as UTF-8 texts, rows of numbers as lists of fixed length."""
     if values.ndim == 2:
-        flat = np.ascontiguousarray(values).reshape(-1)
-        return pa.FixedSizeListArray.from_arrays(pa.array(flat), values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
     if values.dtype.kind in "SO":
         return pa.array([value.decode() if isinstance(value, bytes) else value for value in values.tolist()])
     return pa.array(np.ascontiguousarray(values).tolist() if values.dtype.kind == "U" else np.ascontiguousarray(values))

@@ -54,9 +54,7 @@ def _share_that_fits(head: str, delimiter: str, quote: str, is_whole: bool) -> f
         return 0.0
     if not is_whole and len(widths) < _ROWS_LOOKED_AT:
         widths = widths[:-1]  # cut in the middle
-    if not widths or widths[0] < 2:
-        return 0.0
-    return widths.count(widths[0]) / len(widths)
+    return widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
 
 
 class CsvTable(FileTable):
@@ -169,8 +167,7 @@ class CsvTable(FileTable):
         limit = csv.field_size_limit(LONGEST_ROW)
         try:
             with self._open() as file:
-                lines = (line.decode("utf-8-sig") for line in file)
-                rows = _rows_of(lines, self.delimiter, self.reading.quote)
+                rows = _rows_of((line.decode("utf-8-sig") for line in file), self.delimiter, self.reading.quote)
                 for found in rows:
                     if found:
                         row, line, values = row + 1, next_line, len(found)

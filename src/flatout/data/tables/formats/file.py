@@ -41,8 +41,6 @@ def entry_of(path: Path) -> list[str | int]:
 
 
 class FileTable(Table):
-    """A table in a file."""
-
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path, self.where, self.reading = path, where, reading or ReadingConfig()
         self.name = str(path)

@@ -50,8 +50,6 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
 
 
 class MemoryTable(Table):
-    """A table in memory."""
-
     def __init__(self, rows: pa.Table) -> None:
         self.name, self._schema, self.num_rows = "table in memory", rows.schema, rows.num_rows
         self.rows = rows.replace_schema_metadata(None)

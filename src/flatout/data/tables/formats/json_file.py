@@ -140,8 +140,7 @@ class JsonTable(FileTable):
         if self._is_array():
             first_rows = list(islice(self._array(), _ROWS_LOOKED_AT))
         else:
-            pieces = (list(self._objects(piece, 1)) for piece in self._pieces())
-            first_rows = next(filter(None, pieces), [])
+            first_rows = next(filter(None, (list(self._objects(piece, 1)) for piece in self._pieces())), [])
         if not first_rows:
             raise self._fail("no rows")
         return list(dict.fromkeys(chain.from_iterable(first_rows)))
