@@ -96,9 +96,7 @@ class RunConfig:
         allowed="auto, true, false",
         example="false",
     )
-    tune: TuneConfig = setting(
-        TuneConfig, "What a run measures before training; auto: all that the settings leave open."
-    )
+    tune: TuneConfig = setting(TuneConfig, "What a run measures before training; auto: all that settings leave open.")
     resume: str | None = setting(
         None,
         "auto: continue the last run of this command; a run folder: continue that run; null: a new run.",

@@ -218,5 +218,5 @@ def test_a_matrix_that_stays_in_fp32_is_named_and_others_are_not(tmp_path):
     )
     with errors_alone():
         quantize_dynamic(made, tmp_path / "int8.onnx", per_channel=True)
-    assert _in_fp32(made) == "MatMul (1×), PRelu (1×)"
-    assert _in_fp32(onnx.load(tmp_path / "int8.onnx")) == "PRelu (1×)"
+    assert _in_fp32(made.graph) == "MatMul (1×), PRelu (1×)"
+    assert _in_fp32(onnx.load(tmp_path / "int8.onnx").graph) == "PRelu (1×)"

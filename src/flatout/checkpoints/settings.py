@@ -18,9 +18,7 @@ class CheckpointConfig:
         allowed="a metric of the problem, with a loss as val_loss, or null",
         example="macro_f1",
     )
-    patience: int | None = setting(
-        5, "Validations without a better metric before training stops; null: never.", least=1
-    )
+    patience: int | None = setting(5, "Validations with no better metric before training stops; null: never.", least=1)
     min_delta: float = setting(0.0, "Least change that counts as better.", least=0, example="0.001")
     every_minutes: float | None = setting(
         10.0, "Minutes between two checkpoints while training; null: only after validations.", above=0

@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--for", dest="machine", choices=["here"], help=text)
     add("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
     add("--best", choices=list(BEST), help="what to choose by, for --for here (default: throughput)")
-    add(
-        "--allow-points", metavar="N", type=float, help="of the score that a form of --for here may lose (default: 0.5)"
-    )
+    add("--allow-points", metavar="N", type=float, help="points that a form of --for here may lose (default: 0.5)")
     add("--licence", metavar="NAME", help="named in the model card of --for here")
     add_reading(parser)
 

@@ -59,19 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if (parts := engine.parts_of(arguments)) is None:
-        rows = _answered(arguments)
+        rows = _answered(arguments, arguments.part)
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
-        rows = sum(engine.on_ray(partial(_answered_part, arguments), parts, Path(arguments.out), uses_gpu=True))
+
+        def answer_part(number: int, count: int) -> int:
+            return _answered(arguments, f"{number}/{count}")
+
+        rows = sum(engine.on_ray(answer_part, parts, Path(arguments.out), uses_gpu=True))
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
 
-def _answered_part(arguments: argparse.Namespace, number: int, count: int) -> int:
-    return _answered(argparse.Namespace(**vars(arguments) | {"part": f"{number}/{count}"}))
-
-
-def _answered(arguments: argparse.Namespace) -> int:
+def _answered(arguments: argparse.Namespace, part: str | None) -> int:
     predictors, options = load_predictors(arguments), file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options):
@@ -79,14 +79,14 @@ def _answered(arguments: argparse.Namespace) -> int:
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
-        number, count = engine.part_of(arguments.part or "1/1")
+        number, count = engine.part_of(part or "1/1")
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
-        files, part = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
+        files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
         asked = {"run": str(Path(arguments.run).resolve()), "exact": arguments.exact, "precision": arguments.precision}
         asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
-        rows = answer_files(files, Path(arguments.out), answer_one, part, asked)
+        rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
-        require(arguments.part is None, "--part", "is of many files", hint=_MANY)
+        require(part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():

@@ -32,6 +32,7 @@ _MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among 
 _LOOK_S, _REACHED_S, _PARTS = 0.2, 10, 8
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 _SHARED = "Name a folder of a disk that they share, and that you may write to."
+Work = Callable[[], Any]
 Place = StrEnum("Place", "here ray")
 
 
@@ -63,9 +64,7 @@ def connect() -> Any:
 class RayTask:
     """A function under way on some machine of a cluster: one core, and one GPU where it uses any and there are some."""
 
-    def __init__(
-        self, do: Callable[[], Any], *, uses_gpu: bool = False, times: int = 0, place: Path | None = None
-    ) -> None:
+    def __init__(self, do: Work, *, uses_gpu: bool = False, times: int = 0, place: Path | None = None) -> None:
         """`times`: how often Ray begins it again when its machine is lost; -1: always. `place`: what it must see."""
         self._ray, self.why = connect(), ""
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
@@ -243,7 +242,7 @@ def parts_of(arguments: argparse.Namespace) -> int | None:
     return None if is_here else _PARTS if arguments.parts is None else arguments.parts
 
 
-def _done(do: Callable[[], Any], asked: str, here: Path, place: Path | None = None) -> Any:
+def _done(do: Work, asked: str, here: Path, place: Path | None = None) -> Any:
     own = version("flatout")
     require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
     if place is not None:

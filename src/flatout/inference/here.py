@@ -10,10 +10,11 @@ import copy
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -98,35 +99,24 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
     names = [each.name for each in model.graph.input]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     batches = (tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN))
-    seen = _Batches({name: batch[name] for name in names} for batch in batches)
+    inputs = ({name: batch[name] for name in names} for batch in batches)
+    seen = SimpleNamespace(get_next=lambda: next(inputs, None))  # what onnxruntime reads ranges of numbers from
     both = {"weight_type": QuantType.QInt8, "per_channel": True}
     static = {"op_types_to_quantize": ["MatMul", "Gemm", "Gather"], "activation_type": QuantType.QUInt8}
     with errors_alone():  # it asks for a preparation that is for other networks
         quantize_dynamic(copy.deepcopy(model), folder / INT8, **both)
         quantize_static(model, folder / STATIC, seen, **both, **static)
-    left = {name: _in_fp32(onnx.load(folder / name)) for name in (INT8, STATIC)}
+    left = {name: _in_fp32(onnx.load(folder / name).graph) for name in (INT8, STATIC)}
     return [f"{name}: left in fp32: {each}" for name, each in left.items() if each]
 
 
-def _in_fp32(model: Any) -> str:
+def _in_fp32(graph: Any) -> str:
     """The operators that read matrices of fp32."""
     from onnx import TensorProto
 
-    weights = {
-        each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1
-    }
-    counts = Counter(node.op_type for node in model.graph.node if weights & set(node.input))
+    weights = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1}
+    counts = Counter(node.op_type for node in graph.node if weights & set(node.input))
     return ", ".join(f"{kind} ({count}×)" for kind, count in counts.items())
-
-
-class _Batches:
-    """What onnxruntime reads ranges of numbers from."""
-
-    def __init__(self, batches: Iterator[dict[str, Any]]) -> None:
-        self._left = batches
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self._left, None)
 
 
 def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say) -> list[Measured]:

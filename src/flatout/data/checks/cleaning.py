@@ -45,9 +45,7 @@ class CleaningConfig:
         "Training rows whose text is a validation or a test text too, and validation rows whose text is a test text.",
     )
     odd: RowRule = setting(RowRule.keep, "Rows whose text has control, invisible or broken characters.")
-    escapes: Escapes = setting(
-        Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept as they are, or decoded."
-    )
+    escapes: Escapes = setting(Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept, or decoded.")
     labels: Alike = setting(
         Alike.keep,
         "Labels that differ in case, blanks around them or a zero after the point: each a class, or made one.",

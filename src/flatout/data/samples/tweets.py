@@ -75,9 +75,7 @@ class TaggedTweetsConfig(SampleConfig):
 
     rows: int = setting(4_000, "Training rows.", least=1)
     eval_rows: int = setting(1_000, "Validation rows, and as many test rows.", least=1)
-    noise: float = setting(
-        0.04, "Fraction of names with the tags of a wrong type, drawn at random.", least=0, below=0.5
-    )
+    noise: float = setting(0.04, "Fraction of names with tags of a wrong type, drawn at random.", least=0, below=0.5)
     seed: int = setting(0, "Seed of the tweets; the names stay the same.", least=0, most=LARGEST_SEED)
 
 

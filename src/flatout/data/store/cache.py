@@ -11,10 +11,8 @@ then (a change shows there even if the time is set back). That costs a `stat` fo
 taken away with a warning and built again. What no check sees: a disk that gives back other bytes than it took, of a
 file that was not written to, later than the first opening.
 
-A finished store is on the disk before it gets its name: its files, its folders, and after the rename the cache folder
-are fsynced. A power cut would be survived without, as a torn store is found at the next opening and built again. But a
-disk that runs full or fails may tell so only then, after every write has succeeded, and what it did not keep would be
-read back as zeros once memory lets go of it.
+A finished store is on the disk before it gets its name (see `files`): a disk that runs full or fails may tell so only
+then, and what it did not keep would be read back as zeros once memory lets go of it.
 """
 
 from __future__ import annotations

@@ -122,10 +122,6 @@ def _embed_modernbert(backbone: Any, tokens_T: Tensor) -> Tensor:
     return parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
 
 
-def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH))))
-
-
 _ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
 FLAT_FAMILIES = {
     "albert": Family(
@@ -144,7 +140,9 @@ FLAT_FAMILIES = {
         layers="transformer.layer",
         names=_DISTILBERT,
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
-        predict=_predict_distilbert,
+        predict=lambda net, states_NH: net.vocab_projector(
+            net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH)))
+        ),
         activation="activation",
     ),
     "electra": Family(

@@ -73,9 +73,7 @@ class TransformerConfig:
         "Further settings of the encoder's own configuration, by their names there.",
         example="+model.settings.layer_norm_eps=1e-7",
     )
-    compute: Compute = setting(
-        Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where the family can."
-    )
+    compute: Compute = setting(Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where a family can.")
     dropout: float | None = setting(
         None,
         "Share dropped from embeddings and after each sub-layer; null: as the encoder has it.",
