@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,7 @@ def _bytes(work: _Work) -> Iterator[Claim]:
     has_ray = importlib.util.find_spec("ray") is not None
     if has_ray:
         ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2, work.folder)
+        ways["two nodes of Ray, one removed"] = lambda: _two_nodes(work, "two nodes of Ray, one removed")
     again, encode = 0, encoded_units.Unit.encoded
     for way, prepare in ways.items():
         prepare()
@@ -187,6 +189,28 @@ def _killed(work: _Work, cache: str, after: int) -> None:
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+
+
+def _two_nodes(work: _Work, cache: str) -> None:
+    """Parts on two nodes of this machine, of which one goes when the first unit is there."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    node = cluster.add_node(num_cpus=1)
+
+    def lose() -> None:
+        while not _units_of(work, cache):
+            time.sleep(0.05)
+        cluster.remove_node(node, allow_graceful=False)
+
+    thread = threading.Thread(target=lose)
+    try:
+        with mock.patch.dict(os.environ, {"RAY_ADDRESS": cluster.address}):
+            thread.start()
+            on_ray(partial(_parts, work, cache), 4, work.folder)
+        thread.join()
+    finally:
+        cluster.shutdown()
 
 
 def _costs(work: _Work, options: Options) -> Iterator[Claim]:
