@@ -39,9 +39,7 @@ _NAMES = "letters, digits, '_', '-', '+' and '.'"
 class MonitorConfig:
     """What a run prints and measures while it trains."""
 
-    flush_every: int = setting(
-        50, "Optimizer steps between two rows of metrics.csv; losses stay on the device until then.", least=1
-    )
+    flush_every: int = setting(50, "Steps between rows of metrics.csv; losses stay on the device until then.", least=1)
     progress: bool = setting(True, "Whether a terminal shows a progress line.")
     profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
     verdict: bool = setting(

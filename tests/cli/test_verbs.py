@@ -220,6 +220,7 @@ MISTAKES = [
     (["predict", "RUN", "nowhere.csv"], "FILE: no such file: nowhere.csv"),
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
     (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
+    (["predict", "RUN", "ROWS", "--read", "columns=[a"], "--read: cannot read 'columns=[a'. Put quotes"),
     (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
     (["predict", "RUN", "ROWS", "--out", "many/", "--parts", "2"], "--parts: is for --on ray alone. Add it."),
     (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
@@ -286,6 +287,28 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, row
     copied = shutil.copytree(finished.folder, tmp_path / "copied")
     assert verb("predict", copied, rows, "--out", out, "--top-k", "2") == 2
     assert f"have run={finished.folder}. Name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.csv", "mine", "holds files that are called as the answers, and no answers.json of theirs. Name another"),
+        ("answers.json", "[]", "answers.json is not of answers. Name another folder."),
+        ("answers.json", "{", "answers.json is not of answers. Name another folder."),
+    ],
+)
+def test_files_of_something_else_are_no_answers(finished, rows, tmp_path, capsys, name, text, said):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    assert verb("predict", finished.folder, rows, "--out", f"{tmp_path}/out/") == 2
+    assert said in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {name: text}
+
+
+def test_a_sign_of_yaml_is_a_value_to_read_by(finished, tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text("id|text\n1|senate\n")
+    assert verb("predict", finished.folder, tmp_path / "rows.csv", "--read", "delimiter=|") == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith('"1","senate",')
 
 
 def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 from benchmarks.answers import FAULTS, change, exported_run, planted_rows
+from transformers import AutoModelForSequenceClassification
 
 from flatout.inference.forms import Form, together
 from flatout.inference.verify import parted, verify
@@ -116,6 +119,30 @@ def test_recordings_are_held_to_each_alone(tmp_path: Path, kind: str, capsys: py
     assert "reference: alone, fp32" in capsys.readouterr().out
 
 
+def test_a_form_that_is_not_there_and_a_short_recording_are_told_from_sound_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_cells(tmp_path / "runs", "mlp").folder
+    cells = write_cells(tmp_path / "cells")
+    assert verb("verify", run, cells, "--form", tmp_path / "nowhere") == 2
+    assert "nowhere: no ONNX file in it. Name an exported folder." in capsys.readouterr().err
+    assert verb("export", run, "--onnx") == 0
+    short = min(cells.iterdir())
+    pq.write_table(pq.read_table(short).slice(0, 6), short)
+    assert verb("verify", run, cells) == 0
+    assert "model.onnx" in capsys.readouterr().out
+
+
+def test_weights_of_sixteen_bits_may_round(exported: Path, rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "narrow"
+    net = AutoModelForSequenceClassification.from_pretrained(exported / "export", dtype=torch.bfloat16)
+    shutil.copytree(exported / "export", folder)
+    net.save_pretrained(folder)
+    assert verb("verify", exported, rows, "--form", folder, "--allow", "10%", "--out", tmp_path / "verify.json") == 0
+    named = {form["name"]: form for form in json.loads((tmp_path / "verify.json").read_text())["forms"]}
+    assert 1e-3 < named[f"{folder}: transformers, bfloat16"]["largest_difference"] < 0.1
+
+
 def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,12 +156,15 @@ def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no tokenizer": (["FOLDER", "ROWS"], "RUN/export: no tokenizer in it. Name a folder with config.json"),
-    "no weights": (["WEIGHTLESS", "ROWS"], "WEIGHTLESS: no weights of transformers in it. Name its run, with --form."),
+    "no weights": (["WEIGHTLESS", "ROWS"], "WEIGHTLESS: no weights (*.safetensors) in it. Name its run, with --form."),
     "a tagger": (["TAGGER", "ROWS"], "its model is a BertForTokenClassification, and only one that classifies texts"),
     "a damaged ONNX file": (["RUN", "ROWS", "--form", "OTHER"], "OTHER/model.onnx: onnxruntime cannot read it ("),
     "labels of others": (["RUN", "ROWS", "--form", "OTHER"], "OTHER: its labels are yes, no, maybe, those of the run"),
     "rows of another kind": (["RUN", "BITS"], "no column 'text' in"),
     "no number": (["RUN", "ROWS", "--allow", "few"], "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)"),
+    "a number without end": (["RUN", "ROWS", "--allow", "inf"], "--allow: 'inf' (a number of rows, or a percentage"),
+    "no padding": (["PADLESS", "ROWS"], "PADLESS: its tokenizer has no token to pad rows with"),
+    "options of a run": (["OTHER", "ROWS", "--read", "encoding=utf8"], "--bits, --read: are for runs. Leave them out."),
     "no rows": (["RUN", "ROWS", "--rows", "0"], "--rows: 0 (1 or more)"),
     "forms of a folder": (["OTHER", "ROWS", "--form", "OTHER"], "--form: only a run has other forms"),
 }
@@ -149,16 +179,18 @@ def test_a_mistake_is_one_sentence(
         (other / "model.onnx").write_bytes(b"no graph")
     else:
         change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
-    tagger, weightless = (shutil.copytree(copied / "export", tmp_path / name) for name in ("tagger", "weightless"))
+    names = ("tagger", "weightless", "padless")
+    tagger, weightless, padless = (shutil.copytree(copied / "export", tmp_path / name) for name in names)
+    change(padless / "tokenizer_config.json", pad_token=None)
     change(tagger / "config.json", architectures=["BertForTokenClassification"])
     (weightless / "model.safetensors").rename(weightless / "model.onnx")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copied / "export" / name).unlink()
     (tmp_path / "bits.csv").write_text("bits\n0101\n")
     places = {"RUN": copied, "FOLDER": copied / "export", "ROWS": rows, "OTHER": other, "BITS": tmp_path / "bits.csv"}
-    places |= {"TAGGER": tagger, "WEIGHTLESS": weightless}
+    places |= {"TAGGER": tagger, "WEIGHTLESS": weightless, "PADLESS": padless}
     words, message = MISTAKES[mistake]
-    if mistake in ("rows of another kind", "no number", "no rows"):
+    if mistake in ("rows of another kind", "no number", "a number without end", "no rows"):
         shutil.rmtree(copied / "export")
     assert verb("verify", *(places.get(word, word) for word in words)) == 2
     said = capsys.readouterr().err

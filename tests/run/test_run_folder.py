@@ -64,6 +64,16 @@ def test_a_named_folder_with_a_finished_run_is_refused(tmp_path, monkeypatch, ca
     assert what in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "log.txt"])
+def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("mine: 1\n")
+    for words in ([], ["data.text=txet"]):
+        assert run_train([f"hydra.run.dir={tmp_path}/mine", *FAST, *words], monkeypatch) == 2
+    assert f"hydra.run.dir: {tmp_path}/mine has a {name}, and no summary.json of a run. Name" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "mine: 1\n"}
+
+
 @pytest.mark.parametrize("is_written", [False, True], ids=["at its very beginning", "under way"])
 def test_a_named_folder_in_which_another_process_trains_is_refused(is_written, tmp_path):
     place = claim_named_folder(tmp_path / "same")

@@ -77,9 +77,7 @@ class WandbConfig:
     entity: str | None = setting(None, "User or team; null: yours.", example="my_team")
     group: str | None = setting(None, "Group of runs in the project.", example="lstm")
     tags: list[str] = setting(list, "Tags of the run.", example="[lstm,news]")
-    offline: bool = setting(
-        False, "Whether nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same."
-    )
+    offline: bool = setting(False, "Nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same.")
 
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger

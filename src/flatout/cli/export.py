@@ -77,7 +77,7 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         print("\n".join([*left, f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads", HEAD]))
         found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
         chosen = choose(found, best, points, predictor.labels.problem)
-        about = {"best": best, "points": points, "licence": arguments.licence or ""}
+        about = {"best": best, "points": points, "licence": arguments.licence or "", "scored": own.counts["rows"]}
         write_best(
             beside, predictor, found, chosen, {**about, "file": Path(table.name).name, **_about(run.path.parent)}
         )

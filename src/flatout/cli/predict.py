@@ -135,8 +135,13 @@ def answer_files(
     manifest = folder / MANIFEST
     with told(folder):
         if not manifest.exists():
+            what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
+            require(not any(out.exists() for out in named), "--out", what, hint="Name another folder.")
             write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
-        found = json.loads(manifest.read_text(encoding="utf-8")).get("asked", {})
+        try:
+            found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError("--out", f"{manifest} is not of answers", hint="Name another folder.") from None
     others = [f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)]
     what = f"the answers in {folder} have {', '.join(others)}"
     require(not others, "--out", what, hint="Name another folder, or ask as before.")
@@ -190,7 +195,10 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
     for word in arguments.read:
         name, _, value = word.partition("=")
         require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
-        values[name] = yaml.safe_load(value)
+        try:
+            values[name] = yaml.safe_load(value) if len(value) > 1 else value  # one sign may be of YAML's own
+        except yaml.YAMLError:
+            raise UserError("--read", f"cannot read {word!r}", hint="Put quotes around the value.") from None
     return settings_of(ReadingConfig, values)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from flatout.cli.predict import FILES, add_reading, answering_devices, file_options, readable, reading_of
 from flatout.data.store.progress import Progress
 from flatout.data.tables.sources import open_table
+from flatout.data.tokens.long_texts import CUT, Long
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.forms import Form, exported, forms_of_folder, forms_of_run, is_transformers_folder
@@ -66,11 +68,13 @@ def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
     """The reference, all forms, and what opens the file."""
     if is_transformers_folder(arguments.run):
         require(not arguments.form, "--form", "only a run has other forms", hint="Name each folder by itself.")
+        require(not (arguments.bits or arguments.read), "--bits, --read", "are for runs", hint="Leave them out.")
         reference, forms = forms_of_folder(arguments.run, arguments.text or "text")
         return reference, forms, lambda file: open_table(file, where="FILE")
     predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
     usual = arguments.run / "export"
-    folders = arguments.form or ([usual] if usual.is_dir() else [])
+    reads_whole = getattr(predictor, "long_texts", CUT).kind is Long.cut  # else its export answers windows
+    folders = arguments.form or ([usual] if usual.is_dir() and reads_whole else [])
     files = {name: each for folder in folders for name, each in exported(predictor, folder).items()}
     devices = [device for device in answering_devices(arguments.device) if device != torch.device("cpu")]
     beside = [load_predictor(arguments.run, device) for device in devices]
@@ -83,6 +87,6 @@ def _allowed(given: str, rows: int) -> int:
         found = float(given.removesuffix("%")) * (rows / 100 if given.endswith("%") else 1)
     except ValueError:
         found = -1
-    if found < 0:
+    if not 0 <= found < math.inf:
         raise UserError("--allow", repr(given), allowed="a number of rows, or a percentage: 3, 0.1%")
     return int(found)

@@ -23,12 +23,8 @@ _FURTHEST = 4096  # how far from the wanted number others are looked for
 class FeedingConfig:
     """Splits, batches and the store: the settings that texts and bit strings share."""
 
-    validation_share: float = setting(
-        0.1, "Share of the training rows taken for validation when no file is given.", above=0, below=0.5
-    )
-    test_share: float = setting(
-        0.1, "Share of the training rows taken for the test when neither file is given.", above=0, below=0.5
-    )
+    validation_share: float = setting(0.1, "Share of training rows for validation without a file.", above=0, below=0.5)
+    test_share: float = setting(0.1, "Share of training rows for the test without either file.", above=0, below=0.5)
     split_seed: int = setting(
         0,
         "Chooses which rows are taken; the same content always falls in the same split.",

@@ -104,7 +104,7 @@ def forms_of_run(
 def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
     """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX files."""
     plain = FolderPredictor.of_folder(folder, text)
-    require(has_weights(folder), str(folder), "no weights of transformers in it", hint="Name its run, with --form.")
+    require(has_weights(folder), str(folder), "no weights (*.safetensors) in it", hint="Name its run, with --form.")
     heads = " ".join(cast(Any, plain.model).config.architectures or ())
     what = f"its model is a {heads}, and only one that classifies texts is verified without its run"
     require("TokenClassification" not in heads, str(folder), what, hint="Name its run, with --form.")
@@ -118,7 +118,7 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
 
 def _of_file(name: str, predictor: RunPredictor) -> Form:
     file = Path(name)
-    has_fewer_bits = file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS)
+    has_fewer_bits = name.endswith("16") or (file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS))
     return Form(name, predictor, together, is_exact=not has_fewer_bits)
 
 
@@ -212,7 +212,7 @@ class FolderTagger(TagPredictor):
             for number in range(len(batch)):
                 of_tokens = given.word_ids(number)
                 firsts = {word: place for place, word in reversed(list(enumerate(of_tokens))) if word is not None}
-                there, places = offsets[start + number] + np.array(list(firsts)), list(firsts.values())
+                there, places = offsets[start + number] + np.array(list(firsts), np.int64), list(firsts.values())
                 found.ids[there], found.probabilities[there] = best.indices[number, places], best.values[number, places]
         return found
 
@@ -224,6 +224,8 @@ class OnnxRecordings(SequencePredictor):
     file: Path
 
     def answer(self, values: Any) -> Any:
+        if len(values) < (self.shape.lookback or 0) and not self.shape.horizon:
+            return SequencePredictor.answer(self, values)
         with _read_by("onnxruntime", self.file):
             found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
         if self.shape.labels:
@@ -261,13 +263,14 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
     if type(predictor) is SequencePredictor:
         fields_of_run = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
-        return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in onnx_files(folder)}
+        require(bool(files := onnx_files(folder)), str(folder), "no ONNX file in it", hint="Name an exported folder.")
+        return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in files}
     raise UserError(str(folder), f"no exported form of a run on {predictor.answers_to} answers rows")
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether transformers can read a folder's weights; one of a chosen ONNX file has none."""
-    return any(next(folder.glob(f"*.{end}"), None) for end in ("safetensors", "bin"))
+    """Whether transformers can read a folder's weights without pickles; one of a chosen ONNX file has none."""
+    return next(folder.glob("*.safetensors"), None) is not None
 
 
 def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
@@ -280,10 +283,13 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     with _read_by("transformers", folder, hint), quiet_library():
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):
-            net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32)
+            safe: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32}
+            net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, **safe)
         else:
             net = kind.auto_class.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-        return net.eval(), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    require(tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with")
+    return net.eval(), tokenizer
 
 
 @contextmanager
@@ -308,7 +314,9 @@ def onnx_files(folder: Path) -> list[Path]:
 
 
 def _asks_of(folder: Path, net: Any) -> dict[str, Ask]:
-    own: dict[str, Ask] = {f"{folder}: transformers": lambda given: net(**given).logits}
+    kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
+    name = f"{folder}: transformers{f', {kept_in}' if kept_in.endswith('16') else ''}"
+    own: dict[str, Ask] = {name: lambda given: net(**given).logits}
     return (own if has_weights(folder) else {}) | {str(file): ask_onnx(file) for file in onnx_files(folder)}
 
 

@@ -42,9 +42,7 @@ class BiLSTMConfig(WordsConfig):
         below=1,
         example="0.2",
     )
-    pooling: Pooling = setting(
-        Pooling.max, "What a row's vector is made of: final states, maximum, mean or learned attention."
-    )
+    pooling: Pooling = setting(Pooling.max, "What a row's vector is: final states, maximum, mean or learned attention.")
 
     def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> BiLSTM:
         return BiLSTM(self, num_outputs, vocabulary_size, padding_id)

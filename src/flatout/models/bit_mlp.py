@@ -48,17 +48,13 @@ class BitMLPConfig:
     norm: Norm = setting(Norm.none, "What follows each hidden layer: none, layer or batch normalisation.")
     dropout: float = setting(0.0, "Share of hidden values dropped.", least=0, below=1)
     init: Init = setting(Init.he, "How other weights start: xavier or he.")
-    detectors: bool = setting(
-        True, "Whether the grams that were hashed are detected first; else a plain network on the bits."
-    )
+    detectors: bool = setting(True, "Whether hashed grams are detected first; else a plain network on the bits.")
     start: Start = setting(Start.ridge, "Where detectors start: at ridge regression's solution, or at random.")
     train_detectors: bool = setting(
         False, "Whether detectors are trained further after a start at ridge's solution; random ones always are."
     )
     straight: bool = setting(True, "Whether answers have a straight path past the hidden layers.")
-    blend: bool = setting(
-        True, "Whether ridge regression has a vote in the answers, as large as the validation records say."
-    )
+    blend: bool = setting(True, "Whether ridge regression has a vote, as large as the validation records say.")
 
     def __post_init__(self) -> None:
         check_settings(self, "model")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
 SPLIT_ROWS = "splits.parquet"
+_OWN = (SETTINGS, OVERRIDES, LOG, "report.html", "metrics.csv", "checkpoints", "model")  # what a run would replace
 _ROWS_AT_ONCE = 1 << 20
 _PATIENCE_S = 30.0  # how long a run that is just ending may still hold its folder
 
@@ -161,7 +162,12 @@ def numbered(path: Path) -> Iterator[Path]:
 
 def claim_named_folder(path: Path) -> Path:
     """Make the folder that a user names for a new run; a run that finished there, or trains there, keeps it."""
-    if _is_claimed(path):
+    taken = [name for name in _OWN if (path / name).exists()]
+    if taken and not (path / SUMMARY).is_file():
+        with _lock_of(path) as is_free:
+            what = f"{path} has a {taken[0]}, and no {SUMMARY} of a run"
+            require(not is_free, "hydra.run.dir", what, hint="Name a folder of the run's own.")
+    elif _is_claimed(path):
         return path
     hint = f"Name another folder, or add resume={path} to continue that run."
     status = read_summary(path)["status"] if (path / SUMMARY).is_file() else ""

@@ -58,9 +58,7 @@ class SweeperSettings:
     trials: int = setting(20, "How many; a grid has as many as it has.", least=1)
     sampler: str = setting("tpe", "tpe, random or grid.", choices=Sampler)
     pruner: str = setting("asha", "asha, hyperband, median or none.", choices=Pruner, example="none")
-    metric: str | None = setting(
-        None, "Validation metric to compare by; null: the problem's usual one.", example="macro_f1"
-    )
+    metric: str | None = setting(None, "Metric to compare by; null: the problem's usual one.", example="macro_f1")
     time: str | None = setting(
         None,
         "How long the sweep may take, such as 30m or 2h; what runs then is stopped.",

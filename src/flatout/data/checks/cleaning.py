@@ -34,9 +34,7 @@ Alike = StrEnum("Alike", "keep merge")  # what is done with labels that differ i
 class CleaningConfig:
     """Rules for rows that cannot be trained on as written; `refuse` ends the run before it starts."""
 
-    empty: Empty = setting(
-        Empty.by_split, "Rows without a text; by_split: dropped in training, kept in validation and test."
-    )
+    empty: Empty = setting(Empty.by_split, "Rows without a text; by_split: dropped in training, else kept.")
     unlabelled: Unlabelled = setting(Unlabelled.drop, "Rows without a label.")
     duplicates: RowRule = setting(RowRule.keep, "Training rows with the text and the label of an earlier one.")
     conflicts: RowRule = setting(RowRule.keep, "Training rows whose text has another label elsewhere.")

@@ -88,9 +88,7 @@ class SequenceDataConfig(FeedingConfig):
         Missing.refuse, "What happens to rows with a missing value: refuse, fill (linearly over time) or drop."
     )
     scale: Scale = setting(Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none.")
-    lookback: int | None = setting(
-        None, "Samples of a window; null: whole recordings, or chunks.", least=1, example="96"
-    )
+    lookback: int | None = setting(None, "Samples of a window; null: recordings or chunks.", least=1, example="96")
     stride: int = setting(
         1,
         "Samples between two training windows; validation and test use every one.",

@@ -20,9 +20,7 @@ class TuneConfig:
     enabled: bool = setting(False, "Whether anything is measured.", example="tune=auto")
     feed: bool = setting(True, "Whether to look for the fastest feed, where data.feed=auto.")
     precision: bool = setting(True, "Whether to look for the fastest arithmetic, where precision=auto.")
-    batch_size: bool = setting(
-        True, "Whether to look for the fastest number of rows computed at once, where none is typed."
-    )
+    batch_size: bool = setting(True, "Whether to look for the fastest number of rows at once, where none is typed.")
     learning_rate: bool = setting(False, "Whether to look for a learning rate by a range test; it is then used.")
     cut: bool = setting(
         False,
