@@ -1,13 +1,11 @@
-"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN`, then in another terminal
+"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN [--exact]`, then elsewhere
 
 curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the treaty"]}'
-
-With `--exact` after RUN, a text gets the same bits whichever requests it is answered with.
 """
 
 import sys
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
@@ -17,7 +15,7 @@ import uvicorn
 from fastapi import Body, FastAPI, Request, Response
 from pydantic import StringConstraints
 
-from flatout import load_predictor
+from flatout import Predictor
 
 MOST_BYTES, MOST_TEXTS, MOST_CHARACTERS = 4_000_000, 512, 100_000
 Text = Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
@@ -40,8 +38,8 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
 
 def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     """An app with one address, `/predict`."""
-    app, waiting = FastAPI(title="flatout"), SimpleQueue()
-    Thread(target=answer_waiting, args=(load_predictor(run, exact=exact), waiting), daemon=True).start()
+    app, waiting, predictor = FastAPI(title="flatout"), SimpleQueue(), replace(Predictor.load(run), exact=exact)
+    Thread(target=answer_waiting, args=(predictor, waiting), daemon=True).start()
 
     @app.middleware("http")
     async def limit(request: Request, answer: Any) -> Any:

@@ -149,6 +149,9 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkey
     capfd.readouterr()
     runpy.run_path(str(tmp_path / "predict.py"))
     said = [line.rpartition(": ")[0] for line in capfd.readouterr().out.splitlines()]
+    monkeypatch.setattr(sys, "argv", ["predict.py"])
+    with pytest.raises(SystemExit, match="Answers texts: "):
+        runpy.run_path(str(tmp_path / "predict.py"))
     answers = predictor.predict(texts)
     if problem is Problem.regression:
         assert [float(each) for each in said] == pytest.approx([each.label for each in answers], abs=1e-2)

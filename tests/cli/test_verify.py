@@ -15,12 +15,13 @@ import torch
 from benchmarks.answers import FAULTS, change, exported_run, planted_rows
 from transformers import AutoModelForSequenceClassification
 
+from flatout import HeadlinesConfig, TextDataConfig
 from flatout.inference.forms import Form, together
 from flatout.inference.verify import parted, verify
 from flatout.models.encoder import layers, network
 from flatout.models.encoder.attention import Scores
 from tests.cli.test_export import WORDS as TAG_ROWS
-from tests.cli.test_export import tagged
+from tests.cli.test_export import tagged, trained
 from tests.cli.test_recordings import train as train_cells
 from tests.cli.test_recordings import write_cells
 from tests.verbs import verb
@@ -131,6 +132,20 @@ def test_a_form_that_is_not_there_and_a_short_recording_are_told_from_sound_ones
     pq.write_table(pq.read_table(short).slice(0, 6), short)
     assert verb("verify", run, cells) == 0
     assert "model.onnx" in capsys.readouterr().out
+
+
+def test_the_export_of_a_run_on_windows_is_left_out_unless_it_is_named(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = TextDataConfig(
+        sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3), long="windows", window=16, overlap=4
+    )
+    run = trained(tmp_path, data)
+    assert verb("export", run) == 0
+    assert verb("verify", run, rows, "--rows", 20) == 0
+    assert "transformers" not in capsys.readouterr().out.rpartition("fp32\n")[2]
+    assert verb("verify", run, rows, "--form", run / "export") == 2
+    assert "its tokenizer cuts the texts that the run reads with data.long=windows" in capsys.readouterr().err
 
 
 def test_weights_of_sixteen_bits_may_round(exported: Path, rows: Path, tmp_path: Path) -> None:

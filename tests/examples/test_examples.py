@@ -13,7 +13,20 @@ from types import ModuleType
 
 import pytest
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit, load_predictor
+from flatout import (
+    BiLSTMConfig,
+    BitMLPConfig,
+    BitsDataConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    PeopleConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+    load_predictor,
+)
+from flatout.bits.encodings import EncodingConfig
+from flatout.bits.task import GramsConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAST = {
@@ -85,6 +98,15 @@ def test_a_finished_run_answers_over_http(tmp_path):
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413
     assert client.post("/predict", content=iter([b"{}"])).status_code == 413
+
+
+def test_a_run_that_answers_no_texts_is_not_served(tmp_path):
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    data = BitsDataConfig(sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4))
+    settings = {"task": GramsConfig(exposure=False), "monitor": MonitorConfig(verdict=False, progress=False)}
+    run = fit(data, BitMLPConfig(widths=[13]), epochs=1, folder=tmp_path / "run", **settings)
+    with pytest.raises(UserError, match="no run on texts"):
+        load("serve").make_app(run.folder)
 
 
 def test_many_clients_get_the_answers_of_predict(tmp_path, capsys):

@@ -74,6 +74,18 @@ def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(name, tmp_
     assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "mine: 1\n"}
 
 
+def test_a_mistake_leaves_the_record_of_an_interrupted_run_as_it_is(tmp_path, monkeypatch, capsys):
+    words = [f"hydra.run.dir={tmp_path}/same", *FAST]
+    assert run_train([*words, "seed=1"], monkeypatch) == 0
+    summary = tmp_path / "same" / "summary.json"
+    summary.write_text(summary.read_text().replace('"status": "finished"', '"status": "interrupted"'))
+    before = {path: path.read_bytes() for path in (tmp_path / "same").iterdir() if path.is_file()}
+    assert run_train([*words, "seed=2", "data.text=txet"], monkeypatch) == 2
+    assert "no column 'txet'" in capsys.readouterr().err
+    after = {path: path.read_bytes() for path in before}
+    assert [path.name for path in before if after[path] != before[path]] in ([], ["log.txt"])
+
+
 @pytest.mark.parametrize("is_written", [False, True], ids=["at its very beginning", "under way"])
 def test_a_named_folder_in_which_another_process_trains_is_refused(is_written, tmp_path):
     place = claim_named_folder(tmp_path / "same")

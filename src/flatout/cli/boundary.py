@@ -57,10 +57,8 @@ _DOORS = (
 _LEFT_OUT = (
     "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
     "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in the middle of a step
-    "torchmetrics.text.bert.BERTScore",  # these fetch models or lists of words
-    "torchmetrics.text.infolm.InfoLM",
-    "torchmetrics.text.rouge.ROUGEScore",
-    "torchmetrics.text.sacre_bleu.SacreBLEUScore",
+    *("torchmetrics.text.bert.BERTScore", "torchmetrics.text.infolm.InfoLM", "torchmetrics.text.rouge.ROUGEScore"),
+    "torchmetrics.text.sacre_bleu.SacreBLEUScore",  # it and the three before fetch models or lists of words
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")

@@ -50,7 +50,7 @@ class RunFolder(RunLog):
     before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what a resumed run chose at its beginning
 
     def begin(self) -> None:
-        """Write down what this run is; a resumed run keeps its files until it proves to be the same."""
+        """Write down what this run is; one in an older run's folder does so when nothing can be wrong any more."""
         if not self.is_first or self.summary.path is not None:
             return
         for name, text in self.files.items():
@@ -82,8 +82,8 @@ class RunFolder(RunLog):
 @contextmanager
 def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, is_first: bool) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin or resume; closes its summary with how the run ended."""
-    is_again = config.resume is not None
-    choices = read_summary(path).get("choices", []) if is_again and (path / SUMMARY).is_file() else []
+    is_again, has_run = config.resume is not None, (path / SUMMARY).is_file()
+    choices, is_old = read_summary(path).get("choices", []) if is_again and has_run else [], is_again or has_run
     before = {each["name"]: each for each in reversed(choices)}
     if not is_first:
         with unwritten_run(path) as place:
@@ -101,12 +101,12 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
     try:
         with LogFile(path / LOG) as log:
             place = RunFolder(path, summary, log, files=files, before=before)
-            if not is_again:
+            if not is_old:
                 place.begin()
             try:
                 yield place
             except BaseException as error:
-                _close_early(place, error, is_again=is_again)
+                _close_early(place, error, is_old=is_old)
                 raise
             summary.finish("finished")
     except OSError as error:
@@ -123,9 +123,9 @@ def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
         yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
 
 
-def _close_early(place: RunFolder, error: BaseException, *, is_again: bool) -> None:
+def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> None:
     """Say how a run ended before its end; what cannot be written then is not worth another error."""
-    if isinstance(error, UserError) and not is_again and _took_away(place):
+    if isinstance(error, UserError) and not is_old and _took_away(place):
         return
     place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
     if place.summary.path is None:  # it has not begun
