@@ -134,9 +134,10 @@ def answer_files(
         named[out] = str(file)
     manifest = folder / MANIFEST
     with told(folder):
+        is_taken = any(out.exists() for out in named)  # asked first: another part answers after it wrote the manifest
         if not manifest.exists():
             what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
-            require(not any(out.exists() for out in named), "--out", what, hint="Name another folder.")
+            require(not is_taken, "--out", what, hint="Name another folder.")
             write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
         try:
             found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])

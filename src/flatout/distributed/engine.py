@@ -53,7 +53,7 @@ def connect() -> Any:
     host, _, port = os.environ.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")
     try:
         if host and port.isdecimal():  # Ray itself tries for minutes
-            socket.create_connection((host, int(port)), _REACHED_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         hint = "Set RAY_ADDRESS to a cluster that runs, or leave it out."
