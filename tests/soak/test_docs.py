@@ -21,6 +21,8 @@ NEEDS = {
     "bert-base-uncased": "a network",
     "pretrained": "a pretrained encoder",
     "ETTh1.csv": "a published file",
+    "huffpost41/": "published files",
+    "tweeteval_": "published files",
     "server:5000": "a server",
     "wandb": "an account",
     "trainer.devices": "several devices; tests/distributed runs two",
