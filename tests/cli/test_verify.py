@@ -179,7 +179,8 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no number": (["RUN", "ROWS", "--allow", "few"], "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)"),
     "a number without end": (["RUN", "ROWS", "--allow", "inf"], "--allow: 'inf' (a number of rows, or a percentage"),
     "no padding": (["PADLESS", "ROWS"], "PADLESS: its tokenizer has no token to pad rows with"),
-    "options of a run": (["OTHER", "ROWS", "--read", "encoding=utf8"], "--bits, --read: are for runs. Leave them out."),
+    "options of a run": (["OTHER", "ROWS", "--read", "encoding=utf8"], "--bits, --read, --device: are for runs. Leave"),
+    "a device": (["OTHER", "ROWS", "--device", "cuda:9"], "--bits, --read, --device: are for runs. Leave them out."),
     "no rows": (["RUN", "ROWS", "--rows", "0"], "--rows: 0 (1 or more)"),
     "forms of a folder": (["OTHER", "ROWS", "--form", "OTHER"], "--form: only a run has other forms"),
 }

@@ -25,7 +25,8 @@ def test_ray_that_is_not_installed_is_named(monkeypatch):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # which is not asked
+    monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
+    ray.is_initialized = lambda: False  # and nothing else of it is asked
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UserError, match=r"^on: no Ray cluster \(.*refused.*\). Set RAY_ADDRESS to a cluster"):
         connect()

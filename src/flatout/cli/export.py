@@ -78,9 +78,8 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
         chosen = choose(found, best, points, predictor.labels.problem)
         about = {"best": best, "points": points, "licence": arguments.licence or "", "scored": own.counts["rows"]}
-        write_best(
-            beside, predictor, found, chosen, {**about, "file": Path(table.name).name, **_about(run.path.parent)}
-        )
+        about |= {"file": Path(table.name).name, **_about(run.path.parent)}
+        write_best(beside, predictor, found, chosen, about)
     print("\n".join([*remarks(found, chosen, best), f"written to {folder}"]))
 
 

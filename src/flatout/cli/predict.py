@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from functools import partial
@@ -59,19 +59,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if (parts := engine.parts_of(arguments)) is None:
-        rows = _answered(arguments, arguments.part)
+        rows = _answered(arguments, *engine.part_of(arguments.part or "1/1"))
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
-
-        def answer_part(number: int, count: int) -> int:
-            return _answered(arguments, f"{number}/{count}")
-
-        rows = sum(engine.on_ray(answer_part, parts, Path(arguments.out), uses_gpu=True))
+        rows = sum(engine.on_ray(partial(_answered, arguments), parts, Path(arguments.out), uses_gpu=True))
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
 
-def _answered(arguments: argparse.Namespace, part: str | None) -> int:
+def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     predictors, options = load_predictors(arguments), file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options):
@@ -79,14 +75,13 @@ def _answered(arguments: argparse.Namespace, part: str | None) -> int:
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
-        number, count = engine.part_of(part or "1/1")
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
         asked = {"run": str(Path(arguments.run).resolve()), "exact": arguments.exact, "precision": arguments.precision}
         asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
         rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
-        require(part is None, "--part", "is of many files", hint=_MANY)
+        require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
@@ -132,20 +127,8 @@ def answer_files(
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
         named[out] = str(file)
-    manifest = folder / MANIFEST
     with told(folder):
-        is_taken = any(out.exists() for out in named)  # asked first: another part answers after it wrote the manifest
-        if not manifest.exists():
-            what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
-            require(not is_taken, "--out", what, hint="Name another folder.")
-            write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
-        try:
-            found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError("--out", f"{manifest} is not of answers", hint="Name another folder.") from None
-    others = [f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)]
-    what = f"the answers in {folder} have {', '.join(others)}"
-    require(not others, "--out", what, hint="Name another folder, or ask as before.")
+        _hold_to(asked, folder, named)
     own = list(named.items())[part]
     waiting = [(file, str(out)) for out, file in own if not out.exists()]
     if len(waiting) < len(own):
@@ -153,8 +136,24 @@ def answer_files(
     rows = sum(answer_one(file, out) for file, out in waiting)
     if all(out.exists() for out in named):
         sizes = {out.name: out.stat().st_size for out in named}
-        write_atomically(manifest, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
+        write_atomically(folder / MANIFEST, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
     return rows
+
+
+def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> None:
+    """Refuse a folder that holds something else than answers to what is asked; note this in one that holds none."""
+    manifest, is_taken = folder / MANIFEST, any(out.exists() for out in answers)
+    if not manifest.exists():  # asked second: another part has answers after it wrote the manifest
+        what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
+        require(not is_taken, "--out", what, hint="Name another folder.")
+        write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
+    try:
+        found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError("--out", f"{manifest} is not of answers", hint="Name another folder.") from None
+    others = [f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)]
+    what = f"the answers in {folder} have {', '.join(others)}"
+    require(not others, "--out", what, hint="Name another folder, or ask as before.")
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.

@@ -68,7 +68,8 @@ def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
     """The reference, all forms, and what opens the file."""
     if is_transformers_folder(arguments.run):
         require(not arguments.form, "--form", "only a run has other forms", hint="Name each folder by itself.")
-        require(not (arguments.bits or arguments.read), "--bits, --read", "are for runs", hint="Leave them out.")
+        is_plain = not (arguments.bits or arguments.read or arguments.device != "auto")
+        require(is_plain, "--bits, --read, --device", "are for runs", hint="Leave them out.")
         reference, forms = forms_of_folder(arguments.run, arguments.text or "text")
         return reference, forms, lambda file: open_table(file, where="FILE")
     predictor = load_predictor(arguments.run, "cpu", Precision.fp32)

@@ -52,7 +52,7 @@ def connect() -> Any:
         raise UserError("on", "Ray is not installed", hint="pip install 'flatout[ray]'.") from None
     host, _, port = os.environ.get("RAY_ADDRESS", "").removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdecimal():  # Ray itself tries for minutes
+        if host and port.isdecimal() and not ray.is_initialized():  # Ray itself tries for minutes
             socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
