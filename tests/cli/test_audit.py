@@ -1,6 +1,7 @@
 """`python -m flatout audit`: planted errors are found and left out of the next run; what it refuses."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
+from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.verbs import verb
@@ -53,6 +55,38 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
 
 
+def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    sample = TaggedTweetsTable(TaggedTweetsConfig(rows=1_500, noise=0.1), "train")
+    sentences = [row for block in sample.blocks(sample.columns) for row in block.to_pylist()]
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({"tokens": row["tokens"], "tags": row["tags"]}) + "\n" for row in sentences),
+        encoding="utf-8",
+    )
+    assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "folds=3") == 0
+    printed = capfd.readouterr().out
+    assert "and correct the tags in your file" in printed and "data.exclude" not in printed
+    first = table(tmp_path / "audit" / "suspects.csv")[:40]
+    is_wrong = [
+        sentences[int(line["row"]) - 1]["tags"] != sentences[int(line["row"]) - 1]["clean_tags"] for line in first
+    ]
+    assert np.mean(is_wrong) > 0.75
+    for line in first:
+        shown, row = line["text"], sentences[int(line["row"]) - 1]
+        assert shown[shown.index("[") + 1 : shown.index("]")] in " ".join(row["tokens"])
+        assert line["given"] in ("no entity", *(tag[2:] for tag in row["tags"]))
+    assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "unlabelled=rows.jsonl", "out=more") == 2
+    assert "unlabelled: names texts with one class a row, not tags" in capfd.readouterr().err
+
+
+def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    row = json.dumps({"tokens": ["it", "rains"], "tags": ["O", "O"]})[:-1]
+    Path("rows.jsonl").write_text("".join(f'{row}, "id": {number}}}\n' for number in range(60)), encoding="utf-8")
+    assert verb("audit", "data.source=rows.jsonl", "data.problem=tags") == 2
+    assert "data.label: 0 entities and words like them, of 0 types, are too few" in capfd.readouterr().err
+
+
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (sure, unsure) = table(rows)[NUM_PLANTED]["text"], "the a of in to"
@@ -86,7 +120,7 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.problem=regression"], "audit: looks at texts with one class a row alone"),
+        (["data.problem=regression"], "audit: looks at texts with one class a row, and at tags, in this version"),
         (["folds=1"], "folds: 1 (2 to 50)"),
         (["folds=many"], "folds: 'many' does not fit (a whole number)"),
         (["column=author"], "no column 'author'"),

@@ -68,6 +68,7 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     share = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
     what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
     step = f"Read {suspects} from the top, take out the rows that are right, train with data.exclude={suspects}"
+    step = f"Read {suspects} from the top, and correct the tags in your file" if rows.is_tagged else step
     yield Finding(what, max(low, measured.without_suspects[1]), step)
     bound = measured.forecast
     if bound.low > 0 and not bound.is_useless:
@@ -92,8 +93,8 @@ def slices(measured: Measured) -> list[Slice]:
     edges = np.unique(np.quantile(words, [0.25, 0.5, 0.75]).astype(int))
     ends = [0, *(edges + 1).tolist(), int(words.max()) + 1]
     names = np.array([f"{first} to {last - 1} words" for first, last in itertools.pairwise(ends)])
-    by = {"length": names[np.searchsorted(edges + 1, words, side="right")], "split": rows.splits}
-    by |= {"file": rows.files, "column": rows.column}
+    by = {"split": rows.splits, "file": rows.files, "column": rows.column}
+    by |= {} if rows.is_tagged else {"length": names[np.searchsorted(edges + 1, words, side="right")]}
     found = []
     for name, values in by.items():
         kinds, inverse = np.unique(values.astype(str), return_inverse=True)
@@ -121,7 +122,8 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     gain, least, most = measured.without_suspects
     yield f"        without the suspects in training: {100 * gain:+.1f} points ({_span(least, most)})"
     long, lost, *_ = measured.cut
-    yield f"rows:   {long:,} texts are longer than data.max_length; the cut costs {100 * lost:.1f} points"
+    if not rows.is_tagged:
+        yield f"rows:   {long:,} texts are longer than data.max_length; the cut costs {100 * lost:.1f} points"
     if small := small_classes(rows, num_folds):
         named = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
         yield f"        classes with fewer rows than folds, judged from little: {named}"
@@ -133,7 +135,7 @@ def write_suspects(measured: Measured, path: Path) -> None:
     rows, found = measured.rows, measured.suspects
     table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views]]
     for place, likely, sure in zip(found.places, found.likely, found.sure, strict=True):
-        where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.texts[place])]
+        where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.shown[place])]
         views = [rows.classes[of_rows[place]] for of_rows in measured.views.values()]
         table.append([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views])
     write_table(path, table)
@@ -211,7 +213,7 @@ def _span(low: float, high: float) -> str:
 
 def _row(measured: Measured, place: int) -> list[str]:
     rows = measured.rows
-    return [f"{rows.rows[place]:,}", beginning(rows.texts[place]), rows.classes[rows.labels[place]]]
+    return [f"{rows.rows[place]:,}", beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
 
 
 def _tiles(measured: Measured) -> list[dict[str, str]]:

@@ -1,4 +1,7 @@
-"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into."""
+"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into.
+
+Of tagged words a row is an entity, or a word like one (see `entities`), and those of a sentence stay in one fold.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from flatout.audit.entities import NO_ENTITY, entities_and_like
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.survey import TextSurvey
@@ -19,8 +23,8 @@ from flatout.data.tables.sources import open_table
 from flatout.data.tables.splits import hash_texts
 from flatout.data.tables.table import as_texts, decoded, require_columns
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import open_source
-from flatout.data.text_source import TextSource
+from flatout.data.text_preparation import open_source, open_tables
+from flatout.data.text_source import TagSource, TextSource
 from flatout.errors import require
 
 Objects = NDArray[np.object_]
@@ -33,6 +37,7 @@ class AuditRows:
     """Labelled texts, and where each of them stands: arrays with an entry for each row."""
 
     texts: Objects
+    shown: Objects  # the same as a person reads them
     labels: NDArray[np.int64]
     files: Objects
     rows: NDArray[np.int64]  # numbers in their files, from 1
@@ -41,6 +46,7 @@ class AuditRows:
     column: Objects  # what the rows have in the column by which scores are parted; empty texts without one
     classes: list[str]
     conflicts: int = 0  # rows whose text has another label elsewhere
+    is_tagged: bool = False  # whether they are entities, and words like them
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -48,8 +54,10 @@ class AuditRows:
 
 def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, column: str | None = None) -> AuditRows:
     """Every row that a run would use; of more than `most_rows`, so many drawn at random."""
-    require(config.problem is Problem.single, "audit", "looks at texts with one class a row alone, in this version")
-    source = open_source(config)
+    is_tagged = config.problem is Problem.tags
+    is_known = is_tagged or config.problem is Problem.single
+    require(is_known, "audit", "looks at texts with one class a row, and at tags, in this version")
+    source = TagSource(config, open_tables(config)) if is_tagged else open_source(config)
     if column is not None:
         require_columns(source.tables["train"], {"column": column})
     with Progress() as progress:
@@ -58,24 +66,41 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         num_rows = sum(surveyed.rows.values())
         what = f"{num_rows} rows are too few to be audited"
         require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
-        surveyed.census.require_classes("data.label")
         blocks = list(source.texts_and_labels(surveyed.fates, progress.task("reading")))
     rows = np.concatenate([block.rows for _, block in blocks])
     splits = np.concatenate([np.full(len(block.rows), split, object) for split, block in blocks])
     tables = np.array([split if split in source.tables else "train" for split in splits], object)
-    texts = np.array([text for _, block in blocks for text in block.texts.to_pylist()], object)
+    read = [text for _, block in blocks for text in block.texts.to_pylist()]
+    texts = shown = np.array([" ".join(text) for text in read] if is_tagged else read, object)
     groups = _column(source, config.group, tables, rows) if config.group else [text.lower() for text in texts]
+    places = np.arange(len(rows))
+    if isinstance(source, TagSource):
+        classes = [NO_ENTITY, *source.census.types]
+        spans = list(entities_and_like(source.census, blocks))
+        what = f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few to be audited"
+        is_enough = len(spans) >= LEAST_ROWS and len(classes) > 1
+        require(
+            is_enough, "data.label", what, allowed=f"{LEAST_ROWS} or more", hint="Name the column: data.label=COLUMN."
+        )
+        texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
+        labels, places = np.array([each[2:] for each in spans], np.int64).T
+    else:
+        surveyed.census.require_classes("data.label")
+        classes = surveyed.census.classes()
+        labels = np.concatenate([surveyed.census.targets(block.labels) for _, block in blocks])
     of_kind = [each.found.get("conflict") for each in surveyed.findings.values()]
     found = AuditRows(
         texts=texts,
-        labels=np.concatenate([surveyed.census.targets(block.labels) for _, block in blocks]),
-        files=np.array([source.tables[table].name for table in tables], object),
-        rows=rows + 1,
-        splits=splits,
-        groups=np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1],
-        column=_column(source, column, tables, rows),
-        classes=surveyed.census.classes(),
+        shown=shown,
+        labels=labels,
+        files=np.array([source.tables[table].name for table in tables], object)[places],
+        rows=rows[places] + 1,
+        splits=splits[places],
+        groups=np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1][places],
+        column=_column(source, column, tables, rows)[places],
+        classes=classes,
         conflicts=sum(each.count for each in of_kind if each is not None),
+        is_tagged=is_tagged,
     )
     found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
     num_groups, where = len(np.unique(found.groups)), f"data.group={config.group}" if config.group else "folds"

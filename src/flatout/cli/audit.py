@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
-_OF_A_RUN = ("data=", "data.", "experiment=", "--config-dir=", "model=", "model.pretrained=")
+_OF_A_RUN = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 """Words of a run that are about its data, and its pretrained encoder."""
+_FOR_TAGS = ("task=tagging", "model=transformer")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,6 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
         theirs = file.read_text(encoding="utf-8").splitlines()
         words = [*(word for word in theirs if word.lstrip("+").startswith(_OF_A_RUN)), *words[1:]]
         source = (read_summary(folder).get("data") or {}).get("source")
+    if "data.problem=tags" in words:  # what only a training would ask for
+        given = {word.partition("=")[0] for word in words}
+        words += [word for word in _FOR_TAGS if not {word.partition("=")[0], "experiment", "+experiment"} & given]
     command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
     start_measuring(words, lambda settings, _: audit(settings, config, command, source))
 
@@ -93,16 +97,17 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
 
     began, folder = time.perf_counter(), Path(config.out)
     is_text = isinstance(settings.data, TextDataConfig)
-    require(is_text, "audit", "looks at texts with one class a row alone, in this version")
+    require(is_text, "audit", "looks at texts with one class a row, and at tags, in this version")
     hint = f"Name another: out=FOLDER; {SUSPECTS} may hold what you decided."
     require(not (folder / SUSPECTS).exists(), "out", f"{folder / SUSPECTS} is there already", hint=hint)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     what = f"the run read {source}, these settings read {rows.files[0]}"
     is_same = source is None or source == rows.files[0]
     require(is_same, "audit", what, hint="Start it where the run was started, or name data.source=FILE.")
+    require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     encoded = None
-    if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None:
+    if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None and not rows.is_tagged:
         limit_s, length = as_seconds(config.time, "for") or 0.0, settings.data.max_length
         encoded = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
     measured = measure(rows, config.folds, settings.data.max_length, print_line, encoded)

@@ -25,7 +25,7 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.files import stamp_of
 
 HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
-_FEW_BYTES, _FEW_LINES = 1 << 16, 40  # so many lines say all that is asked of a head
+_FEW_LINES = 40  # so many lines say all that is asked of a head
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
@@ -105,9 +105,9 @@ class FileTable(Table):
         A file in UTF-16 is full of zeros, which some readers take for text: it is refused.
         """
         with self._open() as file:
-            head = file.read(_FEW_BYTES)
-            if head.count(b"\n") < _FEW_LINES:
-                head += file.read(HEAD_BYTES - len(head))
+            head = b""
+            for size in (HEAD_BYTES >> 6, HEAD_BYTES >> 4, HEAD_BYTES):
+                head += file.read(size - len(head)) if head.count(b"\n") < _FEW_LINES else b""
             is_whole = not file.read(1)
         if head.startswith(_UTF16_MARKS):
             raise self._fail("written in UTF-16", _encoding_mend(self.path, head, self.where))
@@ -226,7 +226,7 @@ def require_file(file: Path, where: str) -> None:
             raise UserError(where, f"no such file: {file}", hint=hint)
         what, allowed = f"{file} is a pipe or a device", "a file, which can be read twice"
         require(file.is_file(), where, what, allowed=allowed)
-        with file.open("rb") as opened:
+        with file.open("rb", buffering=0) as opened:
             is_empty = not opened.read(1)
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None

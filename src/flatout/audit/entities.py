@@ -1,0 +1,47 @@
+"""Tagged words as rows of an audit: each entity with its type, and words outside that are like one.
+
+A word outside is like one where it has a capital inside a sentence, or is part of an entity elsewhere. Each is read
+with the words around it, which are marked, so that a linear model tells them from its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import pyarrow.compute as pc
+
+from flatout.data.checks.cleaning import TextBlock
+from flatout.data.checks.tags import TagCensus, as_bio, find_entities
+
+NO_ENTITY, _AROUND = "no entity", 2  # the class of words outside; how many words before and after one are read
+
+
+def entities_and_like(
+    census: TagCensus, blocks: Sequence[tuple[str, TextBlock]]
+) -> Iterator[tuple[str, str, int, int]]:
+    """What is read and what is shown of each; the number of its type, 0 for none; and that of its sentence."""
+    tagged = [census.numbered(block.labels, block.rows) for _, block in blocks]
+    words = [np.array(pc.list_flatten(block.texts).to_pylist(), object) for _, block in blocks]
+    known = {word.lower() for tags, each in zip(tagged, words, strict=True) for word in each[tags.types > 0]}
+    sentence = 0
+    for tags, each in zip(tagged, words, strict=True):
+        begin, end, found = tags.offsets[:-1], tags.offsets[1:], find_entities(as_bio(tags), tags.offsets)
+        starts, stops = (within + begin[found.row] for within in (found.start, found.stop))
+        spans = list(zip(found.row, starts, stops, found.kind + 1, strict=True))
+        for row, place in zip(tags.row_of(), range(len(each)), strict=True):
+            is_like = each[place].lower() in known or (place > begin[row] and each[place][:1].isupper())
+            spans += [(row, place, place + 1, 0)] if is_like and not tags.types[place] else []
+        for row, start, stop, kind in spans:
+            before, after = each[max(begin[row], start - _AROUND) : start], each[stop : min(end[row], stop + _AROUND)]
+            inside = " ".join(each[start:stop])
+            read = [*(f"{word}_" for word in before), inside, *(f"_{word}" for word in after), _shape(inside)]
+            yield " ".join(read), " ".join([*before, f"[{inside}]", *after]), kind, sentence + row
+        sentence += len(begin)
+
+
+def _shape(words: str) -> str:
+    """Its capitals, small letters, digits and marks as a word, runs of them once: "uldu" for "Room 2B"."""
+    kinds = ("u" if each.isupper() else "l" if each.islower() else "d" if each.isdigit() else "" for each in words)
+    return "_" + "".join(kind for kind, _ in groupby(filter(None, kinds))) + "_"
