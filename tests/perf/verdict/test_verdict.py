@@ -290,6 +290,12 @@ def test_a_faster_model_leaves_the_waiting_as_it_was():
     assert gain_of(waits, tried).value == pytest.approx(waits.total_ms / (waits.total_ms - 13), rel=0.01)
 
 
+@pytest.mark.parametrize(("cores_of_feed", "cause"), [(0.9, "nothing"), (0.1, "data")])
+def test_batches_that_take_the_cores_of_the_model_are_not_waited_for_in_vain(cores_of_feed, cause):
+    waits = replace(spending(wait=9.0), feed="your own loader", feed_alone=14_000.0, feed_cores=cores_of_feed)
+    assert verdict(waits)["cause"] == cause
+
+
 def test_evidence_of_a_version_without_bounds_is_still_read():
     kept = asdict(trying("data", "a.b=1", 2.0))
     for name in ("low", "high"):

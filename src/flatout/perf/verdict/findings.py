@@ -19,7 +19,7 @@ from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
 
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
-_LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
+LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
 _MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
 _QUICKER = 0.25  # by how much steps that nothing interrupts may be quicker than between callbacks: threads stay awake
@@ -155,7 +155,7 @@ def by_trying(
 ) -> Finding | None:
     """The best that was tried against a cause; silent where it may be noise."""
     found = best_tried(evidence, cause)
-    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else _LEAST_UNCERTAIN):
+    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else LEAST_UNCERTAIN):
         return None
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"

@@ -15,7 +15,15 @@ from typing import Any
 
 from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
+from flatout.perf.verdict.findings import (
+    LEAST_UNCERTAIN,
+    Finding,
+    best_tried,
+    by_removing,
+    by_trying,
+    carried_over,
+    gain_without,
+)
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _USUAL_FLUSH = 50
@@ -68,12 +76,21 @@ def waiting(evidence: Evidence) -> Finding | None:
     finding = partial(Finding, "data", "waiting for data", share, why)
     if (found := best_tried(evidence, "data")) is not None:
         return finding(override=found[0].override, gain=found[1])
+    if evidence.device == "cpu" and evidence.feed_cores is not None and _gain_by_hiding(evidence) < LEAST_UNCERTAIN:
+        return None
     if evidence.untested or any(tried.cause == "data" for tried in evidence.tried):
         return finding(override=evidence.untested or None)
     if evidence.feed == OWN_LOADER:
         return finding(advice="more num_workers in your DataLoader")
     others = {"resident": "data.feed=threaded", "threaded": "data.feed=workers"}
     return finding(override=others.get(evidence.feed), advice="try more data.workers")
+
+
+def _gain_by_hiding(evidence: Evidence) -> float:
+    """The most that batches made beside the model can gain on a processor, whose cores both then share."""
+    wait, model = evidence.ms_of("wait"), evidence.model_ms
+    shared = (model * evidence.threads + wait * (evidence.feed_cores or 0.0)) / evidence.cores
+    return evidence.total_ms / max(evidence.total_ms - wait - model + max(model, shared), 1e-9)
 
 
 def callbacks(evidence: Evidence) -> Finding | None:
