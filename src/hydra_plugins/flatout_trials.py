@@ -41,8 +41,8 @@ class TrialLauncher(Launcher):
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
-        self.conf, self.train = conf_words(config.hydra.runtime.config_sources), ["python", "-m", "train"]
-        self.again = shlex.join([*self.train, *self.conf, "-m", *typed])
+        self.conf = conf_words(config.hydra.runtime.config_sources)
+        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
         self.words, self.folder, self.is_again = words, self.begun or folder, is_again
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
@@ -64,7 +64,7 @@ class TrialLauncher(Launcher):
             folder = place / str(cfg.hydra.sweep.subdir)
             trials.append(Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again))
             composed.append(cfg)
-        of = Multirun(self.folder, self.words, self.again, self.is_again, self.train)
+        of = Multirun(self.folder, self.words, self.again, self.is_again)
         found = run_all(trials, of=of, launcher=self.settings)
         return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
 
@@ -176,12 +176,8 @@ def _fixed_and_searched(loader: ConfigLoader, words: Sequence[str]) -> tuple[lis
     """What is the same in all trials, and what is searched: later words win over earlier ones."""
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     last = {override.get_key_element(): override for override in parsed}
-    fixed, space = [], {}
-    for key, override in last.items():
-        if override.is_sweep_override():
-            space[key] = _part(override)
-        else:
-            fixed.append(f"{key}={override.get_value_element_as_str()}")
+    space = {key: _part(override) for key, override in last.items() if override.is_sweep_override()}
+    fixed = [f"{key}={each.get_value_element_as_str()}" for key, each in last.items() if key not in space]
     return fixed, space
 
 

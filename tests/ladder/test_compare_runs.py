@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import UserError
-from flatout.ladder.compare_runs import compare_groups, is_group
+from flatout.ladder.compare_runs import compare_groups, summaries_in
 from flatout.report.summary import empty_summary
 from tests.verbs import verb
 
@@ -93,6 +93,6 @@ def test_a_sweep_without_confirming_runs_is_refused(tmp_path, groups):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "sweep.json").write_text("{}")
     write_run(tmp_path / "s" / "0", 0, 0.9)
-    assert not is_group(tmp_path / "s")
+    assert not summaries_in(tmp_path / "s")
     with pytest.raises(UserError, match="holds no confirming runs"):
         compare_groups(tmp_path / "s", groups[0])

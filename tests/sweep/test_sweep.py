@@ -238,7 +238,7 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         for ending in given:
             trial = ask()
             assert trial is not None
-            asked.append(trial.label)
+            asked.append(trial.name)
             yield trial, ending
 
     first = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)

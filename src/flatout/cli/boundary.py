@@ -146,23 +146,19 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     _check_folders(cfg, overrides)
 
 
-def _check_logging(value: Any, where: str) -> None:
+def _check_logging(settings: Any, name: str) -> None:
     """Python's logging calls what its settings name: a class, `()`, and any name behind `ext://`."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            _check_logging(item, f"{where}[{number}]")
-    elif isinstance(value, str):
-        is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
-        require(is_plain, where, f"{value!r} is a reference", hint="Write the value itself.")
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    for where, value in nodes(settings, name):
+        if isinstance(value, str):
+            is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
+            require(is_plain, where, f"{value!r} is a reference", hint="Write the value itself.")
+        for key, item in value.items() if isinstance(value, dict) else ():
             is_call = key in ("()", ".") and item != "colorlog.ColoredFormatter"
             require(not is_call, where, f"{key!r} calls {item!r}", hint="Logging may call nothing.")
             is_class = key == "class" and item not in _LOGGING_CLASSES
             require(not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES))
             is_file = key == "filename" and item not in _LOGGING_TEXTS
             require(not is_file, f"{where}.filename", f"{item!r}", allowed=_LOGGING_TEXTS[-1])
-            _check_logging(item, f"{where}.{key}")
 
 
 def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -257,28 +253,25 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
     what, known = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
     require(is_trusted or package in TRUSTED_PACKAGES, where, what, allowed=known, hint=hint)
-    if not is_trusted and module not in _DOORS and not _is_place(module):
-        raise _not_listed(target, where)
+    unlisted = f"_target_ {target} is not among the classes that settings may name"
+    kinds = "layers, optimizers, metrics, callbacks, two loggers"
+    trust = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
+    is_listed = is_trusted or module in _DOORS or _is_place(module)
+    require(is_listed, where, unlisted, allowed=kinds, hint=trust)
     found, hint = _found(target), "Check the spelling, and that its package is installed."
     require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
         raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=names)
     is_left_out = any(f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__)
-    if not is_trusted and (is_left_out or not _is_place(found.__module__)):
-        raise _not_listed(target, where)
+    is_listed = is_trusted or (_is_place(found.__module__) and not is_left_out)
+    require(is_listed, where, unlisted, allowed=kinds, hint=trust)
     return found
 
 
 def _is_place(module: str) -> bool:
     is_script = module.startswith("transformers.models.") and ".modeling_" not in module
     return any(f"{module}.".startswith(f"{place}.") for place in _PLACES) and not is_script
-
-
-def _not_listed(target: str, where: str) -> UserError:
-    what = f"_target_ {target} is not among the classes that settings may name"
-    hint = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
-    return UserError(where, what, allowed="layers, optimizers, metrics, callbacks, two loggers", hint=hint)
 
 
 def _found(target: str) -> Any:

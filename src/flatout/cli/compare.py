@@ -13,10 +13,10 @@ from rich.text import Text
 
 from flatout.bits.exposure_page import NUMBERS, read_exposure
 from flatout.errors import UserError, require
-from flatout.ladder.compare_runs import Comparison, compare_groups, is_group
+from flatout.ladder.compare_runs import Comparison, compare_groups, summaries_in
 from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
-from flatout.report.page import render_page
+from flatout.report.page import filled, render_page
 
 ROWS = {
     "encoding": ("{}", "encoding"),
@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     folders = [Path(run) for run in arguments.runs]
-    if len(folders) == 2 and all(map(is_group, folders)) and not all((each / NUMBERS).is_file() for each in folders):
+    are_groups = len(folders) == 2 and all(map(summaries_in, folders))
+    if are_groups and not all((each / NUMBERS).is_file() for each in folders):
         hint = "Leave it out: two groups have no page."
         require(arguments.html is None, "--html", "is for encodings of bit strings", hint=hint)
         show_groups(compare_groups(*folders), folders)
@@ -87,7 +88,7 @@ def _read(exposure: Any, form: str, *path: str) -> str:
     value: Any = exposure
     for name in path:
         value = None if value is None else value[name]
-    return "" if value is None else form.format(value)
+    return filled(form, value)
 
 
 def page(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -38,6 +38,7 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
 }  # the settings class of each option of each group in `conf/`
+OPTIONS = [(group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()]
 _ALMOST = 0.75  # least likeness of keys that stand in different groups
 
 
@@ -170,12 +171,10 @@ def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: 
         return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
     near = _nearest_key(key, beside, typed or key)
     hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
-    options = []
-    for group, classes in COMPONENTS.items():
-        having = [name for name, kind in classes.items() if key in _field_names(kind, f"{group}.")]
-        options += [f"{group.partition('.')[0]}={name}" for name in having]
-    if options:
-        hint = f"It is a setting of {', '.join(options)}. {where_listed(parent)}"
+    having = [(group, name) for group, name, kind in OPTIONS if key in _field_names(kind, f"{group}.")]
+    if having:
+        options = ", ".join(f"{group.partition('.')[0]}={name}" for group, name in having)
+        hint = f"It is a setting of {options}. {where_listed(parent)}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
     return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= 24 else "", hint=hint)
 
@@ -236,7 +235,7 @@ def _unknown_argument(key: str) -> UserError:
 
 def known_keys() -> list[str]:
     """Dotted names of all settings."""
-    kinds = [(f"{group}.", kind) for group, classes in COMPONENTS.items() for kind in classes.values()]
+    kinds = [(f"{group}.", kind) for group, _, kind in OPTIONS]
     kinds += [(f"logger.{name}.", kind) for name, kind in LOGGERS.items()]
     ours = [*(field.name for field in fields(RunConfig)), *(f"trainer.{name}" for name in ours_of_trainer())]
     return sorted({*ours, *(name for prefix, kind in kinds for name in _field_names(kind, prefix))})

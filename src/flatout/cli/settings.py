@@ -25,7 +25,7 @@ import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.composing import COMPONENTS, ours_of_trainer
+from flatout.cli.composing import COMPONENTS, OPTIONS, ours_of_trainer
 from flatout.cli.words import in_short
 from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
@@ -84,9 +84,8 @@ def all_settings() -> Iterator[Setting]:
     """Every setting: of each run, of each option of each group, of Lightning's Trainer, of sweeps."""
     grouped = (*COMPONENTS, "trainer")
     ours = [each for each in _settings_of(RunConfig, "", "run") if each.key.partition(".")[0] not in grouped]
-    for group, classes in COMPONENTS.items():
-        for name, settings in classes.items():
-            ours += _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
+    for group, name, settings in OPTIONS:
+        ours += _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
     for name, settings in LOGGERS.items():
         ours += _settings_of(settings, f"logger.{name}.", f"logger={name}")
     yield from ours

@@ -248,8 +248,7 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
 
     tokens = Subwords.train([read_rows(texts)["text"].combine_chunks()], data.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in tokens.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    tokens.save(folder)
     described = model.read_description()
     described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
     most = getattr(described, "max_position_embeddings", data.max_length)

@@ -43,11 +43,6 @@ class Comparison:
         return [*(f"left out: {each}" for each in self.left_out), said]
 
 
-def is_group(folder: Path) -> bool:
-    """Whether a folder holds runs, or is one."""
-    return bool(_summaries(folder))
-
-
 def compare_groups(first: Path, second: Path) -> Comparison:
     """Two groups of runs by the test metric that they were chosen by."""
     (runs, left_out, metric), (others, left_out_there, metric_there) = map(_read_group, (first, second))
@@ -66,7 +61,8 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     return Comparison(metric, seeds, means[0], means[1], difference, left_out, unit)
 
 
-def _summaries(folder: Path) -> list[Path]:
+def summaries_in(folder: Path) -> list[Path]:
+    """The summaries of a group; none where a folder neither holds runs nor is one."""
     depths = ["confirm-*/"] if (folder / _SWEEP).is_file() else ["", "*/", "*/*/"]
     return next(filter(None, (sorted(folder.glob(depth + SUMMARY)) for depth in depths)), [])
 
@@ -74,7 +70,7 @@ def _summaries(folder: Path) -> list[Path]:
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], str]:
     """Finished runs by their seed, those that are left out, and the metric that chose them."""
     found, left_out = dict[int, Mapping[str, Any]](), list[str]()
-    paths, is_sweep = _summaries(folder), (folder / _SWEEP).is_file()
+    paths, is_sweep = summaries_in(folder), (folder / _SWEEP).is_file()
     hint = "Confirm its best setting: confirm=3." if is_sweep else "Name a run folder, or a folder of run folders."
     require(bool(paths), "compare", f"{folder} holds no {'confirming ' if is_sweep else ''}runs", hint=hint)
     for path in paths:

@@ -24,7 +24,7 @@ from flatout.ladder.rungs import STARTUP, Ladder
 from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
 from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
-from flatout.report.page import render_page, tile
+from flatout.report.page import filled, render_page, tile
 
 FILE = "ladder.json"
 SCHEMA = 1
@@ -165,10 +165,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "measured": lambda rung: (
         ("startup " if rung["measures"] == STARTUP and rung["measured"] else "") + written(rung["measured"])
@@ -176,12 +172,12 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "in all": lambda rung: written({**rung["cumulative"], "low": None}),
     "rows/s": lambda rung: _number(rung["rows_per_s"]),
     "tokens/s": lambda rung: _number(rung["tokens_per_s"]),
-    "±": lambda rung: _share(rung["spread"]),
-    "wait": lambda rung: _share(rung["wait_share"]),
-    "padding": lambda rung: _share(rung["padding_share"]),
-    "memory": lambda rung: "" if rung["memory_gb"] is None else f"{rung['memory_gb']:.2f} GB",
+    "±": lambda rung: filled("{:.1%}", rung["spread"]),
+    "wait": lambda rung: filled("{:.1%}", rung["wait_share"]),
+    "padding": lambda rung: filled("{:.1%}", rung["padding_share"]),
+    "memory": lambda rung: filled("{:.2f} GB", rung["memory_gb"]),
     "startup": lambda rung: f"{rung['startup_s']:.1f} s",
-    "GPU": lambda rung: _share(rung["device_share"]),
+    "GPU": lambda rung: filled("{:.1%}", rung["device_share"]),
 }
 
 PAGE = "ladder.html"

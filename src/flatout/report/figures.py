@@ -67,11 +67,10 @@ class Chart:
 @contextmanager
 def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iterator[Figure]:
     """An empty figure in our style, whatever style the user has set for matplotlib; sizes are pixels at 72 dpi."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
-    with rc_context(), context(_STYLE, after_reset=True), ignoring_missing_glyphs():
+    with context(_STYLE, after_reset=True), ignoring_missing_glyphs():
         yield Figure(figsize=(width / 72, height / 72), dpi=dpi, facecolor=PAPER)
 
 

@@ -101,14 +101,14 @@ def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     speed, training, tiles = summary["speed"], summary["training"], []
     if speed["rows_per_s"]:
-        tiles.append(tile(f"{speed['rows_per_s']:,.0f}", "rows/s", _filled("padding {:.1%}", speed["padding_share"])))
+        tiles.append(tile(f"{speed['rows_per_s']:,.0f}", "rows/s", filled("padding {:.1%}", speed["padding_share"])))
     if speed["tokens_per_s"]:
         tiles.append(tile(f"{speed['tokens_per_s']:,.0f}", "tokens/s"))
     if speed["mfu"] is not None:
-        peak = _filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
+        peak = filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
         tiles.append(tile(f"{speed['mfu']:.1%}", "MFU", peak))
     if training["seconds"]:
-        tiles.append(tile(f"{training['seconds']:.0f} s", "in all", _filled("{:,} steps", training["steps"])))
+        tiles.append(tile(f"{training['seconds']:.0f} s", "in all", filled("{:,} steps", training["steps"])))
     return tiles
 
 
@@ -130,7 +130,8 @@ def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float,
     return [point for point in points if all(map(math.isfinite, point))]
 
 
-def _filled(form: str, value: float | None) -> str:
+def filled(form: str, value: Any) -> str:
+    """A figure in words; empty where there is none."""
     return "" if value is None else form.format(value)
 
 

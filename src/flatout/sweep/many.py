@@ -40,7 +40,6 @@ class Multirun:
     words: list[str]
     again: str  # the command that resumes it
     is_again: bool = False
-    train: Sequence[str] = ("python", "-m", "train")  # the words before those of a trial, to train it alone
 
 
 def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None) -> list[Ending]:
@@ -64,6 +63,7 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
     rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
     judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
     best = (max if job.mode == "max" else min)(judged, key=lambda row: row.value or 0.0, default=None)
+    again = [] if best is None else ["python", "-m", "train", *trials[rows.index(best)].overrides]
     space: dict[str, dict[str, None]] = {}
     for key, value in (pair for row in rows for pair in row.params.items()):
         space.setdefault(key, {})[value] = None
@@ -74,7 +74,7 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
         mode=job.mode,
         space={key: ", ".join(values) for key, values in space.items()},
         trials=rows,
-        best_overrides="" if best is None else shlex.join([*of.train, *trials[rows.index(best)].overrides]),
+        best_overrides=shlex.join(again),
         seconds=sum(ending.seconds for ending in ended),
     )
 

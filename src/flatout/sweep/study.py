@@ -57,7 +57,7 @@ class Study:
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}
-        self._left = [trial for trial in self._study.get_trials(deepcopy=False) if trial.state is TrialState.RUNNING]
+        self._left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
     def ask(self) -> tuple[int, dict[str, str]] | None:
         """Number and settings of the next trial; None when there are enough."""
@@ -95,7 +95,7 @@ class Study:
 
     def ended(self) -> list[FrozenTrial]:
         """Trials of which the ending is known."""
-        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state in _ENDED]
+        return self._study.get_trials(deepcopy=False, states=tuple(_ENDED))
 
     def status(self, trial: FrozenTrial) -> str:
         return _ENDED[trial.state]

@@ -32,10 +32,6 @@ class Trial:
     is_again: bool = False  # whether its folder may hold an interrupted run, which is resumed; else it must be new
     name: str = ""  # what it is called, where that is not its number
 
-    @property
-    def label(self) -> str:
-        return self.name or f"trial {self.number}"
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -61,15 +57,15 @@ class Board:
     def __init__(self, title: str, metric: str, mode: str, total: int) -> None:
         self.title, self.metric, self.mode, self.total = title, metric, mode, total
         console = Console()
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True)  # shows nothing until it is started
         self._running: dict[int, _Row] = {}
         self._ended: list[_Row] = []
         self._drawn = 0.0
-        if self._live is not None:
+        if console.is_terminal:
             self._live.start()
 
     def started(self, trial: Trial) -> None:
-        self._running[trial.number] = _Row(trial.label, " ".join(trial.changed))
+        self._running[trial.number] = _Row(trial.name or f"trial {trial.number}", " ".join(trial.changed))
         self.draw(now=True)
 
     def read(self, trial: Trial, count: int, value: float) -> None:
@@ -87,7 +83,7 @@ class Board:
 
     def draw(self, *, now: bool = False) -> None:
         """Twice a second, or at once."""
-        if self._live is not None and (now or time.monotonic() - self._drawn > 0.5):
+        if self._live.is_started and (now or time.monotonic() - self._drawn > 0.5):
             self._drawn = time.monotonic()
             self._live.update(self.table(), refresh=True)
 
@@ -110,8 +106,7 @@ class Board:
         return table
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()
 
 
 @dataclass(slots=True)

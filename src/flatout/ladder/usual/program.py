@@ -53,8 +53,7 @@ class Stopwatch:
                 batch: Any = next(iterator, None)
             if batch is None:
                 return
-            if self.first_batch_at is None:
-                self.first_batch_at = time.perf_counter()
+            self.first_batch_at = self.first_batch_at or time.perf_counter()
             yield batch
 
     @contextmanager
