@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Probabilities = NDArray[np.float64]
+Classes = NDArray[np.int64]
 SPREAD = 0.25  # of planted errors, how many more go to pairs of classes that no suspect lies between
 _SURE, _UNLIKE = 1.96, 0.25  # by the latter share real errors may be found more or less easily than planted ones
 _LEAST_PLANTED = 15  # planted errors that a threshold must leave, so that a share of them means something
@@ -58,13 +59,8 @@ def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Su
     return Suspects(places, likely[places], sure[places], joint).in_order_of(sure)
 
 
-def plant(
-    labels: NDArray[np.int64], joint: NDArray[np.float64], share: float, spread: float = SPREAD
-) -> tuple[NDArray[np.int64], NDArray]:
-    """Some labels replaced by wrong ones, as the suspects' are distributed; and which rows they are.
-
-    `spread`: how many more go to any pair of classes, as a share of these.
-    """
+def plant(labels: Classes, joint: Probabilities, share: float, spread: float = SPREAD) -> tuple[Classes, NDArray]:
+    """Some labels replaced by wrong ones, as the suspects' are, and `spread` of these more; which rows they are."""
     random, weights = np.random.default_rng(1), joint.T.copy()
     np.fill_diagonal(weights, 0)
     weights += (spread * weights.sum() + 1e-6) / weights.size  # so that no class is without a wrong label to draw

@@ -54,9 +54,9 @@ class AuditRows:
 
 def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, column: str | None = None) -> AuditRows:
     """Every row that a run would use; of more than `most_rows`, so many drawn at random."""
-    is_tagged = config.problem is Problem.tags
-    is_known = is_tagged or config.problem is Problem.single
+    is_known = isinstance(config, TextDataConfig) and config.problem in (Problem.single, Problem.tags)
     require(is_known, "audit", "looks at texts with one class a row, and at tags, in this version")
+    is_tagged = config.problem is Problem.tags
     source = TagSource(config, open_tables(config)) if is_tagged else open_source(config)
     if column is not None:
         require_columns(source.tables["train"], {"column": column})
@@ -79,9 +79,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         spans = list(entities_and_like(source.census, blocks))
         what = f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few to be audited"
         is_enough = len(spans) >= LEAST_ROWS and len(classes) > 1
-        require(
-            is_enough, "data.label", what, allowed=f"{LEAST_ROWS} or more", hint="Name the column: data.label=COLUMN."
-        )
+        require(is_enough, "data.label", what, allowed=f"{LEAST_ROWS} or more")
         texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
         labels, places = np.array([each[2:] for each in spans], np.int64).T
     else:

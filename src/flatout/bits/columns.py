@@ -176,8 +176,7 @@ def write_bits(packed: Packed, form: Form) -> pa.Array:
         digits = np.packbits(sixes, axis=2)[:, :, 0] >> 2
     characters = np.frombuffer(_DIGITS[form], dtype=np.uint8)[digits]
     offsets = np.arange(len(data) + 1, dtype=np.int64) * characters.shape[1]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(characters.tobytes())]
-    return pa.Array.from_buffers(pa.large_string(), len(data), buffers)
+    return pa.LargeStringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(characters.tobytes()))
 
 
 def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:

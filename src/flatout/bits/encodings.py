@@ -130,8 +130,7 @@ class Encoder(ABC):
         step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize))
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
-            filled = np.flatnonzero(np.diff(bounds))
-            if len(filled):
+            if len(filled := np.flatnonzero(np.diff(bounds))):
                 encoded[start + filled] = self._united(ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0])
         return encoded
 

@@ -56,8 +56,7 @@ def by_frequency(counts: Counts, train_counts: Counts) -> Rows:
     """Dice of grams, gathered by how many training records hold them."""
     rows = []
     for low, high in pairwise((0, *_FREQUENCIES)):
-        chosen = (train_counts >= low) & (train_counts < high) & (counts[0] > 0)
-        if chosen.any():
+        if (chosen := (train_counts >= low) & (train_counts < high) & (counts[0] > 0)).any():
             dice = float(dice_of(counts[:, chosen].sum(1)))
             rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": dice})
     return rows
@@ -128,7 +127,7 @@ class ExposureStudy:
         }
 
     @torch.inference_mode()
-    def _answers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _answers(self) -> list[Tensor]:
         """Row numbers, probabilities, detected grams and targets of some thousand records, on the host."""
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
@@ -140,8 +139,7 @@ class ExposureStudy:
             found.append(tuple(real_rows(values, batch).cpu() for values in (batch.rows, answers, detected, targets)))
             if sum(len(rows) for rows, *_ in found) >= _JUDGED:
                 break
-        rows, answers, detected, targets = (torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True))
-        return rows, answers, detected, targets
+        return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
         """Dice after training on few known pairs of text and encoding, on more, and on all of them.

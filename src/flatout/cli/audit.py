@@ -92,12 +92,9 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure
     from flatout.audit.rows import read_audit_rows, read_unlabelled
-    from flatout.data.text import TextDataConfig
     from flatout.models.encoder.transformer import TransformerConfig
 
     began, folder = time.perf_counter(), Path(config.out)
-    is_text = isinstance(settings.data, TextDataConfig)
-    require(is_text, "audit", "looks at texts with one class a row, and at tags, in this version")
     hint = f"Name another: out=FOLDER; {SUSPECTS} may hold what you decided."
     require(not (folder / SUSPECTS).exists(), "out", f"{folder / SUSPECTS} is there already", hint=hint)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)

@@ -19,7 +19,7 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.sources import open_table
 from flatout.data.tokens.long_texts import CUT, Long
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.inference.forms import Form, exported, forms_of_folder, forms_of_run, is_transformers_folder
 from flatout.inference.verify import parted, verify, write_certificate
 from flatout.run.kinds import load_predictor
@@ -88,6 +88,5 @@ def _allowed(given: str, rows: int) -> int:
         found = float(given.removesuffix("%")) * (rows / 100 if given.endswith("%") else 1)
     except ValueError:
         found = -1
-    if not 0 <= found < math.inf:
-        raise UserError("--allow", repr(given), allowed="a number of rows, or a percentage: 3, 0.1%")
+    require(0 <= found < math.inf, "--allow", repr(given), allowed="a number of rows, or a percentage: 3, 0.1%")
     return int(found)

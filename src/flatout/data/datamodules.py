@@ -58,8 +58,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         facts = opened["store"].facts
         rows, scale = facts["splits"]["train"]["rows"], (facts["target_mean"], facts["target_spread"])
         labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
-        escapes, delimiter = config.clean.escapes, config.label_delimiter
-        return TextInfo(**opened, labels=labels, escapes=escapes, label_delimiter=delimiter)
+        return TextInfo(**opened, labels=labels, escapes=config.clean.escapes, label_delimiter=config.label_delimiter)
 
     def predict_dataloader(self) -> Feed:
         """The texts of `predict` as the training rows were read, else the test rows; `batch.rows` numbers them."""

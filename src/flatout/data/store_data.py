@@ -58,8 +58,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         super().__init__()
         names = [field.name for field in fields(self.settings)]
         for name in settings:
-            where, known = f"{type(self).__name__}.{name}", did_you_mean(name, names)
-            require(name in names, where, "no such setting", hint=known)
+            require(name in names, f"{type(self).__name__}.{name}", "no such setting", hint=did_you_mean(name, names))
         self.config: Config = self.settings(**settings)
         self.seed, self.run_log = seed, RunLog() if log is None else log
         self._info: Info | None = None
@@ -173,7 +172,10 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         feed = Feed(split, plan, kind=kind, device=device, workers=workers, keeps_position=is_train)
         if is_train:
             feed.load_state_dict(self._position)
-            self._report_step(plan)
+            if plan.world > 1:
+                product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
+                value = f"{plan.rows_per_batch * plan.parts} rows"
+                self._report("rows a step", value, "each rank trains its share", product)
             self._warn_of_order(split, plan)
         self._feeds[name] = feed
         return feed
@@ -234,12 +236,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def _report(self, name: str, value: object, why: str, evidence: str) -> None:
         if self._is_first:
             self.run_log.decision(name, value, why, evidence)
-
-    def _report_step(self, plan: PlanSettings) -> None:
-        if plan.world > 1:
-            product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
-            value = f"{plan.rows_per_batch * plan.parts} rows"
-            self._report("rows a step", value, "each rank trains its share", product)
 
     def _warn_of_order(self, split: StoreSplit, plan: PlanSettings) -> None:
         """Tell where rows that are too many to be shuffled at once lie in the order of their labels."""

@@ -246,8 +246,7 @@ def _done(do: Work, asked: str, here: Path, place: Path | None = None) -> Any:
     own = version("flatout")
     require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
     if place is not None:
-        what = f"not all machines of the cluster see {place.parent}"
-        require(place.is_dir(), "on", what, hint=_SHARED)
+        require(place.is_dir(), "on", f"not all machines of the cluster see {place.parent}", hint=_SHARED)
     with suppress(OSError):  # a folder that this machine does not see matters to relative names alone
         os.chdir(here)
     return do()

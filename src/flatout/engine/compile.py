@@ -14,14 +14,14 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine.passes import ShortOfMemory, give_back_memory
 from flatout.engine.precision import Precision, arithmetic, product_type
-from flatout.errors import UserError
+from flatout.errors import require
 from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
 from flatout.run_log import Choice
@@ -33,9 +33,9 @@ _ROUNDS = 5
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
     """Let torch compile a model when it is first trained; refused where it could not."""
-    if why := why_not(device):
-        raise UserError("compile", why, hint="Set compile=false, or install one (g++ or clang).")
-    if isinstance(model, Transformer) and model.is_flat:
+    why = why_not(device)
+    require(not why, "compile", why, hint="Set compile=false, or install one (g++ or clang).")
+    if compiles_layers(model):
         compile_layers(model)
         return
     plain = model._call_impl
@@ -47,7 +47,7 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
     model._compiled_call_impl = call  # what Module.compile() sets, and no state holds
 
 
-def compiles_layers(model: nn.Module) -> bool:
+def compiles_layers(model: nn.Module) -> TypeGuard[Transformer]:
     """Whether a model is a flat encoder, whose layers are compiled rather than the whole of it."""
     return isinstance(model, Transformer) and model.is_flat
 
@@ -80,11 +80,9 @@ def compile_layers(model: Transformer) -> None:
 
 
 def choose_compile(
-    model: nn.Module, device: torch.device, precision: Precision, *, tokens: int, passes: int
+    model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
 ) -> Choice[bool]:
     """Compile the layers of a flat encoder if that pays over so many forward passes of so many tokens each."""
-    if not (isinstance(model, Transformer) and model.is_flat):
-        return Choice(False, "only layers of flat encoders are compiled unasked", "compile=true compiles others")
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
     choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")

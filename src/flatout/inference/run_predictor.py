@@ -116,6 +116,10 @@ class ModelFolder:
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
 
+    @property
+    def has_encoder(self) -> bool:
+        return (self.path / ENCODER).is_file()
+
     def encoder(self, outputs: Outputs, roles: Roles, window: int = 0) -> tuple[Transformer, Subwords]:
         """The encoder with its weights, and its tokenizer."""
         vocabulary = self.vocabulary()

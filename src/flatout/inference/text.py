@@ -31,16 +31,7 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
-from flatout.inference.run_predictor import (
-    ENCODER,
-    Advance,
-    Answered,
-    FileOptions,
-    ModelFolder,
-    RunPredictor,
-    Scored,
-    in_order,
-)
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
 from flatout.tasks.calibration import Sureness
@@ -93,7 +84,7 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
-        if (folder.path / ENCODER).is_file():
+        if folder.has_encoder:
             model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)[0]
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.errors import UserError
+from flatout.errors import require
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
@@ -20,8 +20,7 @@ MODELS = OF_TEXTS | OF_BITS | OF_RECORDINGS
 
 def model_class(kind: str, where: str) -> Any:
     """The Config class of a name that a file gives; `where`: the file."""
-    if kind not in MODELS:
-        raise UserError(where, f"no model {kind!r}", allowed=", ".join(MODELS))
+    require(kind in MODELS, where, f"no model {kind!r}", allowed=", ".join(MODELS))
     return MODELS[kind]
 
 

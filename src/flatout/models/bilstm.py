@@ -67,8 +67,7 @@ class BiLSTM(Network, nn.Module):
         self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(2 * config.hidden, num_outputs)
         nn.init.normal_(self.embedding.weight, std=0.1)
-        with torch.no_grad():
-            self.embedding.weight[padding_id].zero_()
+        self.embedding.weight.data[padding_id].zero_()
         for layer in self.layers.modules():
             if isinstance(layer, nn.LSTM):
                 start_layer(layer)

@@ -58,8 +58,7 @@ class TextCNN(Network, nn.Module):
         self.dropout = LeanDropout(config.dropout)
         self.output = nn.Linear(config.filters * len(config.widths), num_outputs)
         nn.init.normal_(self.embedding.weight, std=0.1)
-        with torch.no_grad():
-            self.embedding.weight[padding_id].zero_()
+        self.embedding.weight.data[padding_id].zero_()
 
     def forward(self, batch: FlatBatch) -> Tensor:
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)

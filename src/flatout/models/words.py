@@ -75,8 +75,7 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
         row = rows.get(word)
         if row is None or row in found:
             continue
-        vector = _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)
-        if vector is not None:
+        if (vector := _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)) is not None:
             found[row] = vector
     if found:
         with torch.no_grad():

@@ -14,7 +14,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,9 @@ class MicroBatches:
 
     def note(self, name: str, limit: Limit, row_key: str = "") -> None:
         """Write a limit down; `OSError` where the disk refuses."""
-        limits = {**self.read()[0], name: limit}
-        values = {each: {"most": kept.most, "has_ended": kept.has_ended} for each, kept in limits.items()}
+        limits = {each: asdict(kept) for each, kept in {**self.read()[0], name: limit}.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        noted = {"about": self.about, "row_key": row_key, "limits": values}
+        noted = {"about": self.about, "row_key": row_key, "limits": limits}
         write_atomically(self.path, json.dumps(noted, indent=1, ensure_ascii=False))
         sync_folder(self.path.parent)
 

@@ -65,7 +65,7 @@ class Kind:
     answers: str = ""  # what only an encoder answers; empty: every model that reads its batches answers
     rows: str  # what a row of it is called
     model_hint: str  # what helps where the model reads other rows
-    task_hint: str = ""  # what helps where the task belongs to other rows; empty: the task that fits is named
+    names_task: bool = False  # whether the task that fits helps where another is named; else `model_hint` does
     way_to_task: str = ""  # what helps where its task is named without the `data.problem` that it needs
     why_whole: str = ""  # why its weights cannot be sharded; empty: they can
     metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
@@ -103,7 +103,6 @@ TEXTS = Kind(
     models=tuple(OF_TEXTS.values()),
     rows="texts",
     model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
-    task_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
     metrics=lambda config: [*_names_for(config.problem), "loss"],
     usual_metric=lambda config: monitored_metric(config.problem),
     keeps_rows=True,
@@ -145,7 +144,6 @@ BITS = Kind(
     models=tuple(OF_BITS.values()),
     rows="bit strings",
     model_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
-    task_hint="Set model=bitmlp task=grams, or start from +experiment=bloom_bigrams.",
     why_whole="models of bit strings are too small for it",
     metrics=lambda config: [*NAMES, "loss"],
     usual_metric=lambda config: NAMES[0],
@@ -162,6 +160,7 @@ RECORDINGS = Kind(
     models=tuple(OF_RECORDINGS.values()),
     rows="sequences",
     model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
+    names_task=True,
     metrics=lambda config: list(dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"])),
     usual_metric=_recording_metric,
     draw=draw_answers,
@@ -214,7 +213,7 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     if not isinstance(task, kind.task.settings):
         near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task.settings)]
         what = f"{_option_of(task)} does not fit {kind.rows}"
-        require(bool(near) or not kind.task_hint, "task", what, hint=kind.task_hint)
+        require(bool(near) or kind.names_task, "task", what, hint=kind.model_hint)
         hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
         raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
     what = f"{_option_of(model)} predicts no {kind.answers}"

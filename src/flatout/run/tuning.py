@@ -7,7 +7,6 @@ beginning. Of several ranks one measures for each kind of device, and the smalle
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -75,14 +74,13 @@ class Question:
 def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:
     """Measured by one rank for each kind of device; the smallest answer."""
     ranks = question.ranks
-    devices = ranks.gathered("device", lambda: json.dumps(device_key(question.device)))
+    devices = ranks.gathered("device", lambda: device_key(question.device))
 
-    def measure() -> str:
-        if devices.index(devices[ranks.rank]) != ranks.rank:
-            return ""  # a rank before this one has such a device too
-        return json.dumps(asdict(measured_for(question, say)))
+    def measure() -> dict[str, Any] | None:
+        is_first = devices.index(devices[ranks.rank]) == ranks.rank  # of the ranks that have such a device
+        return asdict(measured_for(question, say)) if is_first else None
 
-    given = [json.loads(text) for text in ranks.gathered("answers", measure) if text]
+    given = filter(None, ranks.gathered("answers", measure))
     each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
     return replace(each[0], answers=smallest([found.answers for found in each]))
 

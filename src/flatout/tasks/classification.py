@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +99,7 @@ class Classifier(Task):
         splits = self.info.store.splits if isinstance(self.info, TextInfo) else {}
         if split == "test" and split in splits and getattr(feed, "split", None) is splits[split]:
             cut_rows = self.info.facts["splits"][split]["truncated_rows"]
-            self.cut_scores = CutScores.of(splits[split], cut_rows, self._fresh_metrics)
-
-    def _fresh_metrics(self) -> TaskMetrics:
-        metrics = TaskMetrics.build(self.labels.problem, self.labels.classes).to(self.device)
-        if isinstance(metrics, MultiMetrics):
-            metrics.thresholds.copy_(self.metrics.thresholds)
-        return metrics
+            self.cut_scores = CutScores.of(splits[split], cut_rows, self.metrics)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
         return {} if self.cut_scores is None else self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
@@ -201,13 +195,13 @@ class CutScores:
         metrics.auroc = None  # no sum over rows
 
     @classmethod
-    def of(cls, split: StoreSplit, cut: int, build: Callable[[], TaskMetrics]) -> CutScores | None:
-        """For the rows of a split, with metrics that are built then; None where too few were cut, or are whole."""
+    def of(cls, split: StoreSplit, cut: int, metrics: TaskMetrics) -> CutScores | None:
+        """For the rows of a split, with a copy of empty metrics; None where too few were cut, or are whole."""
         lengths = torch.from_numpy(split.lengths(TOKENS).copy())
         is_full = lengths == lengths.max()
         filled = int(is_full.sum())
         is_told = cut >= max(_LEAST_ROWS, _LEAST_SHARE * filled) and len(lengths) - filled >= _LEAST_ROWS
-        return cls(build(), is_full, cut) if is_told else None
+        return cls(copy.deepcopy(metrics), is_full, cut) if is_told else None
 
     def add(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> None:
         """Take in answers to the rows of these numbers."""

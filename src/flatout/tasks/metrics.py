@@ -20,7 +20,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCor
 from torchmetrics import classification as of_classes
 
 from flatout.data.problem import Problem
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import did_you_mean, require
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, auroc_influence, bootstrap
 
 _MORE_IS_BETTER = (
@@ -41,8 +41,7 @@ def monitored_metric(problem: Problem) -> str:
 
 def require_metric(name: str, available: Iterable[str], where: str) -> None:
     names = list(available)
-    if name not in names:
-        raise UserError(where, f"no metric {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
+    require(name in names, where, f"no metric {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,7 @@ class Task(L.LightningModule):
                 self.build(info)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
                 self.prepare(data.feeds, data.run_log, data.seed)
-        share_out = getattr(self.trainer.strategy, "share_out", None)
-        if share_out is not None and not self.is_sharded:
+        if (share_out := getattr(self.trainer.strategy, "share_out", None)) is not None and not self.is_sharded:
             share_out(self.model)
             self.is_sharded = True
 

@@ -128,11 +128,9 @@ def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | Non
     lengths = torch.tensor([len(row) for row in token_rows], dtype=torch.int64)
     order = torch.argsort(lengths, stable=True)
     rows = [torch.as_tensor(token_rows[int(i)], dtype=torch.int32) for i in order]
-    offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
-    torch.cumsum(lengths[order], 0, out=offsets[1:])
     return FlatBatch(
         tokens=torch.cat(rows),
-        offsets=offsets,
+        offsets=torch.nn.functional.pad(lengths[order].cumsum(0), (1, 0)),
         lengths=lengths[order],
         rows=order,
         targets=None if targets is None else targets[order],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -204,14 +205,8 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
     while bounds[-1] < total:
         start = bounds[-1]
         # One row a part always fits (the cap holds the longest); more rows than the shortest allows never do.
-        fits, too_many = 1, cap // max(1, int(sorted_lengths[start])) + 1
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            last = min(start + middle * parts, total) - 1
-            if middle * int(sorted_lengths[last]) <= cap:
-                fits = middle
-            else:
-                too_many = middle
+        more = range(2, cap // max(1, int(sorted_lengths[start])) + 1)
+        fits = 1 + bisect_right(more, cap, key=lambda n: n * int(sorted_lengths[min(start + n * parts, total) - 1]))
         bounds.append(min(start + fits * parts, total))
     return np.array(bounds, dtype=np.int64)
 

@@ -105,8 +105,7 @@ def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Ma
 
 def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     counts = np.zeros(len(offsets) - 1, np.int64)
-    filled = np.diff(offsets) > 0
-    if filled.any():
+    if (filled := np.diff(offsets) > 0).any():
         counts[filled] = np.add.reduceat(mask.view(np.uint8), offsets[:-1][filled], dtype=np.int32)
     return counts
 

@@ -75,12 +75,10 @@ class Lengths:
 
     def bars(self) -> list[str]:
         """A bar for each doubling of the length."""
-        histogram = self.as_dict()["histogram"]
-        most = max((bar["rows"] for bar in histogram), default=1)
-        spans = {f"{bar['from']:,}–{bar['to']:,}": bar["rows"] for bar in histogram}
-        width = max(map(len, spans), default=0)
-        lengths = {span: max(1, round(_LONGEST_BAR * rows / most)) for span, rows in spans.items()}
-        return [f"{span.rjust(width)}  {'█' * lengths[span]} {rows:,}" for span, rows in spans.items()]
+        spans = {f"{bar['from']:,}–{bar['to']:,}": bar["rows"] for bar in self.as_dict()["histogram"]}
+        width, most = max(map(len, spans), default=0), max(spans.values(), default=1)
+        bars = {span: "█" * max(1, round(_LONGEST_BAR * rows / most)) for span, rows in spans.items()}
+        return [f"{span.rjust(width)}  {bars[span]} {rows:,}" for span, rows in spans.items()]
 
 
 def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:

@@ -193,8 +193,7 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
         if not len(shared):
             continue
         other = int(np.bincount(shared).argmax())
-        share = int((shared == other).sum()) / count
-        if share >= _LEAST_SHARE:
+        if (share := int((shared == other).sum()) / count) >= _LEAST_SHARE:
             found.append((number, other, share))
     return found
 

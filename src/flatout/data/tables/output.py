@@ -32,8 +32,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
             sys.stdout.buffer.flush()
         return
     path = Path(out)
-    is_known, allowed = path.suffix in FORMATS, ", ".join(FORMATS)
-    require(is_known, "--out", f"cannot write {path.suffix or path.name}", allowed=allowed)
+    require(path.suffix in FORMATS, "--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
     what, hint = f"no such folder: {path.parent}", "Make it first, or name another folder."
     require(path.parent.is_dir(), "--out", what, hint=hint)
     if reads is not None and path.exists() and _is_among(path, Path(reads)):

@@ -121,8 +121,7 @@ def split_by_hash(hashes: NDArray[np.uint64], *, validation_share: float, test_s
     """0 (train), 1 (validation) or 2 (test) for each hash, by its place between the least and the largest."""
     place = hashes >> np.uint64(11)
     taken, test = (np.uint64(math.ceil(share * (1 << 53))) for share in (validation_share + test_share, test_share))
-    is_taken, is_test = place < taken, place < test
-    return is_taken.astype(np.int8) + is_test.astype(np.int8)
+    return (place < taken).astype(np.int8) + (place < test).astype(np.int8)
 
 
 class Dealer:

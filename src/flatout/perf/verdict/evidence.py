@@ -9,6 +9,7 @@ from typing import Any
 from flatout.perf.measure.intervals import Interval
 
 LEAST_GAIN = 1.1  # what a fix must be worth to be named
+LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
 LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
 LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
 _MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again

@@ -16,10 +16,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_GAIN, MODEL, Evidence, Tried
+from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_UNCERTAIN, MODEL, Evidence, Tried
 
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
-LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
 _MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
 _QUICKER = 0.25  # by how much steps that nothing interrupts may be quicker than between callbacks: threads stay awake
@@ -165,10 +164,10 @@ def by_trying(
 
 
 def by_removing(
-    evidence: Evidence, ms: float, cause: str, limit: str, why: str, override: str | None = None, **more: Any
+    evidence: Evidence, ms: float, cause: str, limit: str, why: str, *, interrupts: bool = True, **more: Any
 ) -> Finding | None:
-    """A part that its fix takes away, where that is worth naming."""
+    """A part that its fix takes away, where that is worth naming; `interrupts`: whether it stood between steps."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain = gain_without(evidence, ms, interrupts=True)
-    return Finding(cause, limit, ms / evidence.total_ms, why, override=override, gain=gain, **more)
+    gain = gain_without(evidence, ms, interrupts=interrupts)
+    return Finding(cause, limit, ms / evidence.total_ms, why, gain=gain, **more)

@@ -14,16 +14,8 @@ from statistics import fmean as mean
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, MODEL, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import (
-    LEAST_UNCERTAIN,
-    Finding,
-    best_tried,
-    by_removing,
-    by_trying,
-    carried_over,
-    gain_without,
-)
+from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, LEAST_UNCERTAIN, MODEL, OWN_LOADER, Evidence
+from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _USUAL_FLUSH = 50
@@ -103,7 +95,7 @@ def callbacks(evidence: Evidence) -> Finding | None:
     reads = evidence.reads.get(name, 0)
     why = f"{ms:.1f} ms of each batch" + (f", {reads:.0f} reads of the device's numbers a step" if reads else "")
     limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
-    return by_removing(evidence, ms, "callbacks", limit, why, f"~callbacks.{name}")
+    return by_removing(evidence, ms, "callbacks", limit, why, override=f"~callbacks.{name}")
 
 
 def host_reads(evidence: Evidence) -> Finding | None:
@@ -125,8 +117,8 @@ def logging(evidence: Evidence) -> Finding | None:
     if evidence.flush_every >= _USUAL_FLUSH or not times:
         return None
     why = f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every {evidence.flush_every} steps"
-    saved = spent * (1 - evidence.flush_every / _USUAL_FLUSH)
-    return by_removing(evidence, saved, "logging", "writing curves", why, f"monitor.flush_every={_USUAL_FLUSH}")
+    saved, fix = spent * (1 - evidence.flush_every / _USUAL_FLUSH), f"monitor.flush_every={_USUAL_FLUSH}"
+    return by_removing(evidence, saved, "logging", "writing curves", why, override=fix)
 
 
 def validating(evidence: Evidence) -> Finding | None:
@@ -139,7 +131,7 @@ def validating(evidence: Evidence) -> Finding | None:
     saving = evidence.ms.get("checkpoint", 0.0) * (times / max(evidence.counts.get("checkpoint", 0), times))
     why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
     saved = (spent + saving) * (1 - needed / times)
-    return by_removing(evidence, saved, "validation", "validations", why, "++trainer.val_check_interval=1.0")
+    return by_removing(evidence, saved, "validation", "validations", why, override="++trainer.val_check_interval=1.0")
 
 
 def saving(evidence: Evidence) -> Finding | None:
@@ -150,7 +142,7 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved, fix = spent * (1 - needed / times), "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, fix)
+    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix)
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -342,13 +334,10 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
         return None
     slowest = own.index(max(own))
     usual = mean(ms for rank, ms in enumerate(own) if rank != slowest)
-    behind = own[slowest] - usual
-    if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - behind):
-        return None
     why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
     fix = f"look at rank {slowest}'s machine, or leave it out"
-    share, gain = behind / evidence.total_ms, gain_without(evidence, behind)
-    return Finding("ranks", "the slowest rank", share, why, advice=fix, gain=gain)
+    behind = own[slowest] - usual
+    return by_removing(evidence, behind, "ranks", "the slowest rank", why, advice=fix, interrupts=False)
 
 
 def communicating(evidence: Evidence) -> Finding | None:

@@ -34,11 +34,9 @@ class ArrowTable(FileTable):
             yield block
 
     def _read_columns(self) -> list[str]:
-        names: list[str] = []
         for batch in self._batches():
-            names = list(batch.schema.names)
             if batch.num_rows:
-                return names
+                return list(batch.schema.names)
         raise self._fail("no rows")
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -71,10 +69,9 @@ class ParquetTable(FileTable):
 
     def _read_columns(self) -> list[str]:
         with self._parquet() as file:
-            num_rows, names = file.metadata.num_rows, list(file.schema_arrow.names)
-        if num_rows == 0:
-            raise self._fail("no rows")
-        return names
+            if file.metadata.num_rows:
+                return list(file.schema_arrow.names)
+        raise self._fail("no rows")
 
     @contextmanager
     def _parquet(self) -> Iterator[pq.ParquetFile]:
@@ -124,8 +121,7 @@ class Hdf5Table(FileTable):
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         with self._opened() as sets:
-            length = len(sets[columns[0]]) if columns else 0
-            for start in range(0, length, rows_per_block):
+            for start in range(0, len(sets[columns[0]]) if columns else 0, rows_per_block):
                 yield _record_batch({name: sets[name][start : start + rows_per_block] for name in columns})
 
     def _read_columns(self) -> list[str]:

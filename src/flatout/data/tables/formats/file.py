@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import hashlib
 import io
 import os
 import shutil
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
+from flatout.data.store.store import file_checksum
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean, require
@@ -50,15 +49,14 @@ class FileTable(Table):
 
     def fingerprint(self) -> str:
         """Of every byte; see `prints` for when it is asked."""
-        with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        checksum = file_checksum(self.path)
         if (stamp := entry_of(self.path)) != self._opened_as:
             # What is known of its head, and a copy, may be of what it was before.
             self._opened_as, self._copy = stamp, None
             before, self.columns = self.columns, self._read_columns()
             if self.columns != before:
                 raise changed(self.name)
-        return digest.hexdigest()
+        return checksum
 
     def entries(self) -> Entries | None:
         stamp = entry_of(self.path)
@@ -187,8 +185,7 @@ def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes
             text = decoder.decode(data, final=not data)
             recoded = text.encode()
         except UnicodeError as error:
-            why = getattr(error, "reason", error)
-            what = f"{path}: not {encoding} from about line {line} on ({why})"
+            what = f"{path}: not {encoding} from about line {line} on ({getattr(error, 'reason', error)})"
             raise UserError(where, what, hint=OTHER_ENCODING) from None
         line += text.count("\n")
         if recoded:
@@ -224,8 +221,7 @@ def require_file(file: Path, where: str) -> None:
             near = did_you_mean(file.name, beside)
             hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
             raise UserError(where, f"no such file: {file}", hint=hint)
-        what, allowed = f"{file} is a pipe or a device", "a file, which can be read twice"
-        require(file.is_file(), where, what, allowed=allowed)
+        require(file.is_file(), where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
         with file.open("rb", buffering=0) as opened:
             is_empty = not opened.read(1)
     except OSError as error:
