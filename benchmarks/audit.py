@@ -2,7 +2,8 @@
 
 Labels are planted wrong in built-in headlines, whose own noise is known, and with `--data FOLDER` in AG News and in the
 subjectivity sentences, which have errors of their own: among as many suspects as were planted, those are misses. With
-`--pretrained FOLDER` these two are audited a second time, with that encoder beside the words.
+`--pretrained FOLDER` these two are audited a second time, with that encoder beside the words. In the built-in tagged
+tweets, and in WNUT17 with `--data`, entities get a wrong type.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flatout.audit.quick_model import Features, Head, QuickModel
 from flatout.audit.rows import AuditRows, choose, deal, read_audit_rows
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
+from flatout.data.samples.tweets import TaggedTweetsConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import TransformerConfig
@@ -42,8 +44,16 @@ class Planted:
 
 
 def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
-    """Wrong labels for a share of the rows: of any other class, or for each other of the two commonest."""
+    """Wrong labels for a share of the rows: of any other class, or for each other of the two commonest.
+
+    Of tagged words, for a share of the entities: of another type.
+    """
     random, clean = np.random.default_rng(seed), rows.labels.copy()
+    if rows.is_tagged:
+        places = random.permutation(np.flatnonzero(clean))[: round(share * np.count_nonzero(clean))]
+        found, types = choose(rows, np.arange(len(clean))), len(rows.classes) - 1
+        found.labels[places] = 1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
+        return Planted(found, clean, places)
     first, second = np.argsort(-np.bincount(clean))[:2]
     may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
     places = random.permutation(may)[: round(share * len(may))]
@@ -70,6 +80,7 @@ def claims(options: Options) -> Iterator[Claim]:
     if options.pretrained is not None:
         read = {name: sets[name] for name in SETS if name in sets}
         yield from planted_claims(read, clean, options, options.pretrained)
+    yield from entity_claims(options)
     yield from alarm_claims(clean, options)
     yield forecast_claim(options)
     yield interval_claim(options)
@@ -128,6 +139,29 @@ def recovery(planted: Planted, measured: Measured) -> float:
     everything = np.ones(len(rows), bool)
     clean, noisy = score(planted.clean, everything), score(rows.labels, everything)
     return (score(rows.labels, is_kept) - noisy) / max(clean - noisy, 1 / len(rows))
+
+
+def entity_claims(options: Options) -> Iterator[Claim]:
+    """Precision, recall and the rate's interval where entities have a wrong type."""
+    num_rows, data = options.choose(3_000, 1_000, 300), options.data
+    sample = TaggedTweetsConfig(rows=num_rows, eval_rows=num_rows // 10, noise=0.0)
+    sources = {"tagged tweets": TextDataConfig(problem=Problem.tags, sample=sample)}
+    if data is not None and (data / "wnut17").is_dir():
+        sources["WNUT17"] = TextDataConfig(problem=Problem.tags, source=str(data / "wnut17"))
+    for name, source in sources.items():
+        rows = read_audit_rows(source, FOLDS, 5 * num_rows)
+        for kind, share, _ in PLANTS[: options.choose(2, 1, 1)]:
+            planted = plant(rows, share, False, seed=1)
+            measured = quiet_measure(planted.rows)
+            suspects, (rate, low, high) = measured.suspects.places, measured.noise
+            first = np.isin(suspects[: len(planted.places)], planted.places).mean()
+            about = (
+                f"{len(rows):,} rows, {len(suspects):,} suspects for {len(planted.places):,} entities of a wrong type"
+            )
+            yield ratio(f"{name}, {kind} of entities: precision of as many suspects", float(first), 0.75, about)
+            yield ratio(f"{name}, {kind} of entities: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
+            note = f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
+            yield reaching(f"{name}, {kind} of entities: rate", 100 * rate, "%", least=None, note=note)
 
 
 def alarm_claims(clean: dict[str, Measured], options: Options) -> Iterator[Claim]:

@@ -84,8 +84,8 @@ DEFECTS = [
     Defect(
         "no row goes to the test",
         "data/tables/splits.py",
-        "is_taken, is_test = place < taken, place < test",
-        "is_taken, is_test = place < taken, place < 0",
+        "(place < test).astype(np.int8)",
+        "(place < 0).astype(np.int8)",
         "tests/data/test_splits.py",
     ),
     Defect(
