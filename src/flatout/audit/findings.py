@@ -62,17 +62,18 @@ def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
 
 
 def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
-    rows, (rate, low, high) = measured.rows, measured.noise
+    rows, bound, (rate, low, high) = measured.rows, measured.forecast, measured.noise
     between = mixed_up(measured.suspects.joint, len(rows), 1)
     mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
     share = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
     what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
-    step = f"Read {suspects} from the top, take out the rows that are right, train with data.exclude={suspects}"
-    step = f"Read {suspects} from the top, and correct the tags in your file" if rows.is_tagged else step
-    yield Finding(what, max(low, measured.without_suspects[1]), step)
-    bound = measured.forecast
+    gain, least, _ = measured.without_suspects
+    decide = f"take out the rows that are right, train with data.exclude={suspects}"
+    step = f"Read {suspects} from the top, {'and correct the tags in your file' if rows.is_tagged else decide}"
+    yield Finding(what, max(low, gain if rows.is_tagged and least > 0 else least), step)
     if bound.low > 0 and not bound.is_useless:
         step = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
+        step = "Tag more sentences" if rows.is_tagged else step
         yield Finding(bound.line(), bound.gain, step, is_problem=False)
     long, lost, least_lost, _ = measured.cut
     if least_lost > 0:

@@ -78,8 +78,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         classes = [NO_ENTITY, *source.census.types]
         spans = list(entities_and_like(source.census, blocks))
         what = f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few to be audited"
-        is_enough = len(spans) >= LEAST_ROWS and len(classes) > 1
-        require(is_enough, "data.label", what, allowed=f"{LEAST_ROWS} or more")
+        require(len(spans) >= LEAST_ROWS and len(classes) > 1, "data.label", what, allowed=f"{LEAST_ROWS} or more")
         texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
         labels, places = np.array([each[2:] for each in spans], np.int64).T
     else:
