@@ -58,7 +58,7 @@ PLAIN = {
     "checkpoint": (
         replace(spending(checkpoint=27.1), counts={"validation": 2, "checkpoint": 200}),
         "checkpoint.every_steps=null checkpoint.every_minutes=10",
-        2.26,
+        2.51,
     ),
     "optimizer": (spending(optimizer=40.0), None, None),
     "precision": (replace(CARD, native="fp16"), "precision=fp16", None),

@@ -110,18 +110,17 @@ def carried_over(value: float, low: float, high: float) -> Interval:
     return Interval(value, low / missed, high * missed)
 
 
-def gain_without(evidence: Evidence, ms: float, *, interrupts: bool = False) -> Interval:
+def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> Interval:
     """The gain when so many milliseconds of each batch are not spent: the other steps may become quicker, too.
 
-    The upper bound counts steps that nothing interrupts, as they were timed. `interrupts`: what goes stood between
-    steps, and those are then up to a quarter quicker even where no try has shown it.
+    The upper bound counts steps that nothing interrupts: as they were timed, and at least by `quicker` quicker.
     """
     total, model = max(evidence.total_ms, 1e-9), max(evidence.model_ms, 1e-9)
     kept = 1 - _QUICKER if evidence.alone_ms is None else min(1.0, evidence.alone_ms / model)
-    kept = min(kept, 1 - _QUICKER) if interrupts else kept
+    kept = min(kept, 1 - quicker)
     left = max(total - ms, 1e-3 * total)
-    quicker = (1 - kept) * min(left, model + evidence.ms.get("other", 0.0))
-    low, high = total / left, total / max(left - quicker, 1e-3 * total)
+    spared = (1 - kept) * min(left, model + evidence.ms.get("other", 0.0))
+    low, high = total / left, total / max(left - spared, 1e-3 * total)
     return carried_over(math.sqrt(low * high), low, high)
 
 
@@ -164,10 +163,10 @@ def by_trying(
 
 
 def by_removing(
-    evidence: Evidence, ms: float, cause: str, limit: str, why: str, *, interrupts: bool = True, **more: Any
+    evidence: Evidence, ms: float, cause: str, limit: str, why: str, *, quicker: float = _QUICKER, **more: Any
 ) -> Finding | None:
-    """A part that its fix takes away, where that is worth naming; `interrupts`: whether it stood between steps."""
+    """A part that its fix takes away, where that is worth naming; `quicker`: see `gain_without`."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain = gain_without(evidence, ms, interrupts=interrupts)
+    gain = gain_without(evidence, ms, quicker=quicker)
     return Finding(cause, limit, ms / evidence.total_ms, why, gain=gain, **more)

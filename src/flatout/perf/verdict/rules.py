@@ -26,6 +26,7 @@ _HOLDING = {
     "the card slowed itself": "cool the card",
 }  # limits of the clocks that you can change, such as clocks set by hand
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
+_WRITES_ON = 0.4  # by how much steps may be quicker where no checkpoint is still being written behind them
 _OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
 _ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
@@ -142,7 +143,7 @@ def saving(evidence: Evidence) -> Finding | None:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved, fix = spent * (1 - needed / times), "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix)
+    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix, quicker=_WRITES_ON)
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -198,7 +199,7 @@ def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
     That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
     else stands between steps, too: garbage of the compiler is cleared away there.
     """
-    clocked = gain_without(evidence, ms, interrupts=True)
+    clocked = gain_without(evidence, ms)
     if evidence.eager_ms is None:
         return clocked
     total = max(evidence.total_ms, 1e-9)
@@ -238,7 +239,7 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
     # They are computed once, forwards, where they were computed both ways in each epoch.
     saved_ms = forward_ms * (1 - 1 / epochs) + backward_ms
     limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
-    share, gain = saved_ms / max(evidence.total_ms, 1e-9), gain_without(evidence, saved_ms)
+    share, gain = saved_ms / max(evidence.total_ms, 1e-9), gain_without(evidence, saved_ms, quicker=0.0)
     why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
     fix = f"model.freeze_layers={cut} model.reuse=true"
     return Finding("layers", limit, share, why, override=fix, gain=gain, changes_training=True, comes_last=True)
@@ -337,7 +338,7 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
     why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
     fix = f"look at rank {slowest}'s machine, or leave it out"
     behind = own[slowest] - usual
-    return by_removing(evidence, behind, "ranks", "the slowest rank", why, advice=fix, interrupts=False)
+    return by_removing(evidence, behind, "ranks", "the slowest rank", why, advice=fix, quicker=0.0)
 
 
 def communicating(evidence: Evidence) -> Finding | None:
@@ -354,7 +355,7 @@ def communicating(evidence: Evidence) -> Finding | None:
     why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
     whole = evidence.effective_batch
     name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
-    fix, gain = f"data.{name}={2 * now}", gain_without(evidence, saved)
+    fix, gain = f"data.{name}={2 * now}", gain_without(evidence, saved, quicker=0.0)
     return Finding("communication", "exchanging gradients", share, why, override=fix, gain=gain, changes_training=True)
 
 
