@@ -253,7 +253,9 @@ def _second_run(work: _Work) -> Claim:
     before = _bytes_read()
     work.data("whole").prepare_data()
     read = _bytes_read() - before
-    note = f"names of columns are read again, 16 KB of each file of {size / 2 / UNITS / 1e6:.1f} MB, and the store's files"
+    note = (
+        f"names of columns are read again, 16 KB of each file of {size / 2 / UNITS / 1e6:.1f} MB, and the store's files"
+    )
     return reaching("read by a second run, of the source's bytes", read / size, "", least=None, note=note)
 
 

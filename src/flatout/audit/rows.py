@@ -1,7 +1,4 @@
-"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into.
-
-Of tagged words a row is an entity, or a word like one (see `entities`), and those of a sentence stay in one fold.
-"""
+"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into."""
 
 from __future__ import annotations
 

@@ -344,6 +344,11 @@ class OfSeveral(Small):
         return super().training_step(batch[0], batch_idx)
 
 
+class ByLBFGS(Small):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=1e-3, max_iter=2)
+
+
 class Locked(Small):
     def __init__(self) -> None:
         super().__init__()
@@ -366,6 +371,7 @@ class Sharing(Small):
         (Small, lambda: DataLoader(Once(), 2), "its loader can be read once"),
         (Small, endless_rows, "its loader can be read once"),
         (OfSeveral, lambda: [DataLoader(Rows(), 1)], "several loaders are read at once"),
+        (ByLBFGS, lambda: DataLoader(Rows(), 1), "LBFGS computes its loss again while it steps"),
         (Locked, lambda: DataLoader(Rows(), 1), "its module cannot be copied (cannot pickle '_thread.lock' object)"),
         (Sharing, lambda: DataLoader(Rows(), 1), "its steps reach the module itself, not a copy of it"),
     ],

@@ -71,6 +71,8 @@ def _race(trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: 
     precision = next((ours for ours, theirs in LIGHTNING_NAMES.items() if theirs == str(trainer.precision)), None)
     if precision is None:
         raise Refused(f"steps of precision {trainer.precision} are not timed")
+    if module.automatic_optimization and any(isinstance(each, torch.optim.LBFGS) for each in trainer.optimizers):
+        raise Refused("LBFGS computes its loss again while it steps")
     task: Any = OwnTask(trainer, module, device)
     about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
     about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
