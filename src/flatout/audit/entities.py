@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 
+Blocks = Sequence[tuple[str, TextBlock]]  # rows, each block with the split it goes to
 NO_ENTITY, _AROUND = "no entity", 2  # the class of words outside; how many words before and after one are read
 
 
-def entities_and_like(
-    census: TagCensus, blocks: Sequence[tuple[str, TextBlock]]
-) -> Iterator[tuple[str, str, int, int]]:
+def entities_and_like(census: TagCensus, blocks: Blocks) -> Iterator[tuple[str, str, int, int]]:
     """What is read and what is shown of each; the number of its type, 0 for none; and that of its sentence."""
     tagged = [census.numbered(block.labels, block.rows) for _, block in blocks]
     words = [np.array(pc.list_flatten(block.texts).to_pylist(), object) for _, block in blocks]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.audit.entities import NO_ENTITY, entities_and_like
+from flatout.audit.entities import NO_ENTITY, Blocks, entities_and_like
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.survey import TextSurvey
@@ -57,13 +57,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     source = TagSource(config, open_tables(config)) if is_tagged else open_source(config)
     if column is not None:
         require_columns(source.tables["train"], {"column": column})
-    with Progress() as progress:
-        surveyed = TextSurvey(source).run(progress.task("checking"))
-        source.require_words(surveyed.has_words)
-        num_rows = sum(surveyed.rows.values())
-        what = f"{num_rows} rows are too few to be audited"
-        require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
-        blocks = list(source.texts_and_labels(surveyed.fates, progress.task("reading")))
+    surveyed, blocks = _read(source)
     rows = np.concatenate([block.rows for _, block in blocks])
     splits = np.concatenate([np.full(len(block.rows), split, object) for split, block in blocks])
     tables = np.array([split if split in source.tables else "train" for split in splits], object)
@@ -101,6 +95,17 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     what, hint = f"{num_groups} groups for {num_folds} folds", "Set folds to fewer, or leave data.group out."
     require(num_groups >= num_folds, where, what, hint=hint)
     return found
+
+
+def _read(source: TextSource) -> tuple[TextSurvey, Blocks]:
+    """What is known of all rows, and those that a run would use."""
+    with Progress() as progress:
+        surveyed = TextSurvey(source).run(progress.task("checking"))
+        source.require_words(surveyed.has_words)
+        num_rows = sum(surveyed.rows.values())
+        what = f"{num_rows} rows are too few to be audited"
+        require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
+        return surveyed, list(source.texts_and_labels(surveyed.fates, progress.task("reading")))
 
 
 def read_unlabelled(config: TextDataConfig, file: str) -> list[str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.train import start_measuring
-from flatout.errors import as_seconds, check_settings, require, setting
+from flatout.errors import about_settings, as_seconds, check_settings, require, setting
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
@@ -33,10 +33,10 @@ class AuditConfig:
     folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
     rows: int = setting(20_000, "Most rows looked at, drawn at random.", least=40)
     column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")
-    out: str = setting("audit", "Folder of what is written.")
-    unlabelled: str | None = setting(None, "A file of texts without labels: which of them to label next.")
+    out: str = setting("audit", "Folder of suspects.csv and audit.html.")
+    unlabelled: str | None = setting(None, "Texts, of which next_rows.csv says which to label next.", example="FILE")
     top: int = setting(200, "So many rows to label next.", least=1)
-    time: str = setting("10m", "How long a pretrained encoder may read.", example="30m")
+    time: str = setting("10m", "How long an encoder may read: model=transformer model.pretrained=FOLDER.")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -47,15 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s RUN | data.source=FILE [key=value ...]"
     parser.add_argument("words", metavar="WORD", nargs="*", help="a run's folder, or data settings as for training")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = """\
-folds=5            folds that the quick model answers.
-rows=20000         most rows looked at, drawn at random.
-column=author      a column by whose values scores are parted, too.
-out=audit          folder of suspects.csv and audit.html.
-unlabelled=FILE    also names the rows of a file to label next: next_rows.csv.
-top=200            so many of them.
-for=10m            how long a pretrained encoder may read: model=transformer model.pretrained=FOLDER.
-"""
+    about = about_settings(AuditConfig)
+    words = {each.name: f"{each.name}={about[each.name].example or each.default}" for each in fields(AuditConfig)}
+    words["time"] = words["time"].replace("time", "for")
+    parser.epilog = "\n".join(f"{words[name]:<18} {each.does}" for name, each in about.items())
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, as_bio, misplaced
+from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, as_bio, misplaced, word_lists
 from flatout.data.checkup import check
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
@@ -124,3 +124,9 @@ def test_a_line_with_too_few_columns_is_told(tmp_path):
     (tmp_path / "rows.conll").write_text("a B-x\nb\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"rows.conll: line 2: expected 2 columns, got 1: 'b'"):
         check(TextDataConfig(train=str(tmp_path / "rows.conll")))
+
+
+def test_a_word_that_is_null_is_a_blank_word_and_a_row_that_is_null_has_none():
+    column = pa.array([["before"], ["a", None, "b"], None, ["c"]], pa.list_(pa.string())).slice(1)
+    lists = word_lists(column, name="tokens", table="rows.jsonl", key="data.text")
+    assert lists.to_pylist() == [["a", "", "b"], [], ["c"]]

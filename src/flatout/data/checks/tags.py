@@ -203,7 +203,8 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
     hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
     is_right, what = is_list(column.type) and is_text(kind), f"column {name!r} of {table} holds {column.type}"
     require(is_right, key, what, allowed="a list of texts in each row", hint=hint)
-    return pc.fill_null(column.cast(texts), pa.scalar([], texts))
+    lists = pc.fill_null(column.cast(texts), pa.scalar([], texts))
+    return pa.ListArray.from_arrays(lists.offsets, pc.fill_null(lists.values, ""))  # a null is a blank word
 
 
 @dataclass(frozen=True, slots=True)
