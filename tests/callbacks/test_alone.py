@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, TQDMProgressBar
 from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
@@ -74,6 +74,15 @@ def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path,
     assert split["time/callbacks_ms"] > 2000 * SLOWEST_S
     assert sum(value for name, value in split.items() if name != "time/callbacks_ms") < split["time/callbacks_ms"]
     assert set(timer.clock.callbacks) == {"Sleeps"} and "on_train_batch_end" not in vars(slow)
+
+
+def test_the_step_timer_names_callbacks_of_lightning_and_hooks_that_were_set_on_one(tmp_path):
+    timer = StepTimer()
+    slow = LambdaCallback(on_train_batch_end=lambda *_: time.sleep(SLOWEST_S))
+    train(tmp_path, [timer, slow, LearningRateMonitor("step")], logger=True, **SEVEN)
+    assert split_of(timer)["time/callbacks_ms"] > 1000 * SLOWEST_S
+    assert max(timer.clock.callbacks, key=timer.clock.callbacks.__getitem__) == "LambdaCallback"
+    assert timer.clock.callbacks.keys() >= {"LambdaCallback", "LearningRateMonitor"}
 
 
 def test_the_step_timer_counts_checkpoints_of_lightning_and_validations(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, StepTimes, compiled_so_far
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, HookTimes, StepTimes, compiled_so_far
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import Split, StepTimer
 from flatout.callbacks.throughput import Volume
@@ -231,6 +232,24 @@ def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
     device.passed = device.recorded
     assert times.take()[1] == [8.0]
     assert times.take()[1] == []
+
+
+def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
+    device = Events()
+
+    class Waits(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            device.recorded += 15  # seconds in which the device has nothing to do
+
+    waits, clock, times = Waits(), Clock(), DeviceTimes(device.make)
+    clock.watch({"Waits": waits})
+    hooks = HookTimes(clock, times)
+    for edge in range(3):
+        hooks.edge(edge)
+    waits.on_train_batch_end()
+    hooks.edge(3)
+    device.passed = device.recorded
+    assert times.take()[0] == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
 
 
 def test_every_part_has_a_curve():

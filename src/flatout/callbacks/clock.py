@@ -22,18 +22,17 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.engine.lightning_internals import PHASES
+from flatout.engine.lightning_internals import PHASES, overrides
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")  # `other` is what is left: the framework
 _LOOK_CLOSELY_AT = range(20, 23)  # steps in which the reads of a callback are counted; counting takes time itself
-_INSIDE_A_STEP = {
-    "on_before_backward": "backward",
-    "on_after_backward": "backward",
-    "on_before_zero_grad": "backward",
+_HOOKS = {
+    **dict.fromkeys(("on_train_epoch_start", "on_train_batch_start", "on_train_epoch_end"), ""),
+    **dict.fromkeys(("on_before_backward", "on_after_backward", "on_before_zero_grad"), "backward"),
     "on_before_optimizer_step": "optimizer",
-}
-_BESIDE_A_STEP = ("on_train_batch_start", "on_train_batch_end", "on_train_epoch_start", "on_train_epoch_end")
+    "on_train_batch_end": "after the optimizer",
+}  # of each step and epoch, and the phase that they lie in
 FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
 _NAMES = ("now", "total", "first")
 Kind = TypeVar("Kind", bound="Sums")
@@ -45,7 +44,8 @@ class Clock:
     def __init__(self) -> None:
         self.spent = dict.fromkeys((*BETWEEN_STEPS, "callbacks"), 0.0)
         self.outside_s = 0.0  # seconds of it between two steps
-        self.inside_s = dict.fromkeys(set(_INSIDE_A_STEP.values()), 0.0)  # seconds of the callbacks inside each phase
+        self.inside_s = {"backward": 0.0, "optimizer": 0.0}  # seconds of the callbacks inside each phase
+        self.edge: Callable[[int], None] | None = None  # told where the optimizer ends, before callbacks that wait
         self.callbacks: dict[str, float] = {}  # seconds of each watched callback
         self.reads: dict[str, int] = {}  # how often each made the host wait for the device, in steps looked at closely
         self.counts = dict.fromkeys(BETWEEN_STEPS, 0)  # number of flushes, checkpoints and validations
@@ -96,10 +96,9 @@ class Clock:
         self.leave()
         for name, callback in callbacks.items():
             self.callbacks.setdefault(name, 0.0)
-            for hook in (*_BESIDE_A_STEP, *_INSIDE_A_STEP):
-                if getattr(type(callback), hook) is not getattr(L.Callback, hook):
-                    timed = partial(self._run_timed, name, getattr(callback, hook), _INSIDE_A_STEP.get(hook))
-                    self.plant(callback, hook, timed)
+            for hook, phase in _HOOKS.items():
+                if overrides(callback, hook, L.Callback):
+                    self.plant(callback, hook, partial(self._run_timed, name, getattr(callback, hook), phase))
 
     def leave(self) -> None:
         """Put back what was there before."""
@@ -110,7 +109,9 @@ class Clock:
                     vars(part)[name] = before
         self._planted = []
 
-    def _run_timed(self, name: str, hook: Callable[..., Any], phase: str | None, *args: Any, **kwargs: Any) -> Any:
+    def _run_timed(self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any) -> Any:
+        if self.edge is not None and phase == "after the optimizer":
+            self.edge(3)
         began, outside_s = time.perf_counter(), self.outside_s
         try:
             if not self.looks_closely:
@@ -124,7 +125,7 @@ class Clock:
             if not self.looks_closely:
                 self.callbacks[name] += seconds
                 self.spent["callbacks"] += seconds
-                if phase is not None:
+                if phase in self.inside_s:
                     self.inside_s[phase] += seconds
 
     @property
@@ -332,6 +333,7 @@ class HookTimes:
         self._device_edge = None if device_times is None else device_times.edge
         self._last = 3
         self._at, self._aside = time.perf_counter(), clock.aside_s
+        clock.edge = self.edge
 
     def edge(self, number: int, *_: Any) -> None:
         """The beginning of a batch is 0, the ends of its phases are 1 to 3."""

@@ -69,9 +69,8 @@ class CurveSource(Callback):
         if not self._batches_since:
             return
         began = time.perf_counter()
-        values = self.take(trainer)
         self._steps_since = self._batches_since = 0
-        if values:
+        if values := self.take(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step_of_loggers(trainer))
                 logger.save()

@@ -49,7 +49,7 @@ class StepTimer(CurveSource):
     """The split of a step, and the distribution of the lengths of steps."""
 
     def __init__(self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None) -> None:
-        """`callbacks`: those to time, by name; None: all that are neither ours nor Lightning's."""
+        """`callbacks`: those to time, by name; None: all but ours and those that save."""
         super().__init__(every_n_steps)
         self.clock, self.callbacks = Clock(), callbacks
         self.times, self.step_times = Stretches(Split), StepTimes()
@@ -197,10 +197,10 @@ def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
-    """Callbacks that are neither ours nor Lightning's, by the names of their classes."""
+    """Callbacks of others by the names of their classes, without those that save: saving counts by itself."""
     found: dict[str, L.Callback] = {}
     for each in callbacks_of(trainer):
         name = type(each).__name__
-        if type(each).__module__.partition(".")[0] not in ("flatout", "lightning", "pytorch_lightning"):
+        if not (type(each).__module__.startswith("flatout.") or isinstance(each, L.pytorch.callbacks.Checkpoint)):
             found[name if name not in found else f"{name} {len(found) + 1}"] = each
     return found

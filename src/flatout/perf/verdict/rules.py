@@ -87,7 +87,7 @@ def _gain_by_hiding(evidence: Evidence) -> float:
 
 
 def callbacks(evidence: Evidence) -> Finding | None:
-    """Your own callback takes time, or makes the host wait for the device."""
+    """A callback takes time, or makes the host wait for the device."""
     if not evidence.callbacks:  # curves do not name them
         ms = evidence.ms.get("callbacks", 0.0)
         why = f"{ms:.1f} ms of each batch"
@@ -337,8 +337,7 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
     usual = mean(ms for rank, ms in enumerate(own) if rank != slowest)
     why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
     fix = f"look at rank {slowest}'s machine, or leave it out"
-    behind = own[slowest] - usual
-    return by_removing(evidence, behind, "ranks", "the slowest rank", why, advice=fix, quicker=0.0)
+    return by_removing(evidence, own[slowest] - usual, "ranks", "the slowest rank", why, advice=fix, quicker=0.0)
 
 
 def communicating(evidence: Evidence) -> Finding | None:
