@@ -118,7 +118,7 @@ class RunCurves(CurveSource):
 
     def state_dict(self) -> dict[str, Any]:
         kept = {"throughput": self.throughput.state_dict(), "timer": self.timer.state_dict()}
-        return kept | {"files": [file.size() for file in self._files()]} | self.distance()
+        return kept | {"files": [each.file.tell() for each in self._files()]} | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.throughput.load_state_dict(state_dict["throughput"])
@@ -128,7 +128,7 @@ class RunCurves(CurveSource):
             file.cut(size)
 
     def _files(self) -> list[MetricsFile]:
-        return [each for each in self.listeners if isinstance(each, MetricsFile)]
+        return [each for each in self.listeners if isinstance(each, MetricsFile) and not each.file.closed]
 
     def _hand(self, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
         """Hand values to the listeners; one that cannot write is dropped, and training continues."""
@@ -149,27 +149,23 @@ class MetricsFile:
     def __init__(self, path: Path, metrics: list[str], *, is_new: bool = True) -> None:
         """`is_new` false: the rows that the file has stay, as a resumed run needs."""
         self.columns = ["step", "epoch", *COLUMNS, *(f"val/{name}" for name in metrics)]
-        self._file: TextIO = path.open("w" if is_new else "a", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, self.columns, extrasaction="ignore")
-        if self._file.tell() == 0:
+        self.file: TextIO = path.open("w" if is_new else "a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self.file, self.columns, extrasaction="ignore")
+        if self.file.tell() == 0:
             self._writer.writeheader()
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         row = {name: f"{value:.6g}" for name, value in values.items()}
         self._writer.writerow({"step": step, "epoch": f"{epoch:.4f}", **row})
-        self._file.flush()
+        self.file.flush()
 
     on_validation = on_flush
 
-    def size(self) -> int:
-        """Bytes written so far."""
-        return self._file.tell()
-
     def cut(self, size: int) -> None:
         """Remove rows that were written after a checkpoint: the run will write them again."""
-        if self._file.seek(0, os.SEEK_END) > size:
-            self._file.truncate(size)
-            self._file.seek(0, os.SEEK_END)
+        if self.file.seek(0, os.SEEK_END) > size:
+            self.file.truncate(size)
+            self.file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
