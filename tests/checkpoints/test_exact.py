@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
-from flatout.checkpoints.folder import FolderCheckpointIO, require_whole
+from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import newest_first
 from tests.callbacks.plain import Small
 from tests.checkpoints.plain_training import loops, parts, train, train_until_killed
@@ -161,16 +161,6 @@ def test_a_checkpoint_of_other_steps_is_refused_in_one_sentence(tmp_path):
     train("text", tmp_path / "kept")
     with pytest.raises(UserError, match="another training: rows a step was 32 and is 64; steps an epoch was 10 and"):
         train("text", tmp_path / "kept", resume=True, accumulate_grad_batches=4)
-
-
-def test_a_checkpoint_of_the_first_version_is_refused_in_one_sentence(tmp_path):
-    train("text", tmp_path / "kept", max_epochs=1)
-    newest = newest_first(tmp_path / "kept")[0]
-    checkpoint = FolderCheckpointIO().load_checkpoint(newest)
-    checkpoint["callbacks"]["Checkpoints"] = checkpoint["callbacks"].pop("ExactCheckpoint")
-    FolderCheckpointIO().save_checkpoint(checkpoint, newest)
-    with pytest.raises(UserError, match=r"checkpoint: was saved by flatout 0\.1"):
-        train("text", tmp_path / "kept", resume=True)
 
 
 def test_settings_out_of_range_are_refused(tmp_path):

@@ -1,9 +1,10 @@
-"""The contract of the parts: a training with one of them is the training without it.
+"""The contract of the parts: a training with some of them is the training without them.
 
-Small modules and settings of a Trainer, each trained plain and with observers, with the fast loop and with exact
-checkpoints, and resumed from one. Compared are the hooks in their order with the step, the counters and the gradients
-that each sees, logged values with their steps, outputs, Lightning's own checkpoint, weights, random numbers, warnings
-and errors: all to the bit, those of the fast loop to 1e-6. `docs/attached.md` lists what differs on purpose.
+Small modules and settings of a Trainer, each trained plain and with observers, with the fast loop, with exact
+checkpoints and with all of them, and resumed from a checkpoint. Compared are the hooks in their order with the step,
+the counters and the gradients that each sees, logged values with their steps, outputs, Lightning's own checkpoint,
+weights, random numbers, warnings and errors: all to the bit, those of the fast loop to 1e-6. `docs/attached.md` lists
+what differs on purpose.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    RichProgressBar,
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
@@ -45,7 +47,15 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from flatout.callbacks import ExactCheckpoint, HardwareMonitor, ProfileSteps, StepTimer, Throughput, Verdict
+from flatout.callbacks import (
+    ExactCheckpoint,
+    HardwareMonitor,
+    ProfileSteps,
+    ProgressLine,
+    StepTimer,
+    Throughput,
+    Verdict,
+)
 from flatout.engine import FastLoop
 from tests.plain_trainer.test_fast_loop import (
     Adversarial,
@@ -62,8 +72,10 @@ PARTS: dict[str, Callable[[Path], list[L.Callback]]] = {
     "observers": lambda folder: [StepTimer(1), Throughput(2), HardwareMonitor(1, every_s=0.005), Verdict()],
     "fast loop": lambda folder: [FastLoop()],
     "exact checkpoint": lambda folder: [ExactCheckpoint(folder / "kept", every_minutes=None, keep=99)],
+    "all": lambda folder: [each for name in TOGETHER for each in PARTS[name](folder)],
     "profile": lambda folder: [ProfileSteps(wait=1, warmup=1, active=1, folder=folder, say=str)],
 }
+TOGETHER = ("observers", "fast loop", "exact checkpoint")
 PROFILED = ("plain", "accumulation", "a stream", "two optimizers")
 """Each start of torch's profiler takes long."""
 PREFIX = f"contract-{os.getpid()}-"
@@ -400,6 +412,8 @@ CASES = {
     "a stop in a batch": case(callbacks=lambda: [Stops()], resumes=False),
     "a timer": case(callbacks=lambda: [Timer("00:00:10:00"), LearningRateMonitor()]),
     "a bar": case(callbacks=lambda: [TQDMProgressBar()], enable_progress_bar=True),
+    "our line": case(callbacks=lambda: [ProgressLine(2, say=str)], enable_progress_bar=True),
+    "a rich bar": case(callbacks=lambda: [RichProgressBar()], enable_progress_bar=True),
     "functions as hooks": case(
         callbacks=lambda: [LambdaCallback(on_before_zero_grad=lambda *_: None, on_before_backward=lambda *_: None)]
     ),
@@ -414,15 +428,20 @@ CASES = {
     **{f"an error in {hook}": failing(hook) for hook in ("on_before_optimizer_step", "on_before_zero_grad")},
     **{f"an error in {hook}": failing(hook, 1) for hook in ("on_fit_start", "on_train_start", "on_validation_start")},
     **{f"an error in {hook}": failing(hook, 1) for hook in ("on_train_epoch_end", "on_train_end", "on_fit_end")},
+    **{f"an error in {hook}": failing(hook, 1) for hook in ("setup", "teardown", "on_train_epoch_start")},
+    **{f"an error in {hook}": failing(hook, 1) for hook in ("on_validation_epoch_start", "on_validation_epoch_end")},
+    **{f"an error in {hook}": failing(hook) for hook in ("on_validation_batch_start", "on_validation_batch_end")},
+    "an error in on_validation_end": failing("on_validation_end", 1),
 }
 
 
+WITH_FAST_LOOP = ("fast loop", "all")
 LEFT_TO_LIGHTNING = {
     *("LBFGS", "an optimizer that asks twice", "no optimizer", "own precision", "own strategy"),
     *("two optimizers", "manual", "manual, every third batch", "own optimizer_step", "own zero_grad"),
 }
 """Whose steps Lightning's own loop takes although a fast loop is there."""
-REFUSED = {("barebones", "exact checkpoint")}
+REFUSED = {("barebones", "exact checkpoint"), ("barebones", "all")}
 """Lightning itself refuses them."""
 SAID_ONCE = re.compile("`training_step` returned `None`|Checkpoint directory")
 """Warnings that Lightning gives once in a process, or that name the folder."""
@@ -614,10 +633,10 @@ def test_a_part_changes_nothing(name, part, capsys):
         return
     found = train(name, part)
     assert [each[:2] for each in found.hooks] == [each[:2] for each in plain.hooks]
-    assert differences(found, plain, 1e-6 if part == "fast loop" else 0.0) == []
+    assert differences(found, plain, 1e-6 if part in WITH_FAST_LOOP else 0.0) == []
     assert bool(plain.error) == name.startswith("an error")
     is_left = "Lightning's own loop trains" in capsys.readouterr().out
-    assert is_left == (part == "fast loop" and name in LEFT_TO_LIGHTNING)
+    assert is_left == (part in WITH_FAST_LOOP and name in LEFT_TO_LIGHTNING)
 
 
 @pytest.mark.parametrize("name", [name for name, asked in CASES.items() if asked.resumes])

@@ -186,6 +186,21 @@ def test_a_stop_within_an_accumulation_window_waits_for_its_step(tmp_path):
     assert trainer.global_step == 2 and trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
 
 
+class AddsWhileSaving(Small):
+    """Brings along what no file of ours can hold, and no one can know before it saves."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["tools"] = {"words": str.split}
+
+
+@pytest.mark.filterwarnings("default:no checkpoint")
+def test_what_a_hook_adds_while_saving_leaves_that_checkpoint_out_and_the_training_goes_on(tmp_path):
+    with pytest.warns(UserWarning, match="no checkpoint: checkpoint: value /tools/words is a method_descriptor"):
+        trainer = fit(tmp_path, AddsWhileSaving())
+    assert trainer.state.finished and trainer.current_epoch == 2
+    assert not list((tmp_path / "kept").glob("*"))
+
+
 class Keeps(L.Callback):
     """A callback whose state is what it is given."""
 

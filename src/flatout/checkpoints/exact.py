@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock
-from flatout.checkpoints.folder import ABOUT, as_plain, leave_out_foreign_settings, require_whole, route_folders
+from flatout.checkpoints.folder import ABOUT, Unwritable, as_plain, leave_out_settings, require_whole, route_folders
 from flatout.checkpoints.kept import Best, find_checkpoint, link, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
@@ -107,6 +107,7 @@ class ExactCheckpoint(Checkpoint):
         """Seconds of the training before it was resumed."""
         self._began = time.monotonic()
         self._saved: Position | None = None
+        self._loop: FastLoop | None = None
         self._is_saving = self._is_extended = self._has_warned = self._is_stop_asked = False
         self._patience: dict[str, int] = {}
 
@@ -233,7 +234,7 @@ class ExactCheckpoint(Checkpoint):
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         seconds = round(self.seconds_before + time.monotonic() - self._began, 2)
         checkpoint[ABOUT] = {**self._facts(trainer), "position": checkpoint["position"], "seconds": seconds}
-        for why in leave_out_foreign_settings(checkpoint):
+        for why in leave_out_settings(checkpoint):
             if not self._has_warned:
                 warnings.warn(why, UserWarning, stacklevel=2)
             self._has_warned = True
@@ -241,9 +242,6 @@ class ExactCheckpoint(Checkpoint):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if "position" not in checkpoint or trainer.state.fn != "fit":
             return
-        is_old = "Checkpoints" in checkpoint["callbacks"] and self.state_key not in checkpoint["callbacks"]
-        hint = "Resume it with that version, or start again: a new run begins."
-        require(not is_old, "checkpoint", "was saved by flatout 0.1, which kept no schedules", hint=hint)
         about, facts = checkpoint[ABOUT], self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
@@ -280,6 +278,9 @@ class ExactCheckpoint(Checkpoint):
             self._is_saving = True
             try:
                 trainer.save_checkpoint(self.folder / f"step-{step}")
+            except Unwritable as error:  # a hook adds it at each save: nothing before could tell
+                warnings.warn(f"no checkpoint: {error}", UserWarning, stacklevel=2)
+                return
             finally:
                 self._is_saving = False
             self._saved = self.boundary.at

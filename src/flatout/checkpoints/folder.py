@@ -207,6 +207,10 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
     return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]
 
 
+class Unwritable(UserError):
+    """A value that no checkpoint can hold."""
+
+
 def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
@@ -227,15 +231,14 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.item()
-    kind = type(value).__name__
+    kind = "sparse tensor" if isinstance(value, Tensor) else type(value).__name__
     kind += f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
-    kind = "sparse tensor" if isinstance(value, Tensor) else kind
     allowed = "dicts, lists, tuples, numbers, texts, arrays and dense tensors"
     hint = "Let state_dict() of the callback return such values."
-    raise UserError("checkpoint", f"value {path} is a {kind}", allowed=allowed, hint=hint)
+    raise Unwritable("checkpoint", f"value {path} is a {kind}", allowed=allowed, hint=hint)
 
 
-def leave_out_foreign_settings(checkpoint: dict[str, Any]) -> list[str]:
+def leave_out_settings(checkpoint: dict[str, Any]) -> list[str]:
     """Hyperparameters of other modules may be any objects, and no resume needs them: a sentence for each left out."""
     reasons = []
     checkpoint.pop("hparams_type", None)  # the class of OmegaConf's mapping, which is kept as a plain one
@@ -244,7 +247,7 @@ def leave_out_foreign_settings(checkpoint: dict[str, Any]) -> list[str]:
         for key in list(values):
             try:
                 as_plain(values[key], f"/{name}/{key}", {})
-            except UserError as error:
+            except Unwritable as error:
                 del values[key]
                 reasons.append(f"{error} Checkpoints leave /{name}/{key} out.")
         if values:
