@@ -7,7 +7,7 @@ BENCHES = {
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": "bit strings: preparing, training, memory, scores, rebuilt texts (--data for published people)",
     "sequences": "recordings: epochs against the usual loop, memory of windows, errors on real data (--data)",
-    "loaders": "windows: batches a second, memory and training against the loader of pytorch-forecasting",
+    "loaders": "windows: batches a second, memory and training against the loaders of pytorch-forecasting and darts",
     "bert": "encoders: flat equals padded in every family; speed against the Trainer; published sizes (--only sizes)",
     "answers": "faults that verify finds, exact answers and their price, predict against a pipeline",
     "audit": "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for published sets)",

@@ -40,7 +40,7 @@ from benchmarks.usual_loaders import (
 def claims(options: Options) -> Iterator[Claim]:
     """For each kind of loader: windows a second, memory, an epoch."""
     warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "pytorch_lightning"):
+    for name in ("darts", "lightning.pytorch", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     rows = options.choose(1_000_000, 200_000, 2_000)
     table = make_table(rows, options.choose(1000, 1000, 200))
@@ -134,8 +134,10 @@ class Forecaster(L.LightningModule):
 _OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
-class Clock(L.Callback):
-    """Seconds from the second batch on."""
+class Seconds:
+    """From the second batch on; with the callbacks of whichever package of Lightning a library uses."""
+
+    started = ended = 0.0
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ended = time.perf_counter()
@@ -154,6 +156,23 @@ def train_forecasting(loader: DataLoader[Any], table: pd.DataFrame, batches: int
     return _fit(module, loader, batches)
 
 
+def train_darts(loader: DataLoader[Any], table: pd.DataFrame, batches: int) -> float:
+    import pytorch_lightning
+    from darts.models import TiDEModel
+
+    clock: Any = type("Clock", (Seconds, pytorch_lightning.Callback), {})()
+    settings = {"limit_train_batches": batches, "accelerator": "cpu", "callbacks": [clock], **_OFF}
+    sizes = {"hidden_size": 16, "decoder_output_dim": 4, "temporal_decoder_hidden": 8}
+    model = TiDEModel(LOOKBACK, HORIZON, batch_size=BATCH, n_epochs=1, pl_trainer_kwargs=settings, **sizes)
+    with quiet():
+        model.fit_from_dataset(loader.dataset, dataloader_kwargs={"collate_fn": loader.collate_fn, "pin_memory": False})
+    return (batches - 1) * BATCH / (clock.ended - clock.started)
+
+
+class Clock(Seconds, L.Callback):
+    """In a Trainer of lightning."""
+
+
 def _fit(module: L.LightningModule, loader: DataLoader[Any], batches: int) -> float:
     clock = Clock()
     with quiet():
@@ -165,6 +184,7 @@ def _fit(module: L.LightningModule, loader: DataLoader[Any], batches: int) -> fl
 TRAIN = {
     "a Dataset of rows": (train_rows, "an LSTM, 16 wide"),
     "pytorch-forecasting": (train_forecasting, "its TemporalFusionTransformer, 8 wide"),
+    "darts": (train_darts, "its TiDEModel, 16 wide, in fit_from_dataset"),
 }
 
 

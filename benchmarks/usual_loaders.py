@@ -1,4 +1,4 @@
-"""Other people's loaders of windows, as their pages write them: a Dataset a row, and pytorch-forecasting's.
+"""Other people's loaders of windows, as their pages write them: a Dataset a row, pytorch-forecasting's, darts' own.
 
 Each side is a function of a table that gives a DataLoader; `OURS` has the loader of `flatout.data.windows` that takes
 its place. A library that is not installed is imported by its own side alone.
@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import windows
+from flatout.data.sequences.window_loader import take_whole
 
 LOOKBACK, HORIZON, BATCH = 30, 6, 64
-NEEDS = {"a Dataset of rows": "", "pytorch-forecasting": "pytorch_forecasting"}
+NEEDS = {"a Dataset of rows": "", "pytorch-forecasting": "pytorch_forecasting", "darts": "darts"}
 """The sides, and the package that each needs."""
 _SERIES_AT_ONCE = 50
 
@@ -80,9 +81,31 @@ def forecasting_loader(table: pd.DataFrame) -> DataLoader[Any]:
     return forecasting_set(table).to_dataloader(batch_size=BATCH)
 
 
-def our_rows(table: pd.DataFrame) -> DataLoader[Any]:
-    names: dict[str, Any] = {"target": "y", "features": ["f", "k"], "group": "id", "time": "t"}
+def darts_loader(table: pd.DataFrame) -> DataLoader[Any]:
+    from darts import TimeSeries
+    from darts.utils.data import SequentialTorchTrainingDataset
+    from darts.utils.data.torch_datasets.utils import _batch_collate_fn_train
+
+    def series(column: str, static: list[str] | None = None) -> list[Any]:
+        names = {"group_cols": "id", "time_col": "t", "static_cols": static, "drop_group_cols": ["id"]}
+        made = TimeSeries.from_group_dataframe(table, value_cols=column, **names)
+        return [each.astype(np.float32) for each in made]
+
+    chunks = {"input_chunk_length": LOOKBACK, "output_chunk_length": HORIZON}
+    found = SequentialTorchTrainingDataset(series("y", ["s"]), series("f"), series("k"), **chunks)
+    return DataLoader(found, BATCH, shuffle=True, collate_fn=_batch_collate_fn_train)
+
+
+def our_rows(table: pd.DataFrame, **more: Any) -> DataLoader[Any]:
+    names: dict[str, Any] = {"target": "y", "features": ["f", "k"], "group": "id", "time": "t"} | more
     return windows(table, lookback=LOOKBACK, horizon=HORIZON, batch_size=BATCH, **names)
+
+
+def our_darts(table: pd.DataFrame) -> DataLoader[Any]:
+    from examples.windows_for_darts import ForDarts
+
+    found = ForDarts(our_rows(table, features="f", known="k", static="s"))
+    return DataLoader(found, BATCH, shuffle=True, collate_fn=take_whole)
 
 
 def our_forecasting(table: pd.DataFrame) -> DataLoader[Any]:
@@ -101,5 +124,9 @@ def _parts(table: pd.DataFrame) -> Iterator[Any]:
 
 
 Side = Callable[[pd.DataFrame], DataLoader[Any]]
-THEIRS: dict[str, Side] = {"a Dataset of rows": rows_loader, "pytorch-forecasting": forecasting_loader}
-OURS: dict[str, Side] = {"a Dataset of rows": our_rows, "pytorch-forecasting": our_forecasting}
+THEIRS: dict[str, Side] = {
+    "a Dataset of rows": rows_loader,
+    "pytorch-forecasting": forecasting_loader,
+    "darts": darts_loader,
+}
+OURS: dict[str, Side] = {"a Dataset of rows": our_rows, "pytorch-forecasting": our_forecasting, "darts": our_darts}

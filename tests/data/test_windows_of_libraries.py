@@ -1,6 +1,6 @@
-"""The batches of pytorch-forecasting, and what its models learn from them: the same from our loader.
+"""The batches of pytorch-forecasting and darts, and what their models learn from them: the same from our loader.
 
-It is no dependency of this project: what needs it is skipped without it. `pip install pytorch-forecasting`.
+Both are no dependencies of this project: what needs one is skipped without it. `pip install pytorch-forecasting darts`.
 """
 
 from __future__ import annotations
@@ -203,3 +203,38 @@ def test_a_model_of_pytorch_forecasting_has_the_same_losses():
     theirs, ours = map(fit, both_loaders(dataset))
     assert len(theirs) > 5 and theirs[-1] < theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_a_model_of_darts_has_the_same_losses_with_the_class_of_the_example():
+    pytest.importorskip("darts")
+    import pytorch_lightning
+    from darts import TimeSeries
+    from darts.models import TiDEModel
+    from darts.utils.data import SequentialTorchTrainingDataset
+    from examples.windows_for_darts import ForDarts
+
+    frame = table()
+
+    def series(column: str, static: list[str] | None = None) -> list[Any]:
+        names = {"group_cols": "id", "time_col": "t", "static_cols": static, "drop_group_cols": ["id"]}
+        return [each.astype(np.float32) for each in TimeSeries.from_group_dataframe(frame, value_cols=column, **names)]
+
+    chunks = {"input_chunk_length": 12, "output_chunk_length": 4, "max_samples_per_ts": 10}
+    theirs = SequentialTorchTrainingDataset(series("y", ["s"]), series("f"), series("k"), **chunks)
+    roles = {"target": "y", "features": "f", "known": "k", "static": "s", "group": "id", "time": "t"}
+    ours = ForDarts(windows(frame, lookback=12, horizon=4, **roles))
+    last = np.cumsum([length - 15 for length in (40, 25, 60)]) - 1  # darts counts from the end of each series
+    order = np.random.default_rng(1).permutation(len(theirs))
+    same = [int(last[number // 10] - number % 10) for number in order]
+
+    def fit(dataset: Any, order: list[int], **more: Any) -> list[float]:
+        def start(callback: Any) -> None:
+            off = {"accelerator": "cpu", "callbacks": [callback], **OFF}
+            model = TiDEModel(12, 4, batch_size=8, n_epochs=4, hidden_size=16, random_state=3, pl_trainer_kwargs=off)
+            model.fit_from_dataset(dataset, dataloader_kwargs={"sampler": order, "shuffle": False, **more})
+
+        return losses_of(pytorch_lightning.Callback, start)
+
+    before, after = fit(theirs, order.tolist()), fit(ours, same, collate_fn=lambda batch: batch)
+    assert len(before) == 16 and before[-1] < before[0]
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)
