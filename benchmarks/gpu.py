@@ -72,25 +72,30 @@ PARTS = {
     "two cards": Part(RANK_ROWS, rank_claims, 180, cards=2),
 }
 _ALL_S = 600
-"""Parts that have not begun by then are left out."""
+"""Parts that have not begun by then are left out; without `--quick` all times are four times as long."""
+_FULL = 4
 
 
 def claims(options: Options) -> Iterator[Claim]:
     """All parts, one after the other."""
-    until = time.monotonic() + _ALL_S
+    until = time.monotonic() + _ALL_S * options.choose(_FULL, 1, 1)
     for name in PARTS:
         yield from part_claims(name, options, until - time.monotonic())
 
 
-def part_claims(name: str, options: Options, left_s: float = _ALL_S, run: list[str] | None = None) -> Iterator[Claim]:
+def part_claims(
+    name: str, options: Options, left_s: float = _FULL * _ALL_S, run: list[str] | None = None
+) -> Iterator[Claim]:
     """One part in a process of its own; `run`: what starts it."""
     part = PARTS[name]
-    missing = what_is_missing(part) or ("" if left_s > 0 else f"{_ALL_S // 60} minutes were over")
+    missing = what_is_missing(part) or ("" if left_s > 0 else "its time was over")
     if missing:
         yield from (not_here(row, missing) for row in part.rows)
         return
     with tempfile.TemporaryDirectory() as folder:
-        found, why = measured_apart(name, options, Path(folder), min(part.limit_s, left_s), run)
+        found, why = measured_apart(
+            name, options, Path(folder), min(part.limit_s * options.choose(_FULL, 1, 1), left_s), run
+        )
     yield from found
     for row in part.rows[len(found) :]:
         yield Claim(row, float("nan"), None, "", None, "", False, why or "no figure")

@@ -65,7 +65,7 @@ def test_what_a_part_needs_is_named(monkeypatch):
     assert gpu.what_is_missing(gpu.PARTS["start"]) == ""
     assert gpu.what_is_missing(replace(gpu.PARTS["start"], needs="no_such_package")) == "no package no_such_package"
     late = list(gpu.part_claims("start", Options(), left_s=0))
-    assert {claim.note for claim in late} == {"does not apply here: 10 minutes were over"}
+    assert {claim.note for claim in late} == {"does not apply here: its time was over"}
 
 
 def test_a_part_whose_process_fails_keeps_the_rows_before(monkeypatch, capsys):
