@@ -164,8 +164,9 @@ def train_darts(loader: DataLoader[Any], table: pd.DataFrame, batches: int) -> f
     settings = {"limit_train_batches": batches, "accelerator": "cpu", "callbacks": [clock], **_OFF}
     sizes = {"hidden_size": 16, "decoder_output_dim": 4, "temporal_decoder_hidden": 8}
     model = TiDEModel(LOOKBACK, HORIZON, batch_size=BATCH, n_epochs=1, pl_trainer_kwargs=settings, **sizes)
+    how = {"collate_fn": loader.collate_fn, "sampler": loader.sampler, "shuffle": False, "pin_memory": False}
     with quiet():
-        model.fit_from_dataset(loader.dataset, dataloader_kwargs={"collate_fn": loader.collate_fn, "pin_memory": False})
+        model.fit_from_dataset(loader.dataset, dataloader_kwargs=how)
     return (batches - 1) * BATCH / (clock.ended - clock.started)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import windows
-from flatout.data.sequences.window_loader import take_whole
 
 LOOKBACK, HORIZON, BATCH = 30, 6, 64
 NEEDS = {"a Dataset of rows": "", "pytorch-forecasting": "pytorch_forecasting", "darts": "darts"}
@@ -104,8 +103,8 @@ def our_rows(table: pd.DataFrame, **more: Any) -> DataLoader[Any]:
 def our_darts(table: pd.DataFrame) -> DataLoader[Any]:
     from examples.windows_for_darts import ForDarts
 
-    found = ForDarts(our_rows(table, features="f", known="k", static="s"))
-    return DataLoader(found, BATCH, shuffle=True, collate_fn=take_whole)
+    loader = our_rows(table, features="f", known="k", static="s")
+    return DataLoader(ForDarts(loader), BATCH, sampler=loader.sampler, collate_fn=loader.collate_fn)
 
 
 def our_forecasting(table: pd.DataFrame) -> DataLoader[Any]:

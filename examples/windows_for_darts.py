@@ -1,7 +1,6 @@
 """Windows of a table for models of darts, a package of its own. `python examples/windows_for_darts.py [rows]`."""
 
 import sys
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +15,15 @@ COLUMNS = {"target": "y", "features": "f", "known": "k", "group": "id", "time": 
 class ForDarts(TorchTrainingDataset):
     """The windows of a loader: features are past covariates, known columns future ones, static columns static ones."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: torch.utils.data.DataLoader) -> None:
         super().__init__()
         self.windows = loader.dataset
 
     def fields(self, numbers: list[int]) -> dict[str, torch.Tensor | None]:
         x, y = self.windows.__getitems__(numbers)
-        x = {"past": x, "known": None, "static": None} if isinstance(x, torch.Tensor) else x
-        known, static, columns = x["known"], x["static"], x["past"].shape[2]
-        first_known = columns - (0 if known is None else known.shape[2])
-        parts = x["past"].tensor_split([y.shape[2], first_known], 2)
+        past, known, static = (x, None, None) if isinstance(x, torch.Tensor) else x.values()
+        first_known = past.shape[2] - (0 if known is None else known.shape[2])
+        parts = past.tensor_split([y.shape[2], first_known], 2)
         target, features, known_before = (part if part.shape[2] else None for part in parts)
         return {
             "past_target": target,
@@ -51,8 +49,9 @@ def main(rows: int = 4000) -> float:
     place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
     table = {"id": place // 400, "t": place % 400, "f": noise, "k": np.cos(place / 5), "y": np.sin(place / 5)}
     model = TiDEModel(30, 6, batch_size=64, n_epochs=2, pl_trainer_kwargs={"accelerator": "cpu", "logger": False})
-    data = ForDarts(windows(table, lookback=30, horizon=6, **COLUMNS))
-    model.fit_from_dataset(data, dataloader_kwargs={"collate_fn": lambda batch: batch})
+    loader = windows(table, lookback=30, horizon=6, **COLUMNS)
+    how = {"collate_fn": loader.collate_fn, "sampler": loader.sampler, "shuffle": False}
+    model.fit_from_dataset(ForDarts(loader), dataloader_kwargs=how)
     return float(model.model.trainer.callback_metrics["train_loss"])
 
 
