@@ -250,6 +250,8 @@ def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
     hooks.edge(3)
     device.passed = device.recorded
     assert times.take()[0] == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
+    clock.leave()
+    assert clock.edge is None, "the next training has hooks of its own"
 
 
 def test_every_part_has_a_curve():

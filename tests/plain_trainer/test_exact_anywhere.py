@@ -201,6 +201,12 @@ def test_what_a_hook_adds_while_saving_leaves_that_checkpoint_out_and_the_traini
     assert not list((tmp_path / "kept").glob("*"))
 
 
+def test_several_ranks_end_where_one_of_them_cannot_save(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.checkpoints.exact.are_several", lambda: True)
+    with pytest.raises(UserError, match="value /tools/words is a method_descriptor"):
+        fit(tmp_path, AddsWhileSaving())
+
+
 class Keeps(L.Callback):
     """A callback whose state is what it is given."""
 

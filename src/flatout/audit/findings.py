@@ -72,9 +72,8 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     step = f"Read {suspects} from the top, {'and correct the tags in your file' if rows.is_tagged else decide}"
     yield Finding(what, max(low, gain if rows.is_tagged and least > 0 else least), step)
     if bound.low > 0 and not bound.is_useless:
-        step = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
-        step = "Tag more sentences" if rows.is_tagged else step
-        yield Finding(bound.line(), bound.gain, step, is_problem=False)
+        label = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
+        yield Finding(bound.line(), bound.gain, "Tag more sentences" if rows.is_tagged else label, is_problem=False)
     long, lost, least_lost, _ = measured.cut
     if least_lost > 0:
         yield Finding(f"{long:,} texts are cut by data.max_length", lost, "Set a greater data.max_length")

@@ -107,7 +107,7 @@ class Clock:
                 del vars(part)[name]
                 if before is not None:
                     vars(part)[name] = before
-        self._planted = []
+        self._planted, self.edge = [], None
 
     def _run_timed(self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any) -> Any:
         if self.edge is not None and phase == "after the optimizer":

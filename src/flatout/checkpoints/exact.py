@@ -234,9 +234,8 @@ class ExactCheckpoint(Checkpoint):
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         seconds = round(self.seconds_before + time.monotonic() - self._began, 2)
         checkpoint[ABOUT] = {**self._facts(trainer), "position": checkpoint["position"], "seconds": seconds}
-        for why in leave_out_settings(checkpoint):
-            if not self._has_warned:
-                warnings.warn(why, UserWarning, stacklevel=2)
+        for why in leave_out_settings(checkpoint)[: not self._has_warned]:  # the first one, once
+            warnings.warn(why, UserWarning, stacklevel=2)
             self._has_warned = True
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -279,6 +278,8 @@ class ExactCheckpoint(Checkpoint):
             try:
                 trainer.save_checkpoint(self.folder / f"step-{step}")
             except Unwritable as error:  # a hook adds it at each save: nothing before could tell
+                if are_several():  # the other ranks wait for this one to have saved
+                    raise
                 warnings.warn(f"no checkpoint: {error}", UserWarning, stacklevel=2)
                 return
             finally:

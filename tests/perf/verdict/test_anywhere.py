@@ -431,6 +431,7 @@ def test_it_can_be_sent_to_another_process():
     ("words", "said"),
     [
         ("~callbacks.TQDMProgressBar", "Trainer(enable_progress_bar=False)"),
+        ("~callbacks.MyProgressBar", "leaving MyProgressBar out of Trainer(callbacks=…)"),
         ("~callbacks.Slow", "leaving Slow out of Trainer(callbacks=…)"),
         ("++trainer.val_check_interval=1.0", "Trainer(val_check_interval=1.0)"),
         ("DataLoader(num_workers=1) threads=1", "DataLoader(num_workers=1) torch.set_num_threads(1)"),

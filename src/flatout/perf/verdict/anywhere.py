@@ -34,7 +34,7 @@ from flatout.run_log import RunLog
 
 _LOOK_S = 2.0  # a look takes some 2 ms of the processor: each second it would be the most that the verdict costs
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
-    r"~callbacks\.\w+ProgressBar": "Trainer(enable_progress_bar=False)",
+    r"~callbacks\.(TQDM|Rich)ProgressBar\b": "Trainer(enable_progress_bar=False)",
     r"~callbacks\.(\w+)": r"leaving \1 out of Trainer(callbacks=…)",
     r"\++trainer\.(\w+)=(\S+)": r"Trainer(\1=\2)",
     r"(?<!\S)threads=(\d+)": r"torch.set_num_threads(\1)",
