@@ -42,9 +42,7 @@ class MonitorConfig:
     flush_every: int = setting(50, "Steps between rows of metrics.csv; losses stay on the device until then.", least=1)
     progress: bool = setting(True, "Whether a terminal shows a progress line.")
     profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
-    verdict: bool = setting(
-        True, "Whether the end of a run measures what could be faster, in at most a tenth of the training time."
-    )
+    verdict: bool = setting(True, "Whether a run's end measures what could be faster, in a tenth of its time at most.")
     rival: bool = setting(
         True,
         "Whether a simple model is trained on the same rows and stands beside the result, in at most a tenth of the "
@@ -85,8 +83,7 @@ class RunConfig:
         example="[my_package]",
     )
     precision: Precision = setting(
-        Precision.auto,
-        "Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32; tf32: on GPUs.",
+        Precision.auto, "Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32."
     )
     compile: Any = setting(
         None,
@@ -103,10 +100,7 @@ class RunConfig:
     )
     resume_anyway: bool = setting(False, "Whether a run resumes although its data or settings have changed.")
     threads: int | None = setting(
-        None,
-        "Threads that compute on a CPU; null: one for each core, shared among the ranks of a machine.",
-        least=1,
-        example="4",
+        None, "Threads that compute on a CPU; null: one a core, shared among a machine's ranks.", least=1, example="4"
     )
     seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
     name: str = setting("default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_NAMES)

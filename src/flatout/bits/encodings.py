@@ -39,9 +39,7 @@ Hashing = StrEnum("Hashing", "keyed double")
 class EncodingConfig:
     """An encoding of records, and its strength."""
 
-    kind: EncodingKind = setting(
-        EncodingKind.bloom, "Bloom filter, one bit of each tabulation MinHash, or a two-step hash (a set of numbers)."
-    )
+    kind: EncodingKind = setting(EncodingKind.bloom, "Bloom filter, tabulation MinHash (bits), two-step hash (sets).")
     size: int = setting(
         1024,
         "Bits of a Bloom filter, MinHash functions, or columns of a two-step hash.",
@@ -50,12 +48,9 @@ class EncodingConfig:
     )
     hashes: int = setting(10, "Bits a gram sets in a Bloom filter, or rows of a two-step hash.", least=1)
     hashing: Hashing = setting(
-        Hashing.keyed,
-        "Bloom filter: independent positions from keyed BLAKE2b, or double hashing with HMAC-SHA1 and HMAC-MD5.",
+        Hashing.keyed, "Bloom filter: independent positions by keyed BLAKE2b, or double hashing by HMAC-SHA1 and -MD5."
     )
-    padding: bool = setting(
-        True, "Whether a blank stands before and after the text, so that its first and last letter are hashed as such."
-    )
+    padding: bool = setting(True, "Whether a blank stands before and after the text, which marks its ends.")
     secret: str = setting(
         "flatout",
         "What the hash functions follow from; who knows it can encode guesses.",
@@ -63,10 +58,7 @@ class EncodingConfig:
     )
     fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0)
     diffusion: int = setting(
-        0,
-        "Bloom filter: bits whose XOR each output bit is; 0: none.",
-        least=0,
-        allowed="a whole number, 0 to the bits of the filter",
+        0, "Bloom filter: bits whose XOR each bit is.", least=0, allowed="a whole number, 0 to the bits of the filter"
     )
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class BitsDataConfig(FeedingConfig):
     )
     validation: Any = setting(
         None,
-        "File with the validation records; null: taken from the source.",
+        "The validation records; null: taken from the source.",
         allowed=FILES,
         example="data.source=people.csv data.validation=more.csv",
     )
@@ -39,9 +39,7 @@ class BitsDataConfig(FeedingConfig):
         example="data.source=people.csv data.test=more.csv",
     )
     columns: list[str] | None = setting(
-        None,
-        "Columns of plain text, in the order in which they were encoded; null: all before the bits but the uid.",
-        example="[name,born]",
+        None, "Columns of plain text, as they were encoded; null: all before the bits but uid.", example="[name,born]"
     )
     bits: str | None = setting(
         None,
@@ -50,14 +48,9 @@ class BitsDataConfig(FeedingConfig):
         example="filter",
     )
     form: Form = setting(
-        Form.auto,
-        "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists) or numbers (sets); auto: as seen.",
+        Form.auto, "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists), numbers (sets) or auto."
     )
-    uid: str = setting(
-        "uid",
-        "Column that names each record, else one called uid or id; it may be missing, its values may not.",
-        example="id",
-    )
+    uid: str = setting("uid", "Column that names each record, else one called uid or id; may be missing.", example="id")
     encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
     sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
     vocabulary: int = setting(4096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1)

@@ -42,11 +42,7 @@ class GramsConfig:
         "bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; "
         "focal: sure answers weigh less.",
     )
-    detector_weight: float = setting(
-        1.0,
-        "Weight of the hashed grams' loss beside the answers'; without effect on detectors that are not trained.",
-        least=0,
-    )
+    detector_weight: float = setting(1.0, "Weight of the hashed grams' loss, where detectors are trained.", least=0)
     recombine: float = setting(0.5, "Recombined texts a step, for each record of the batch; 0: none.", least=0)
     exposure: bool = setting(True, "Whether an exposure report is written when training is over.")
 

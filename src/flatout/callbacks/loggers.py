@@ -56,9 +56,7 @@ class TensorBoardConfig:
 class CSVConfig:
     """Lightning's table of all that is logged, in a folder of the run folder."""
 
-    folder: str = setting(
-        "csv", "Its folder. A resumed run begins another table beside the first.", allowed="a name", example="curves"
-    )
+    folder: str = setting("csv", "Its folder; a resumed run begins another table.", allowed="a name", example="curves")
 
     def __post_init__(self) -> None:
         require(is_plain_part(self.folder), "logger.csv.folder", f"{self.folder!r}", allowed="a name")
@@ -101,9 +99,7 @@ class MLflowConfig:
     """A run in MLflow."""
 
     tracking_uri: str | None = setting(
-        None,
-        "Server or database; null: MLFLOW_TRACKING_URI, else a SQLite file in the run folder.",
-        example="http://server:5000",
+        None, "Server or database; null: MLFLOW_TRACKING_URI, or a file beside the run.", example="http://server:5000"
     )
     experiment: str | None = setting(None, "Its experiment; null: the experiment's name.", example="news")
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")

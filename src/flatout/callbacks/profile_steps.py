@@ -39,9 +39,7 @@ _MOST_PLACES = 64  # stretches between two validations to search for one that is
 class ProfileConfig:
     """Which steps are profiled; monitor=profile switches it on."""
 
-    enabled: bool = setting(
-        False, "Whether some steps are profiled, into trace.json.gz and operators.csv.", example="monitor=profile"
-    )
+    enabled: bool = setting(False, "Whether some steps are profiled, into trace and table.", example="monitor=profile")
     wait: int = setting(20, "Optimizer steps before the profiler starts.", least=0)
     warmup: int = setting(3, "Steps that the profiler runs for but does not keep.", least=1)
     active: int = setting(8, "Steps that are kept.", least=1, most=1000, hint="A trace of more is large.")

@@ -20,12 +20,8 @@ class CheckpointConfig:
     )
     patience: int | None = setting(5, "Validations with no better metric before training stops; null: never.", least=1)
     min_delta: float = setting(0.0, "Least change that counts as better.", least=0, example="0.001")
-    every_minutes: float | None = setting(
-        10.0, "Minutes between two checkpoints while training; null: only after validations.", above=0
-    )
-    every_steps: int | None = setting(
-        None, "Optimizer steps between two checkpoints; null: minutes decide.", above=0, example="1000"
-    )
+    every_minutes: float | None = setting(10.0, "Minutes between checkpoints; null: only after validations.", above=0)
+    every_steps: int | None = setting(None, "Steps between checkpoints; null: by time.", above=0, example="1000")
 
     def __post_init__(self) -> None:
         check_settings(self, "checkpoint")

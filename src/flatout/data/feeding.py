@@ -26,9 +26,7 @@ class FeedingConfig:
     validation_share: float = setting(0.1, "Share of training rows for validation without a file.", above=0, below=0.5)
     test_share: float = setting(0.1, "Share of training rows for the test without either file.", above=0, below=0.5)
     split_seed: int = setting(
-        0,
-        "Chooses which rows are taken; the same content always falls in the same split.",
-        allowed="a whole number, each one another split",
+        0, "Chooses the rows taken; equal rows fall in one split.", allowed="a whole number, each one another split"
     )
     batch_size: int = setting(128, "Rows one device computes at once.", least=1)
     tokens_per_batch: int | None = setting(
@@ -47,16 +45,9 @@ class FeedingConfig:
         example="512",
     )
     eval_batch_size: int = setting(1024, "Rows one device computes at once in validation and test.", least=1)
-    feed: FeedKind = setting(
-        FeedKind.auto,
-        "Where batches are gathered: on the device, in a thread, in worker processes, or the best that fits.",
-    )
+    feed: FeedKind = setting(FeedKind.auto, "Where batches are gathered: on the device, in a thread or processes.")
     workers: int = setting(2, "Processes of the `workers` feed.", least=1, example="data.feed=workers data.workers=4")
-    cache: str | None = setting(
-        None,
-        "Folder of the finished stores; null: $FLATOUT_CACHE, else the user's cache folder.",
-        example="/data/cache",
-    )
+    cache: str | None = setting(None, "Folder of stores; null: $FLATOUT_CACHE, or the user's.", example="/data/cache")
     read: ReadingConfig = setting(ReadingConfig, "How files are written, where they do not say so themselves.")
 
     def __post_init__(self) -> None:

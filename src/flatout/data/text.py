@@ -46,7 +46,7 @@ class TextDataConfig(FeedingConfig):
     )
     validation: Any = setting(
         None,
-        "The validation rows; null: taken from the training rows.",
+        "Validation rows; null: taken from the training rows.",
         allowed=FILES,
         example="data.train=train.csv data.validation=dev.csv",
     )
@@ -62,9 +62,7 @@ class TextDataConfig(FeedingConfig):
         allowed="a column, or a list of columns",
         example="[title,body]",
     )
-    join: str = setting(
-        " ", "What stands between the texts of several columns.", example="data.text=[title,body] data.join=' - '"
-    )
+    join: str = setting(" ", "Stands between the texts of columns.", example="data.text=[title,body] data.join=' - '")
     pair: bool = setting(
         False,
         "Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs.",
@@ -73,20 +71,13 @@ class TextDataConfig(FeedingConfig):
     )
     label: str | None = setting(None, "Column of the labels; null: found by its name.", example="topic")
     problem: Problem = setting(
-        Problem.single,
-        "One class a row, several, a number, a tag for each word, or none: texts without labels, for task=mlm.",
-        example="regression",
+        Problem.single, "A class a row, several, a number, a tag a word, or none, for task=mlm.", example="regression"
     )
     label_delimiter: str | None = setting(
-        None,
-        "What separates the labels of a row when there are several in one string.",
-        example="data.problem=multi data.label_delimiter='|'",
+        None, "What separates several labels of a row.", example="data.problem=multi data.label_delimiter='|'"
     )
     max_classes: int | None = setting(
-        None,
-        "Most classes; null: half the training rows and at most 20,000, because a column of ids is no label.",
-        least=2,
-        example="5000",
+        None, "Most classes; null: half the training rows, at most 20,000: ids are no labels.", least=2, example="5000"
     )
     split_by: SplitBy = setting(
         SplitBy.content,
@@ -95,9 +86,7 @@ class TextDataConfig(FeedingConfig):
         example="stratified",
     )
     group: str | None = setting(
-        None,
-        "Column whose equal values stay in one split, for split_by=group.",
-        example="data.split_by=group data.group=author",
+        None, "Column whose equal values stay in one split.", example="data.split_by=group data.group=author"
     )
     exclude: str | None = setting(
         None,

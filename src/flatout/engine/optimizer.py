@@ -71,12 +71,9 @@ class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
     name: OptimizerName = setting(
-        OptimizerName.adamw,
-        "adamw; or muon: Muon for the matrices of an encoder's layers, AdamW for all other weights.",
+        OptimizerName.adamw, "adamw; muon: Muon for matrices of an encoder's layers, AdamW for the rest."
     )
-    lr: float | None = setting(
-        None, "Highest learning rate; null: what the model recommends, else 0.002.", above=0, example="1e-3"
-    )
+    lr: float | None = setting(None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3")
     scale_lr: ScaleRate = setting(
         ScaleRate.none,
         "How lr grows with the rows of a step over all devices, beyond base_batch: not at all, by their root, "
@@ -84,10 +81,7 @@ class OptimConfig:
         example="sqrt optim.base_batch=128",
     )
     base_batch: int | None = setting(
-        None,
-        "Rows a step that lr was chosen for; scale_lr needs it.",
-        least=1,
-        example="optim.scale_lr=sqrt optim.base_batch=128",
+        None, "Rows a step that lr was chosen for.", least=1, example="optim.scale_lr=sqrt optim.base_batch=128"
     )
     max_lr: float | None = setting(
         None,
@@ -109,25 +103,18 @@ class OptimConfig:
     )
     final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
     layer_decay: float = setting(
-        1.0,
-        "Learning rate of each layer of an encoder, as a share of the layer above it; the head has all of it.",
-        above=0,
-        most=1,
-        example="0.9",
+        1.0, "A layer's rate, as a share of that of the one above; the head has all.", above=0, most=1, example="0.9"
     )
     ema: float = setting(
         0.0,
-        "Memory of a running mean of the weights, which validation, test and the saved model then use; 0: none.",
+        "Memory of a running mean of the weights, for validation, test and the saved model; 0: none.",
         least=0,
         below=1,
         example="0.999",
     )
-    clip: float | None = setting(
-        None, "Longest gradient; null: what the model recommends; 0: no clipping.", least=0, example="1"
-    )
+    clip: float | None = setting(None, "Longest gradient; null: as the model recommends; 0: any.", least=0, example="1")
     not_finite: NotFinite = setting(
-        NotFinite.stop,
-        "What happens at a step whose gradient is not finite: stop before the update, or skip the step and count it.",
+        NotFinite.stop, "Where a step's gradient is not finite: stop before the update, or skip the step and count it."
     )
 
     def __post_init__(self) -> None:

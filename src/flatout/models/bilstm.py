@@ -36,11 +36,7 @@ class BiLSTMConfig(WordsConfig):
     layers: int = setting(1, "LSTMs on top of each other.", least=1)
     dropout: float = setting(0.3, "Share of values dropped between layers and before the output.", least=0, below=1)
     embedding_dropout: float | None = setting(
-        None,
-        "Share of values dropped from the word vectors; as much as `dropout` unless given.",
-        least=0,
-        below=1,
-        example="0.2",
+        None, "Share dropped from the word vectors; null: as much as `dropout`.", least=0, below=1, example="0.2"
     )
     pooling: Pooling = setting(Pooling.max, "What a row's vector is: final states, maximum, mean or learned attention.")
 

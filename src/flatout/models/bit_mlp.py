@@ -50,9 +50,7 @@ class BitMLPConfig:
     init: Init = setting(Init.he, "How other weights start: xavier or he.")
     detectors: bool = setting(True, "Whether hashed grams are detected first; else a plain network on the bits.")
     start: Start = setting(Start.ridge, "Where detectors start: at ridge regression's solution, or at random.")
-    train_detectors: bool = setting(
-        False, "Whether detectors are trained further after a start at ridge's solution; random ones always are."
-    )
+    train_detectors: bool = setting(False, "Whether detectors that start at ridge's solution are trained further.")
     straight: bool = setting(True, "Whether answers have a straight path past the hidden layers.")
     blend: bool = setting(True, "Whether ridge regression has a vote, as large as the validation records say.")
 

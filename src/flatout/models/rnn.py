@@ -45,9 +45,7 @@ class RNNConfig:
         "Whether recordings are read in both directions; for data.problem=label only.",
         example="data.problem=label model.bidirectional=true task=classification",
     )
-    smoothing: Smoothing = setting(
-        Smoothing.none, "ema: a learned exponential mean of the answers over time, one memory for each target."
-    )
+    smoothing: Smoothing = setting(Smoothing.none, "ema: a learned exponential mean of answers, one for each target.")
     residual: Residual = setting(Residual.none, "ridge: the network learns what ridge regression on the window leaves.")
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class WindowMLPConfig:
 
     widths: list[int] = setting(
         lambda: [128],
-        "Units of each hidden layer.",
+        "Width of each hidden layer.",
         least=1,
         allowed="a list of one or more widths of 1 or more",
         example="[3,4,5]",

@@ -33,12 +33,7 @@ class LauncherSettings:
         example="ray",
     )
     workers: int = setting(1, "Ranks of a single run with `place=ray`: a device each, on any machines.", least=1)
-    limit: str | None = setting(
-        None,
-        "The longest a trial may take, such as 90s or 20m.",
-        allowed="a time such as 90s or 20m, or null",
-        example="20m",
-    )
+    limit: str | None = setting(None, "Longest trial.", allowed="a time such as 90s or 20m, or null", example="20m")
 
     def __post_init__(self) -> None:
         what = f"{self.workers}, but a trial has one rank"
@@ -60,10 +55,7 @@ class SweeperSettings:
     pruner: str = setting("asha", "asha, hyperband, median or none.", choices=Pruner, example="none")
     metric: str | None = setting(None, "Metric to compare by; null: the problem's usual one.", example="macro_f1")
     time: str | None = setting(
-        None,
-        "How long the sweep may take, such as 30m or 2h; what runs then is stopped.",
-        allowed="a time such as 30m or 2h, or null",
-        example="30m",
+        None, "Longest sweep; what runs then is stopped.", allowed="a time such as 30m or 2h, or null", example="30m"
     )
     confirm: int = setting(0, "Runs of the best settings with other seeds, at the end.", least=0)
     seed: int = setting(0, "Start of the sampler's random numbers.")

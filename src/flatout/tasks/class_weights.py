@@ -20,8 +20,7 @@ class NamedClassesConfig:
     """The loss of a task that answers classes, or tags, by name."""
 
     class_weights: ClassWeights = setting(
-        ClassWeights.none,
-        "auto: each class, or tag, weighs by the inverse of its share of the training rows, or words; one on average.",
+        ClassWeights.none, "auto: each class or tag weighs by the inverse of its share in training; one on average."
     )
     weights: dict[str, float] = setting(
         dict,
@@ -31,10 +30,7 @@ class NamedClassesConfig:
         example="+task.weights.sport=2",
     )
     label_smoothing: float = setting(
-        0.0,
-        "Share of each target spread over all classes, or tags; of several labels a row, over present and absent.",
-        least=0,
-        below=1,
+        0.0, "Share of a target spread over all classes or tags; of several, over present and absent.", least=0, below=1
     )
 
     def __post_init__(self) -> None:

@@ -47,19 +47,11 @@ _JUDGED_AT_ONCE = 4096  # masked places whose logits are held at once in validat
 class MaskedLanguageConfig:
     """Which tokens are masked, and what they become."""
 
-    mask_share: float = setting(
-        0.15, "Fraction of the tokens of each row that is predicted; one token of a row at least.", above=0, below=1
-    )
+    mask_share: float = setting(0.15, "Fraction of a row's tokens that is predicted, one at least.", above=0, below=1)
     mask_token_share: float = setting(
-        0.8,
-        "Fraction of these that the network sees as the mask token.",
-        least=0,
-        most=1,
-        example="1 task.random_token_share=0",
+        0.8, "Fraction of these seen as the mask token.", least=0, most=1, example="1 task.random_token_share=0"
     )
-    random_token_share: float = setting(
-        0.1, "Fraction of these that the network sees as a random token; the others stay.", least=0, most=1
-    )
+    random_token_share: float = setting(0.1, "Fraction of these seen as a random token; others stay.", least=0, most=1)
 
     def __post_init__(self) -> None:
         check_settings(self, "task")

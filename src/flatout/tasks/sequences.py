@@ -40,8 +40,7 @@ class SequenceRegressionConfig:
     """The loss of a network on recordings."""
 
     loss: SequenceLoss = setting(
-        SequenceLoss.mse,
-        "mse: squared error; mae: absolute error; huber: squared below one scaled unit, absolute above.",
+        SequenceLoss.mse, "mse: squared error; mae: absolute one; huber: squared below one scaled unit, absolute above."
     )
     baselines: bool = setting(True, "Whether ridge regression and the last value are computed beside.")
 

@@ -39,15 +39,11 @@ class CleaningConfig:
     duplicates: RowRule = setting(RowRule.keep, "Training rows with the text and the label of an earlier one.")
     conflicts: RowRule = setting(RowRule.keep, "Training rows whose text has another label elsewhere.")
     leaks: RowRule = setting(
-        RowRule.keep,
-        "Training rows whose text is a validation or a test text too, and validation rows whose text is a test text.",
+        RowRule.keep, "Training rows whose text is in validation or test too, validation rows whose text is in test."
     )
     odd: RowRule = setting(RowRule.keep, "Rows whose text has control, invisible or broken characters.")
     escapes: Escapes = setting(Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept, or decoded.")
-    labels: Alike = setting(
-        Alike.keep,
-        "Labels that differ in case, blanks around them or a zero after the point: each a class, or made one.",
-    )
+    labels: Alike = setting(Alike.keep, "Labels that differ in case, blanks or a zero after the point: classes or one.")
 
     def __post_init__(self) -> None:
         check_settings(self, "data.clean")

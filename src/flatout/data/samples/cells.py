@@ -33,14 +33,10 @@ class CellsConfig(SampleConfig):
     """How many cells are made up, and how noisy their sensors are."""
 
     cells: int = setting(
-        16,
-        "Cells of the training recordings; a quarter as many, and two at least, for validation and for the test.",
-        least=1,
+        16, "Cells of the training recordings; a quarter as many, two at least, for validation, as for test.", least=1
     )
     cycles: int = setting(6, "Discharges of each cell.", least=1)
-    samples: int = setting(
-        360, "Samples of a discharge, one every ten seconds; recordings end earlier where the cell is empty.", least=20
-    )
+    samples: int = setting(360, "Samples of a discharge, one every ten seconds, until the cell is empty.", least=20)
     soc_noise: float = setting(0.02, "Standard deviation of the reference of the state of charge.", least=0)
     voltage_noise: float = setting(0.005, "Standard deviation of the voltage sensor, in volts.", least=0)
     current_noise: float = setting(0.01, "Standard deviation of the current sensor, in amperes.", least=0)

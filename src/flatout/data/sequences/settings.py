@@ -30,10 +30,7 @@ class SequenceDataConfig(FeedingConfig):
         example="cells/ data.features=[voltage,current] data.target=soc",
     )
     train: Any = setting(
-        None,
-        "The training recordings, instead of source.",
-        allowed=FOLDERS,
-        example="train/ data.features=[voltage,current] data.target=soc",
+        None, "Training recordings.", allowed=FOLDERS, example="train/ data.features=[voltage,current] data.target=soc"
     )
     validation: Any = setting(
         None,
@@ -59,13 +56,9 @@ class SequenceDataConfig(FeedingConfig):
         example="[voltage,current]",
         allowed="a list, each column once, or null",
     )
-    target: Any = setting(
-        None, "Column that is answered, or a list of columns.", allowed="a column, or a list of columns", example="soc"
-    )
+    target: Any = setting(None, "What is answered.", allowed="a column, or a list of columns", example="soc")
     time: str | None = setting(None, "Column of the time, in seconds or as dates; null: a row is a step.", example="t")
-    group: list[str] | None = setting(
-        None, "Columns whose equal values make a recording; null: each file is one.", example="[cell,cycle]"
-    )
+    group: list[str] | None = setting(None, "Columns that tell recordings apart; null: files.", example="[cell,cycle]")
     cumulate: list[str] = setting(
         list,
         "Features whose integral since the recording's beginning is read too, in unit-hours, such as the "
@@ -73,36 +66,20 @@ class SequenceDataConfig(FeedingConfig):
         example="data.features=[voltage,current] data.cumulate=[current]",
     )
     step: float | None = setting(
-        None,
-        "Seconds between two samples: recordings are resampled linearly; null: as they are.",
-        above=0,
-        example="data.time=t data.step=10",
+        None, "Seconds between samples, resampled linearly; null: as is.", above=0, example="data.time=t data.step=10"
     )
     max_gap: float | None = setting(
-        None,
-        "Seconds without a sample that end a recording and begin another; null: no gap does.",
-        above=0,
-        example="data.time=t data.max_gap=60",
+        None, "Longer gaps part a recording, in seconds; null: none.", above=0, example="data.time=t data.max_gap=60"
     )
-    missing: Missing = setting(
-        Missing.refuse, "What happens to rows with a missing value: refuse, fill (linearly over time) or drop."
-    )
+    missing: Missing = setting(Missing.refuse, "Rows with a missing value: refuse, fill (linearly over time) or drop.")
     scale: Scale = setting(Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none.")
     lookback: int | None = setting(None, "Samples of a window; null: recordings or chunks.", least=1, example="96")
     stride: int = setting(
-        1,
-        "Samples between two training windows; validation and test use every one.",
-        least=1,
-        example="data.lookback=96 data.stride=12",
+        1, "Samples between training windows; others use every one.", least=1, example="data.lookback=96 data.stride=12"
     )
-    horizon: int = setting(
-        1, "Samples that a forecast answers.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24"
-    )
+    horizon: int = setting(1, "Steps ahead.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24")
     chunk: int | None = setting(
-        None,
-        "Samples of a chunk: the hidden state is carried to the recording's next chunk, and cut from its gradient.",
-        least=1,
-        example="200",
+        None, "Samples of a chunk, whose hidden state is carried to the recording's next one.", least=1, example="200"
     )
     split_by: PartBy = setting(
         PartBy.auto,

@@ -17,17 +17,11 @@ class ReadingConfig:
     """How files are written; what is null is detected and reported."""
 
     format: Format | None = setting(None, "Kind of file; null: by the name's ending.", choices=Format, example="csv")
-    encoding: str | None = setting(
-        None, "Encoding of csv, json and text files; null: UTF-8, with a byte order mark or without.", example="latin-1"
-    )
+    encoding: str | None = setting(None, "Encoding of csv, json and text files; null: UTF-8.", example="latin-1")
     delimiter: str | None = setting(
-        None,
-        "What stands between two values of a csv; null: found out from the first rows.",
-        example="\"data.read.delimiter=';'\"",
+        None, "What stands between values of a csv; null: by the first rows.", example="\"data.read.delimiter=';'\""
     )
-    quote: str = setting(
-        '"', "What values of a csv may be wrapped in; an empty text: quotes are a part of the value.", example="''"
-    )
+    quote: str = setting('"', "What may stand around values of a csv; empty: quotes are a part of them.", example="''")
     columns: list[str] | None = setting(
         None,
         "Names of the columns of a csv whose first line is a row already; null: the first line names them.",

@@ -38,7 +38,7 @@ class VocabularyConfig:
 
     kind: VocabularyKind = setting(
         VocabularyKind.word,
-        "Whole words, byte-pair pieces, or the word pieces and frame of BERT (what encoders from scratch always get).",
+        "Whole words, byte-pair pieces, or BERT's word pieces and frame (always for encoders from scratch).",
     )
     size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
     min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)

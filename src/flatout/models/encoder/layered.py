@@ -37,13 +37,10 @@ class LoraConfig:
 
     rank: int = setting(0, "Rank of the small matrices; 0: none, all weights are trained.", least=0, example="8")
     alpha: float | None = setting(
-        None,
-        "What they count for, over the rank; null: twice the rank.",
-        above=0,
-        example="model.lora.rank=8 model.lora.alpha=16",
+        None, "Their weight, over the rank; null: twice it.", above=0, example="model.lora.rank=8 model.lora.alpha=16"
     )
     dropout: float = setting(
-        0.0, "Share of their input dropped.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1"
+        0.0, "Share dropped of their input.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1"
     )
     targets: list[str] = setting(
         list,

@@ -53,14 +53,10 @@ class TransformerConfig:
     recommended_clip: ClassVar[float] = 1.0
 
     pretrained: str | None = setting(
-        None,
-        "Folder of a run or of transformers, or name of the cache or the Hub; null: random weights.",
-        example="bert-base-uncased",
+        None, "Folder of a run or an encoder, or name on the Hub; null: random weights.", example="bert-base-uncased"
     )
     family: str = setting(
-        "bert",
-        "Kind of encoder for random weights, by transformers' name: bert, roberta, modernbert, ...",
-        example="roberta",
+        "bert", "Encoder for random weights, by transformers' name: bert, roberta, modernbert.", example="roberta"
     )
     hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
     layers: int = setting(2, "Layers, for random weights.", least=1)
@@ -69,30 +65,19 @@ class TransformerConfig:
         None, "Width of the feed-forward layers, for random weights; null: four times `hidden`.", least=1, example="256"
     )
     settings: dict[str, Any] = setting(
-        dict,
-        "Further settings of the encoder's own configuration, by their names there.",
-        example="+model.settings.layer_norm_eps=1e-7",
+        dict, "Further settings of the encoder's own configuration.", example="+model.settings.layer_norm_eps=1e-7"
     )
     compute: Compute = setting(Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where a family can.")
     dropout: float | None = setting(
-        None,
-        "Share dropped from embeddings and after each sub-layer; null: as the encoder has it.",
-        least=0,
-        below=1,
-        example="0.1",
+        None, "Dropped after embeddings and sub-layers; null: as the encoder has it.", least=0, below=1, example="0.1"
     )
-    attention_dropout: float | None = setting(
-        None, "Share of attention dropped; null: as the encoder has it.", least=0, below=1, example="0"
-    )
+    attention_dropout: float | None = setting(None, "Share dropped; null: its own.", least=0, below=1, example="0")
     head_dropout: float | None = setting(
         None, "Share dropped before the output; null: as the encoder has it.", least=0, below=1, example="0.2"
     )
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
     freeze_layers: Any = setting(
-        0,
-        "Layers, from the first on, that stay as they are; the embeddings stay too.",
-        allowed="a whole number from 0 on, or all",
-        example="all",
+        0, "The first layers that stay as they are.", allowed="a whole number from 0 on, or all", example="all"
     )
     reuse: Any = setting(
         "auto",

@@ -22,36 +22,19 @@ class TuneConfig:
     precision: bool = setting(True, "Whether to look for the fastest arithmetic, where precision=auto.")
     batch_size: bool = setting(True, "Whether to look for the fastest number of rows at once, where none is typed.")
     learning_rate: bool = setting(False, "Whether to look for a learning rate by a range test; it is then used.")
-    cut: bool = setting(
-        False,
-        "Whether to look for the layers to freeze, and nothing else, by validation scores of cuts.",
-        example="tune=cut",
-    )
+    cut: bool = setting(False, "Whether only layers to freeze are looked for, by scores of cuts.", example="tune=cut")
     compile: bool = setting(True, "Whether to see if compiling the model pays within the run, where it is not typed.")
     effective_batch: StepRows = setting(
         StepRows.kept, "Rows of an optimizer step: kept as they are set, or free to grow, which changes what is learnt."
     )
     budget_s: float = setting(60.0, "Most seconds that measuring may take.", above=0, hint=_OFF)
-    share: float = setting(
-        0.05,
-        "Most of the expected run's time that measuring may take; above 1 where a short run shall be measured too.",
-        above=0,
-        hint=_OFF,
-    )
+    share: float = setting(0.05, "Share of the expected time measuring may take; 1: all of it.", above=0, hint=_OFF)
     memory_margin: float = setting(0.1, "Share of the free memory that is left alone.", least=0, below=1)
-    gain: float = setting(
-        0.05, "By how much faster something must be to be taken in another's place; noise is less.", least=0, below=1
-    )
+    gain: float = setting(0.05, "By how much faster something must be to be taken; noise is less.", least=0, below=1)
     steps: int = setting(
-        8,
-        "Optimizer steps of each probe, warming up apart; more where they are quick, fewer where the time is short.",
-        least=2,
+        8, "Steps of a probe behind its first ones; more where they are quick, fewer where time is short.", least=2
     )
-    loss_tolerance: float = setting(
-        0.01,
-        "By how much the loss of an arithmetic may differ from that of fp32 on the same rows, as a share of it.",
-        above=0,
-    )
+    loss_tolerance: float = setting(0.01, "By what share an arithmetic's loss may differ from that of fp32.", above=0)
     fresh: bool = setting(False, "Whether to repeat earlier measurements.")
 
     def __post_init__(self) -> None:
