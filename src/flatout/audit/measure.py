@@ -190,12 +190,16 @@ def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDAr
     return (normalize(features) @ normalize(is_of @ features).T).max(axis=1).toarray().ravel()
 
 
-def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int) -> Forecast:
-    """The gain of `more` rows over `rows_now`; `errors`: a row a fold, a column a size, each of `judged` rows."""
+def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None) -> Forecast:
+    """The gain of `more` rows over `rows_now`; `errors`: a row a fold, a column a size.
+
+    They are shares of `judged` rows each, or without it figures that vary as the folds do.
+    """
     random, gains = np.random.default_rng(0), list[float]()
     for _ in range(_CURVES):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
-        spread = np.sqrt(drawn * (1 - drawn) / (judged * len(errors))) / 2  # the sizes share their judged rows
+        variance = drawn * (1 - drawn) / judged if judged else errors.var(axis=0)
+        spread = np.sqrt(variance / len(errors)) / 2  # the sizes share their judged rows
         gains += _gains(sizes, drawn + random.normal(0, spread), rows_now, more)
     mean = _gains(sizes, errors.mean(axis=0), rows_now, more)
     low, high = np.quantile(gains, [0.025, 0.975])

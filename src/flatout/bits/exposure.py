@@ -144,8 +144,7 @@ class ExposureStudy:
     def _learning_curve(self) -> Iterator[dict[str, float]]:
         """Dice after training on few known pairs of text and encoding, on more, and on all of them.
 
-        Ridge regression is solved again for every size. The network keeps its composer, which needs texts but no
-        encodings, and has its detectors solved again.
+        Ridge regression is solved again for every size. The network has its detectors solved again.
         """
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)

@@ -1,8 +1,7 @@
 """Texts as pairs of neighbouring characters (2-grams), whole columns at once.
 
 A column becomes one run of code points; every neighbouring pair that lies in one row is a gram. A table looks ASCII
-pairs up, which is nearly all of them; other pairs go through one search over the distinct ones. A million records of
-twenty grams take a few seconds.
+pairs up, which is nearly all of them; other pairs go through one search over the distinct ones.
 
 Two kinds of grams are known here. *Labels* are what a model answers: letter-letter, letter-digit and digit-digit
 pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text.

@@ -2,8 +2,7 @@
 
 It has a closed form, needs one pass over the batches and a solve, and on Bloom filters it is very good: a gram's bits
 are always on together, which a linear function sees. The strength of the penalty is chosen on the validation records.
-Sums are kept in blocks of memory of inputs x inputs, so any number of records will do; beyond some hundred thousand
-they change nothing, so no more are read.
+Sums are kept of inputs x inputs; records beyond some hundred thousand change nothing, so no more are read.
 
 Shapes: N records, D inputs, G grams.
 """
@@ -66,9 +65,7 @@ class RidgeSums:
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
         for batch in feed.afresh():
-            sets = self.is_set
-            inputs_BD = multi_hot(batch.tokens, batch.offsets, self.num_inputs) if sets else batch.bits(torch.float32)
-            yield inputs_BD, batch.multi_hot(self.num_grams)
+            yield inputs_of(batch, self.num_inputs, is_set=self.is_set), batch.multi_hot(self.num_grams)
 
     def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:
         """Add training records; says how many there are at each of the sizes, and at the end of the records."""
@@ -125,6 +122,11 @@ class RidgeSums:
             if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
                 break  # scores rise to one best penalty and fall from there
         return [max(rising, key=lambda ridge: ridge.dice) for rising in found]
+
+
+def inputs_of(batch: FlatBatch, num_inputs: int, *, is_set: bool) -> Tensor:
+    """`[B, D]` of zeros and ones."""
+    return multi_hot(batch.tokens, batch.offsets, num_inputs) if is_set else batch.bits(torch.float32)
 
 
 def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """How much of each record's grams is found out: Dice, precision, recall and F1 a record, and the share of exact sets.
 
 Everything is counted at 256 thresholds at once, in one pass: a record's answers are sorted into buckets by their score,
-and sums over buckets from above give what a threshold would have answered. So the best threshold is found on the
-validation records without keeping a single answer.
+and sums over buckets from above give what a threshold would have answered. So no answer is kept.
 
 Shapes: B records, G grams, T thresholds.
 """

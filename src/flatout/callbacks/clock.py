@@ -1,7 +1,6 @@
 """The clocks of a training: phases and lengths of steps without a wait for the device, and what lies between steps.
 
-Between steps are logging, checkpoints, validations, and others' callbacks. Counts add up over three stretches: since
-the last flush, the whole training, and its first few steps.
+Between steps are logging, checkpoints, validations, and others' callbacks.
 """
 
 from __future__ import annotations
@@ -271,8 +270,7 @@ class DeviceTimes:
     def edge(self, number: int) -> float:
         """The host's clock at the edge of a phase: 0 is the beginning of a batch, 1 to 3 are the ends of its phases.
 
-        Of a batch that goes through in pieces only the first forward pass counts as forward. A batch without an end
-        of its forward pass is not counted.
+        Of a batch that goes through in pieces only the first forward pass counts as forward.
         """
         if number == 0:
             self._free += self._open
@@ -321,8 +319,7 @@ class DeviceTimes:
 class HookTimes:
     """Phases of a batch between Lightning's hooks, on the host's clock, without what the clock counts by itself.
 
-    The wait is all that lies between two batches: fetching, transfer, and Lightning's own work there. In manual
-    optimization all work before a backward pass counts as forward.
+    The wait is all that lies between two batches: fetching, transfer, and Lightning's own work there.
     """
 
     _PARTS = ("wait", *PHASES)

@@ -3,8 +3,7 @@
 A flush takes the means since the last one; `summary` gives medians over the whole training. A source that fails is
 dropped with one message, and training continues without it. On the first rank only.
 
-The machine's figures come from psutil and from the files of control groups: in a container the machine's own figures
-promise cores and memory that the process may never have.
+The machine's figures come from psutil and from the files of control groups: a machine's own promise too much.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The loggers of a run: TensorBoard, CSV, W&B, MLflow, or your own, several at once.
 
 They are Lightning's loggers, in the Trainer, so what a module or a callback logs reaches them too. A run adds two
-things. A logger that fails is dropped with one warning, and training continues. Validation metrics, which the run logs
-at their step, are not logged a second time. All folders lie inside the run folder.
+things. A logger that fails is dropped with one warning, and training continues. All folders lie inside the run folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """torch's profiler over one window of steps: the operators of a step, and the time of each.
 
 The window has some steps to warm up, then those that are kept: as a trace for Perfetto (ui.perfetto.dev) and as a table
-of the slowest operators. Weights and losses are those of a run without it. The steps of the window are slower, the
-others are not; it lies between two validations where it fits.
+of the slowest operators. Weights and losses are those of a run without it. It lies between two validations.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ On a CPU that is bit for bit; on a GPU with `Trainer(deterministic=True)`, as it
 
 A checkpoint lies between two optimizer steps: after each validation, every so many minutes or steps, when a signal asks
 the run to end, when an exception ends it outside of an update, and at the end. Here is *when*; `position.py` has *what*
-a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py` how one is written, and `same_run.py` whether a
-training may continue from it.
+a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py` how one is written, `same_run.py` who may go on.
 
 DataModules of flatout keep their position inside an epoch. A loader without `state_dict` starts its epoch again; a
 line says so once. FastLoop and Task add what they have not reported yet.

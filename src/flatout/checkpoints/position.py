@@ -49,8 +49,7 @@ class Batches:
 class KeepsPosition(Protocol):
     """A module or callback with a state of its own on each rank, which changes with each step.
 
-    It is what the next step depends on beyond `state_dict`, and what was not reported yet. It is loaded from the states
-    that all ranks have saved; there may be more or fewer ranks now.
+    It is what the next step depends on beyond `state_dict`, and what was not reported yet.
     """
 
     def position_state(self) -> dict[str, Any]: ...
@@ -85,8 +84,8 @@ class Boundary:
         """Whether a batch has ended since, after which there may be a checkpoint."""
         if trainer.lightning_module.automatic_optimization:
             return trainer.global_step != self.at.step
-        # In manual optimisation the module alone knows when it steps, or never does: each batch may be the last one,
-        # and the gradients that it collects are part of the checkpoint.
+        # In manual optimisation the module alone knows when it steps, or never does: the gradients that it collects are
+        # part of the checkpoint.
         return _batches_ended(trainer) != self._taken
 
     def take(self, trainer: L.Trainer) -> None:
@@ -213,8 +212,7 @@ def _batches_taken(trainer: L.Trainer) -> Batches:
 def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
     """Lightning's own account of its loops, as it would be at a position.
 
-    Lightning compares these counts to find out in which hook a checkpoint was made. Where all four counts of a batch
-    are equal, that is behind the last hook of the batch.
+    Lightning compares these counts to find out in which hook a checkpoint was made.
     """
     taken = dict.fromkeys(("ready", "started", "processed", "completed"), batches.in_epoch)
     taken_in_all = dict.fromkeys(taken, batches.in_all)

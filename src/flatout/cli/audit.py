@@ -25,7 +25,12 @@ NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
 _OF_A_RUN = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 """Words of a run that are about its data, and its pretrained encoder."""
-_FOR_TAGS = ("task=tagging", "model=transformer")
+_IMPLIED = {
+    "data.problem=tags": ("task=tagging", "model=transformer"),
+    "data.problem=label": ("model=rnn",),
+    "data=sequence": ("task=sequence", "model=rnn"),
+    "data=bits": ("task=grams", "model=bitmlp"),
+}  # what only a training would ask for
 
 
 @dataclass(kw_only=True, slots=True)
@@ -68,9 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
         theirs = file.read_text(encoding="utf-8").splitlines()
         words = [*(word for word in theirs if word.lstrip("+").startswith(_OF_A_RUN)), *words[1:]]
         source = (read_summary(folder).get("data") or {}).get("source")
-    if "data.problem=tags" in words:  # what only a training would ask for
-        given = {word.partition("=")[0] for word in words}
-        words += [word for word in _FOR_TAGS if not {word.partition("=")[0], "experiment", "+experiment"} & given]
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
+    words += [word for word in implied if not {word.partition("=")[0], "experiment"} & given]
     command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
     start_measuring(words, lambda settings, _: audit(settings, config, command, source))
 
@@ -86,16 +91,20 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     from flatout.audit.encoder_view import read_encoder
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure
+    from flatout.audit.numbers import WORST
     from flatout.audit.rows import read_audit_rows, read_unlabelled
+    from flatout.data.text import TextDataConfig
     from flatout.models.encoder.transformer import TransformerConfig
 
     began, folder = time.perf_counter(), Path(config.out)
+    if not isinstance(settings.data, TextDataConfig):
+        _audit_numbers(settings, config, command, source)
+        print_line(f"{folder / WORST}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
+        return
     hint = f"Name another: out=FOLDER; {SUSPECTS} may hold what you decided."
     require(not (folder / SUSPECTS).exists(), "out", f"{folder / SUSPECTS} is there already", hint=hint)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
-    what = f"the run read {source}, these settings read {rows.files[0]}"
-    is_same = source is None or source == rows.files[0]
-    require(is_same, "audit", what, hint="Start it where the run was started, or name data.source=FILE.")
+    _require_same(source, rows.files[0])
     require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     encoded = None
@@ -116,3 +125,25 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
         count = write_next_rows(rows, waiting, config.unlabelled, config.top, folder / NEXT_ROWS)
         print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
     print_line(f"{folder / SUSPECTS}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
+
+
+def _require_same(asked: str | None, found: str) -> None:
+    what, hint = f"the run read {asked}, these settings read {found}", "Start it where the run was started"
+    require(asked in (None, found), "audit", what, hint=f"{hint}, or name data.source=FILE.")
+
+
+def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, source: str | None) -> None:
+    from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
+    from flatout.run.kinds import kind_of
+
+    for name, value in (("unlabelled", config.unlabelled), ("column", config.column)):
+        require(value is None, name, "is for texts", hint="Leave it out.")
+    data = kind_of(settings.data).data.of(settings.data)
+    data.setup()
+    _require_same(source, data.info.source)
+    measured = measure_numbers(read_number_rows(data, config.rows), config.folds)
+    for line in measured.lines():
+        print_line(line)
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_numbers(measured, f"Audit of {data.info.source}", command, folder / WORST, folder / PAGE)

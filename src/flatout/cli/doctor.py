@@ -1,7 +1,6 @@
 """`python -m flatout doctor RUN`: what limited a run, and what would fix it.
 
-`--confirm` runs the verdict's override and the original in turn, and compares: both are command lines of `python -m
-train`, short runs in processes of their own.
+`--confirm` compares the verdict's override and the original, as short runs in processes of their own.
 """
 
 from __future__ import annotations

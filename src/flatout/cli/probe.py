@@ -1,7 +1,6 @@
 """`python -m flatout probe …`: what a linear head reads off each layer of an encoder, and where to freeze it.
 
-Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the settings of the cut
-that it would choose.
+Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the settings of a cut.
 """
 
 from __future__ import annotations

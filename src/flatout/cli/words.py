@@ -1,7 +1,6 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
-Words that would run code are refused, and files that hold too much: a few lines of YAML that refer to each other can
-unfold to a billion values.
+Words that would run code are refused, and files that hold too much: a few lines of YAML can unfold to a billion values.
 """
 
 from __future__ import annotations

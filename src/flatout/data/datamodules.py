@@ -128,8 +128,7 @@ class TagPreparation(TextPreparation):
     """From words and tags to a store: as from texts, but each row is a list of words and each word has a tag.
 
     Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so that
-    no loss and no metric counts them. Words beyond the longest row are lost to the model: which entities went with them
-    is kept, so that a score counts them as missed.
+    no loss and no metric counts them. Entities beyond the longest row count as missed.
     """
 
     source: TagSource

@@ -1,7 +1,6 @@
 """Decisions about single rows: which are left out (`data.exclude`), which get another label (`data.relabel`).
 
-Both files name rows by number, from 1, and by file where there are several. A row whose text is another than the file
-says, or that is not there, ends the run before it starts.
+Both files name rows by number, from 1, and by file where there are several. A row that is another ends the run.
 """
 
 from __future__ import annotations

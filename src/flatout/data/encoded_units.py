@@ -3,8 +3,7 @@
 A unit is some hundred thousand texts in a row, known by their bytes and by how they are encoded. Each becomes a small
 store of its own beside the others, as soon as it is encoded, and goes when the store it was made for is whole. So a
 build that was killed continues, builds on several machines that share a cache can each take a part of the units, and
-the store that is joined from them is the same to the byte. A finished store says which units it was made from: a
-source that has grown takes those it had before from there.
+the store that is joined from them is the same to the byte. A finished store says which units it was made from.
 """
 
 from __future__ import annotations

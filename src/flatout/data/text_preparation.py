@@ -1,8 +1,7 @@
 """A table of texts, made ready: read, checked, split, labelled and encoded once, into a store.
 
 Three passes over the source, each by the block: the first looks at every row and decides its fate, the second trains
-the vocabulary, the third encodes. Memory stays flat however many rows there are. Everything that was found on the way
-is kept in the store's facts, so an opened store says the same as a built one.
+the vocabulary, the third encodes. Everything that was found on the way is kept in the store's facts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Sums, maxima and lists over all ranks, and tensors of which each rank holds a slice.
 
-Where there is one process, values pass through unchanged; so do whole tensors. Code that clips, averages or saves need
-not know the kind.
+Where there is one process, values pass through unchanged; so do whole tensors. So code need not know the kind.
 """
 
 from __future__ import annotations

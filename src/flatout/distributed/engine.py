@@ -1,8 +1,7 @@
 """Work in parts and trials: which part a process does, and Ray's tasks, where the machines of a cluster do them.
 
-A part is a function of its number that writes to a disk all machines see. Where it is computed changes nothing, and
-one that is begun again finds what it has done. Ray starts a part again when its machine is lost; nothing here
-schedules, watches or retries.
+A part is a function of its number that writes to a disk all machines see. Where it is computed changes nothing, and one
+that is begun again finds what it has done. Ray starts a part again when its machine is lost.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ def device_of(workers: int) -> str:
 def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
     """Train on the workers of Ray Train, a rank each. Ray begins all of them again when one is lost, up to three times.
 
-    A mistake of the user's would come again. It is written to a folder in `place`, which all machines see, and raised
-    here.
+    A mistake of the user's would come again. It is written to a folder in `place`, and raised here.
     """
     ray = connect()
     notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))

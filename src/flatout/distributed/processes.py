@@ -1,7 +1,7 @@
 """Processes that start at once and never outlive who started them.
 
-A warm server imports everything heavy once. Each child is forked from it before anything has computed. So it is as
-clean as a new interpreter and starts in a tenth of a second.
+A warm server imports everything heavy once. Each child is forked from it before anything has computed. So it is clean,
+and starts in a tenth of a second.
 """
 
 from __future__ import annotations

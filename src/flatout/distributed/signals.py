@@ -1,7 +1,6 @@
 """Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all ranks.
 
-While training waits for such a place a signal only sets a flag; everywhere else, and the second time, it ends the
-process at once. `ExactCheckpoint` reads the flag.
+While training waits for such a place a signal only sets a flag; elsewhere, and the second time, it ends the process.
 """
 
 from __future__ import annotations

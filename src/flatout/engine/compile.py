@@ -2,7 +2,6 @@
 
 `compile=auto` compiles what follows attention in a layer, once for all layers and any number of tokens; attention stays
 eager. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
-Weights keep their names. Only training is compiled.
 """
 
 from __future__ import annotations
@@ -96,9 +95,7 @@ def choose_compile(
     return choice
 
 
-def _measured(
-    model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
-) -> Choice[bool]:
+def _measured(model: Transformer, device: torch.device, precision: Precision, tokens: int, passes: int) -> Choice[bool]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []), arithmetic(precision, device):
         trial = _Trial(model, device, precision, tokens)
         eager_s = trial.time(trial.layer.finish)

@@ -285,8 +285,7 @@ class FastLoop(Callback):
     def _update_scaled(self, optimizer: Optimizer) -> None:
         """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
 
-        It reads all three from the device: nothing is waited for. Hooks see gradients without the factor, so where
-        there are hooks it is taken out before them.
+        It reads all three from the device: nothing is waited for. Before hooks the factor is taken out.
         """
         scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
         scale = scaler.scale(torch.ones((), device=self.module.device))

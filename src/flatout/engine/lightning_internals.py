@@ -3,8 +3,8 @@
 A name that is gone, or has another signature, is reported once and the ordinary road is taken. The saving is of one
 training step of a tiny network, on one core of a 2-core AMD EPYC with Lightning 2.6.6, as `python -m flatout bench
 shortcuts` prints it. Gone, since each gave less than its lines cost a reader: an epoch loop of our own (92 µs), a step
-of AdamW past torch's wrappers (82 µs), no hooks around the transfer of a batch (76 µs), the name of the hook set past
-`nn.Module` (35 µs) and a signature that lies ready (25 µs).
+of AdamW past torch's wrappers (82 µs), no hooks around the transfer of a batch (76 µs), the hook's name set past
+`nn.Module` (35 µs), a ready signature (25 µs).
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ def overrides(part: Any, name: str, base: type) -> bool:
 class PluggedOptimization(_AutomaticOptimization):
     """Lightning's automatic optimisation, whose batches a fast loop takes. Saves closures and profiling: 700 µs."""
 
-    def __init__(
-        self, trainer: L.Trainer, serves: Callable[[Optimizer], bool], run: Callable[..., dict[str, Any]]
-    ) -> None:
+    def __init__(self, trainer: L.Trainer, serves: Callable[[Optimizer], bool], run: Callable[..., Any]) -> None:
         super().__init__(trainer)
         self._serves, self._run_batch = serves, run
 

@@ -34,8 +34,7 @@ class MuonAndAdamW(Optimizer):
 
     Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the momentum of the gradient.
     Its steps are scaled to the length of AdamW's (`match_rms_adamw`), so learning rates and weight decays carry over.
-    It keeps one number a weight where AdamW keeps two. Each step costs some 15 products of a matrix with itself,
-    whatever the size of the batch: choose it for large batches and long training.
+    It keeps one number a weight where AdamW keeps two. Choose it for large batches and long training.
 
     One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
     """
@@ -71,7 +70,7 @@ class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
     name: OptimizerName = setting(
-        OptimizerName.adamw, "adamw; muon: Muon for matrices of an encoder's layers, AdamW for the rest."
+        OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for the rest."
     )
     lr: float | None = setting(None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3")
     scale_lr: ScaleRate = setting(
@@ -215,8 +214,7 @@ class StepSchedule(LRScheduler):
 class WeightAverage:
     """A running mean of what training changes in a model, which often answers better than its last state.
 
-    That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy. Young,
-    it remembers less, so that it forgets where the weights began.
+    That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy.
     """
 
     def __init__(self, model: nn.Module, memory: float) -> None:

@@ -10,8 +10,7 @@ Then the run ends with its last checkpoint and notes the size that fits; `resume
 A step that has enough memory pays one list append and a note of the random state.
 
 Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not initialized" often mean
-the same. As often they mean something that smaller batches do not cure. On a CPU the system mostly ends a process
-before any error.
+the same. As often they mean something that smaller batches do not cure. On a CPU the system ends a process first.
 """
 
 from __future__ import annotations

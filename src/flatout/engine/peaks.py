@@ -3,8 +3,7 @@
 For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the doubled one for sparse
 matrices. For every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
 measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
-On a CPU that others use as well, threads wait for each other and reach a twentieth of what they could. Then one
-thread is timed, and counts as often as there are cores.
+On a CPU that others use as well, threads wait for each other. Then one thread is timed, times the cores.
 """
 
 from __future__ import annotations

@@ -157,8 +157,7 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
     """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
 
     With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
-    a try decides. GPUs round to TF32, but not all products, so there nothing is tried. The value is a name of
-    torch.set_float32_matmul_precision, or TF32.
+    a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
     """
     if precision is Precision.tf32:
         with _products_as("high"):

@@ -6,8 +6,7 @@ opened as anybody would open it, and its padded logits on made-up rows must equa
 A network on recordings becomes one that a device calls sample by sample, in the sensors' units. Where it answers each
 sample, it takes a sample and its hidden state, and gives the answer and the next state; zeros begin a recording. One
 that labels recordings does the same: its answer is that of the samples so far. A network on windows takes a window.
-Scales are part of the file, and `signature.json` lists names, shapes, columns and the sampling step. Before the folder
-gets its name, the file's answers must equal the run's own.
+Scales are part of the file; `signature.json` lists names and shapes. Its answers must equal the run's own.
 
 Shapes: B rows, L longest row, C outputs, F columns.
 """
@@ -218,9 +217,7 @@ def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
         # And of a list that torch's own recurrent layers keep, and of what its own generated code calls.
-        warnings.filterwarnings(
-            "ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be removed"
-        )
+        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be")
         return torch.onnx.export(model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names)
 
 

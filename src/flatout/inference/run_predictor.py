@@ -2,8 +2,7 @@
 
 The folder holds weights, the names of the outputs, and the settings that rebuild the model.
 
-A file is read by the block, answered on every device, and given back in its order. Memory stays flat however long the
-file is: a block a device is under way, and one more waits.
+A file is read by the block, answered on every device, and given back in its order. Memory stays flat.
 """
 
 from __future__ import annotations

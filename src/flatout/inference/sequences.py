@@ -1,8 +1,7 @@
 """A trained network on recordings, with its columns, scales and sampling: tables in, answers in the targets' units out.
 
 Recordings are read, filled, cut and resampled as in training. A network that answers each sample streams: blocks of
-samples go through with the hidden state carried on. A large file that is one recording is never in memory; of others
-one file is. Windows are an index into the samples here as well.
+samples go through with the hidden state carried on. A large file that is one recording is never in memory.
 """
 
 from __future__ import annotations

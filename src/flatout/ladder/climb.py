@@ -2,10 +2,8 @@
 
 The first round measures the foot and the top, then what lies between. Later rounds go up and down, so that neighbours
 are measured one right after the other and a slow minute of the machine hits both. A ratio is made inside of a round.
-A rung whose needs this machine does not have is left out, with the reason.
 
-A measurement is made in a process forked from the warm server, so that nothing is left of it: a program runs for some
-seconds, its first steps are left out, and rows, waiting and memory are counted.
+A measurement is made in a process forked from the warm server: a program runs for some seconds without its first steps.
 """
 
 from __future__ import annotations

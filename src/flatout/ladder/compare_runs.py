@@ -1,8 +1,7 @@
 """Two groups of finished runs, paired by their seeds: means, and the difference with its 95 % interval.
 
 A group is a run folder, a folder with run folders in it, or a sweep's folder, of which the confirming runs count: its
-trials were chosen for their results. A difference is one of scores, in their own unit: ratios of speeds have intervals
-of their own, `perf/measure/intervals.py`.
+trials were chosen for their results. Ratios of speeds have intervals of their own, `perf/measure/intervals.py`.
 """
 
 from __future__ import annotations

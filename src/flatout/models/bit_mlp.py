@@ -2,11 +2,10 @@
 
 An encoder hashes the raw text; what is asked for are grams of the plain text. The two differ (`2/5/1994` is hashed,
 `51` is asked for), so the model has two parts. *Detectors* are one linear layer from the bits to every gram that was
-hashed, each squeezed to 0 … 1. Ridge regression gives them in closed form, far better than gradients find them.
-The *composer* is a small network from detected grams to answers; a gram that is asked for as it was hashed also has a
-straight path. Answers and detections leave side by side, so that both can be trained. After
-training, ridge regression on the answers themselves may have a vote. Where an encoding hides almost everything, a
-linear function is hard to beat, and a model should not lose to it.
+hashed, each squeezed to 0 … 1. Ridge regression gives them in closed form, far better than gradients find them. The
+*composer* is a small network from detected grams to answers; a gram that is asked for as it was hashed also has a
+straight path. Answers and detections leave side by side, so that both can be trained. After training, ridge regression
+on the answers themselves may have a vote. Where an encoding hides almost everything, a linear function is hard to beat.
 
 Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
 
@@ -150,7 +149,6 @@ class BitMLP(Network, nn.Module):
         if self.sureness is None:
             return logits_BC
         # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one pass.
-        # gather copies columns in a quarter of index_select's time on a CPU.
         own_BC = hashed_BH.gather(1, self.label_sources.expand(len(hashed_BH), -1))
         sureness_C = self.sureness * self.has_source
         return torch.addcmul(logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C)

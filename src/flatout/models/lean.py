@@ -4,8 +4,7 @@ An embedding's gradient is a table of zeros with a few rows filled in. Torch mak
 fifty megabytes costs more in page faults than a small encoder's layers. Here one table is kept, the rows of the batch
 are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
 
-Dropout needs a random bit a number; torch draws a double for each. Here one draw of 64 bits decides four places, so a
-share is held to 1/65,536.
+Dropout needs a random bit a number; torch draws a double for each. Here one draw decides four places, to 1/65,536.
 """
 
 from __future__ import annotations

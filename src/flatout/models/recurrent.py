@@ -1,12 +1,10 @@
 """What recurrent networks share: a layer's kernel, both directions at once, rows turned round, states carried on.
 
 An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both run at once there;
-autograd runs each part of the backward pass on the stream of its forward pass. Among several ranks both stay on one
-stream, as DDP needs.
+autograd runs each part of the backward pass on the stream of its forward pass. Among several ranks both stay on one.
 
 Hidden states go from one batch to the next where rows continue rows of the batch before. Row numbers of one recording
-follow one another, so row n continues row n - 1 unless it begins a recording. Which rows do is known on the host; the
-device gathers states by index and never waits. A batch may come in pieces.
+follow one another, so row n continues row n - 1 unless it begins a recording. The device never waits.
 
 Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 """
@@ -30,8 +28,7 @@ State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beg
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
     """States of a layer in one direction and the last ones.
 
-    Autocast would have cuDNN compute in fp16 without a scaler where bf16 is asked for. There the kernel is called past
-    the module, and all is cast.
+    Autocast would have cuDNN compute in fp16 where bf16 is asked for. There the kernel is called by itself.
     """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)

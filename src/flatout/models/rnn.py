@@ -1,8 +1,7 @@
 """An LSTM or GRU over recordings, windows or chunks, exact on rows of unequal length and without packing.
 
 Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in groups of like length instead, and what
-stands behind a row's end is never read. A forecast is made from the state after the window; the last value is taken off
-the window and added to the answer, so a network that answers zero repeats it.
+stands behind a row's end is never read. A forecast is added to the window's last value.
 
 Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
 """

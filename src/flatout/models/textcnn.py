@@ -1,7 +1,6 @@
 """Convolutions of several widths over words, each filter's highest answer, and a linear output (Kim 2014).
 
-A row is seen as if zeros stood before and after it. Windows may reach over its ends by up to half their width, so
-rows shorter than a filter work. A row's answer depends on the row alone.
+A row is seen as if zeros stood before and after it. Windows may reach over its ends, so short rows work.
 
 Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
 """

@@ -4,8 +4,7 @@ Alike are runs of the same model and its settings, precision, longest row and la
 kind. A run that ran out of memory notes the rows (or tokens) it computed at once; the next one begins with them. Tuning
 finds the same notes by `row_key` and tries no more rows. To try whole batches again, delete the file.
 
-A ladder notes its gains so that verdicts can refer to them: a rung that does what an override of a run does is noted
-under that override. The newest note of an override counts.
+A ladder notes its gains so that verdicts can refer to them: a rung that does what an override does is noted under it.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     """Precision-recall curves of the commonest classes, as TensorBoard takes them.
 
     Each is [6, points]: true and false positives, true and false negatives, precision, recall. The points are evenly
-    spaced logits, so that a confident model has a curve too. TensorBoard takes them for evenly spaced probabilities:
-    the thresholds it shows are not theirs.
+    spaced logits, so that a confident model has a curve too. TensorBoard's thresholds are not theirs.
     """
     if counted.binned is None:
         return {}

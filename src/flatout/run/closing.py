@@ -105,8 +105,7 @@ def keep_answers(
     elif ranks.is_first:
         predictor.save(folder.path / "model", config.model)
     # Where no table tells what the device could do it is tried now, so that no first step waits for it: the run's
-    # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU, which would have the
-    # shape of that of rows a second.
+    # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU.
     throughput = training.curves.throughput
     if ranks.is_first and throughput.peak is None and throughput.volume.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))

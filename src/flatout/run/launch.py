@@ -2,7 +2,7 @@
 
 `start` trains in this process where there is one device, or where torchrun, srun or Ray has started the ranks already.
 Otherwise it starts a process a device by the launcher behind torchrun, passes on what the first rank found, and when
-one dies ends the others and says which and why.
+one dies says which and why.
 """
 
 from __future__ import annotations

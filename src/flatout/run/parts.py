@@ -6,8 +6,7 @@ And the settings that are measured on these parts before a run begins: by `tune`
 `tune=cut` decides how many first layers of an encoder to freeze, by the validation scores of two or three cuts. Some
 thousand rows go through the layers once, and what each cut reads stays in memory. From each cut the layers above and
 the head then train on these rows for one epoch, at the run's own rate and batches, and validation rows judge. The
-deepest cut within one standard error of the best is taken: what is frozen costs no time in later epochs. One epoch on
-a part of the rows is not the run: a longer one can rank the cuts otherwise.
+deepest cut within one standard error of the best is taken: what is frozen costs no time in later epochs.
 """
 
 from __future__ import annotations

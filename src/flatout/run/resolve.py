@@ -1,7 +1,6 @@
 """What a run decides before it trains: its threads, its length, its learning rate, its number format, its metric.
 
 Each decision is made here, once, and printed with its reason. `Settings` holds them; no later stage changes one.
-What `tune` measures is decided before (`parts.py`).
 """
 
 from __future__ import annotations

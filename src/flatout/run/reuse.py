@@ -1,8 +1,7 @@
 """Whether a run computes the frozen layers of its encoder once, and the store that it then reads.
 
 Decided before the first step, by what can be known: whether outputs can stay the same, how many epochs read them, and
-whether the disk holds them. A resumed run keeps the answer of its beginning, since frozen layers that are read drop
-nothing and others do.
+whether the disk holds them. A resumed run keeps the answer of its beginning: frozen layers that are read drop nothing.
 """
 
 from __future__ import annotations

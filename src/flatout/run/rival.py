@@ -2,8 +2,7 @@
 
 Of texts it is a linear model on words and n-grams, of tagged words the commonest tag of each word. It is trained after
 the run, on one core, in at most a tenth of the run's time and 20 s. Where a part of the rows says that it would take
-longer, it is left out. The cache keeps its scores under the key of the rows. Bit strings and recordings have a ridge
-regression beside them already. It draws no random number of the run.
+longer, it is left out. The cache keeps its scores under the key of the rows. It draws no random number of the run.
 """
 
 from __future__ import annotations

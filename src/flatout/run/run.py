@@ -2,8 +2,7 @@
 
 Each stage is a function that takes what it needs and returns what the next one needs; what a stage chose by itself is
 printed with its reason, and no stage changes what an earlier one made. The user's own LightningModule takes the same
-way; what it cannot have is left out. On several devices every rank goes through the same story with its share of the
-rows, and the first one reports it.
+way; what it cannot have is left out. On several devices every rank goes the same way, and the first one reports it.
 """
 
 from __future__ import annotations

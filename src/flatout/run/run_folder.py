@@ -70,8 +70,7 @@ class RunFolder(RunLog):
     ) -> None:
         """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
 
-        `replaces`: it takes the place of an earlier choice, for what has happened since. `prints`: whether it stands in
-        the terminal, not in the log and the report alone.
+        `replaces`: it takes the place of an earlier choice, for what has happened since.
         """
         if not replaces and any(choice["name"] == name for choice in self.summary.values["choices"]):
             return

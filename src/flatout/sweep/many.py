@@ -2,7 +2,6 @@
 
 The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
 have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
-A signal stops them as Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -190,8 +189,7 @@ def _require_own_folders(trials: list[Trial]) -> None:
 def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
     """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed.
 
-    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: the same command resumes, so that
-    SLURM may give it again.
+    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may give the command again.
     """
     with Signals(has_echo=True):
         try:

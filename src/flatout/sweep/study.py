@@ -3,8 +3,7 @@
 The space has a choice of values or an interval for each setting. The study suggests settings and is given results.
 
 Every suggestion depends on the seed, the trial's number and earlier results, and on nothing else: a sweep that was
-killed and resumed continues as if nothing had happened. Trials that ran when it was killed are run again, under
-their numbers.
+killed and resumed continues as if nothing had happened. Trials that ran then are run again.
 """
 
 from __future__ import annotations

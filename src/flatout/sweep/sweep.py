@@ -1,9 +1,8 @@
 """A sweep, from its first trial to its page: settings are suggested, trials run and pruned, the best one confirmed.
 
 Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's study), a run's folder
-for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there.
-`confirmed.json` holds the best settings' results with other seeds. What a sweep has found stands in its table, its
-page, TensorBoard's HPARAMS page and the last lines on the terminal.
+for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there. `confirmed.json` holds the
+best settings' results with other seeds.
 """
 
 from __future__ import annotations

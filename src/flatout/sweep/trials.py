@@ -52,8 +52,7 @@ def endings(
 ) -> Generator[tuple[Trial, Ending], None, None]:
     """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
 
-    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped. An early end,
-    by an error or Ctrl-C, leaves no process behind.
+    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped.
     """
     if any(slots):
         warm_start()

@@ -1,8 +1,7 @@
 """What a trained model's probabilities are worth, and how to correct them on the validation rows.
 
 One number, the temperature, divides all logits: answers stay the same, and a model that is too sure of itself is less
-so. It is fitted on one half of the rows and judged on the other, and left out where it does not help there. Where a
-row has several labels, each label gets the threshold at which its F1 is best.
+so. It is fitted on one half of the rows and judged on the other, and left out where it does not help there.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class CutScores:
     """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split.
 
     A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole rows
-    of just that length are scored with them, and counted.
+    of just that length count with them.
     """
 
     def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:

@@ -26,7 +26,7 @@ from flatout.data.sequences.views import Cut
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
-_WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS = 4096, 100_000, 1024
+_WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS, _MOST_NUMBERS = 4096, 100_000, 1024, 1 << 24
 _SHORT = {"validation": "val", "test": "test"}
 _USUAL_LOOKBACK = 16  # samples that the ridge reads where the network reads whole recordings
 
@@ -43,13 +43,30 @@ class Baseline:
 def build_baselines(info: SequenceInfo) -> list[Baseline]:
     """Ridge regression on the window, then the simplest answer."""
     shape = info.shape
-    wide = shape.lookback or max(1, min(_USUAL_LOOKBACK, _MOST_INPUTS // shape.inputs))
+    wide = shape.lookback or min(_USUAL_LOOKBACK, _most_samples(info))
     found = [(f"ridge on {wide} samples", _solve(info, wide))]
     if shape.horizon:
         found.append(("last value", WindowRidge(shape)))
     elif wide > 1:
         found.append(("ridge on the last sample", _solve(info, 1)))
     return [Baseline(name, ridge, _judge(info, ridge)) for name, ridge in found]
+
+
+def _most_samples(info: SequenceInfo) -> int:
+    return max(1, _MOST_INPUTS // (1 if info.shape.horizon else info.shape.inputs))
+
+
+def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Samples that the ridge reads, its inputs and answers over all splits, and the recording of each."""
+    wide = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
+    ridge, found = WindowRidge(replace(info.shape, lookback=wide)), []
+    for split in info.segments:
+        for windows, answers, recording_N in _blocks(info, ridge, split, _MOST_NUMBERS // len(ridge.weight)):
+            inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
+            own = recording_N.repeat_interleave(len(inputs_ND) // len(windows))
+            found.append((inputs_ND.float(), answers_NO.float(), own))
+    inputs_ND, answers_NO, recording_N = (torch.cat(each) for each in zip(*found, strict=True))
+    return wide, inputs_ND, answers_NO, recording_N
 
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
@@ -127,7 +144,7 @@ def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
 
 def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     """The name of the baseline and its metrics on validation and test."""
-    splits = {split: (_numbers_of(info, split), _labels_of(info, split)) for split in info.segments}
+    splits = {split: (numbers_of(info, split), labels_of(info, split)) for split in info.segments}
     numbers_RD, labels_RK = splits["train"]
     center_D, spread_D, mean_K = numbers_RD.mean(0), numbers_RD.std(0, correction=0), labels_RK.mean(0)
     spread_D = torch.where(spread_D > 0, spread_D, 1.0)
@@ -161,7 +178,7 @@ def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> d
     return {"rmse": float(errors_RK.square().mean().sqrt()), "mae": float(errors_RK.abs().mean())}
 
 
-def _numbers_of(info: SequenceInfo, split: str) -> Tensor:
+def numbers_of(info: SequenceInfo, split: str) -> Tensor:
     """`[R, D]` numbers of each recording."""
     rows, found = info.rows_of(split), []
     for start, length in zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True):
@@ -171,7 +188,7 @@ def _numbers_of(info: SequenceInfo, split: str) -> Tensor:
     return torch.from_numpy(np.stack(found))
 
 
-def _labels_of(info: SequenceInfo, split: str) -> Tensor:
+def labels_of(info: SequenceInfo, split: str) -> Tensor:
     """`[R, K]` a one for the class of each recording, or its number."""
     labels = torch.from_numpy(np.asarray(info.store.splits[split].fixed("targets")))
     if info.labels.problem is Problem.single:

@@ -5,8 +5,7 @@ then divided among `world * accumulate` parts, so that any split of the same pro
 same step. Models that need no padding get random rows; models that pad get rows of like length: a random order is cut
 into megabatches, each sorted by length and cut into steps, and the steps are shuffled.
 
-Everything is arithmetic on whole arrays. Ten million rows take a few seconds and some hundred megabytes; any step of a
-finished plan is found in constant time.
+Everything is arithmetic on whole arrays. Ten million rows take seconds; any step is found in constant time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Labels in one form and one order: texts, lists of texts, or numbers.
 
 A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in nothing but case, blanks
-around them or a zero after the point are reported, and merged only when asked. A class that only validation or test has
-stays a class: its rows are misses.
+around them or a zero after the point are reported, and merged only when asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The first pass over a table: every row read once, and its fate decided.
 
 What a block's bytes show is worked out in threads while the next block is read. A row's fate is the split it belongs
-to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`), so memory stays
-flat.
+to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A tag is `O`, or a letter and a type: `B-person`. In BIO every entity begins with B. In IOB1 it begins with I, and with
 B only where it touches another of its type. IOBES and BILOU (also BMES) mark the last word of an entity (E, L) and an
-entity of one word (S, U, W) as well. What is against the scheme is repaired in the way that keeps every marked word
-marked: a word inside of nothing begins an entity.
+entity of one word (S, U, W) as well. What is against the scheme is repaired so that every marked word stays marked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
 Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by their hash, so
-equal texts meet in the same file and only one file at a time lies in memory, however many rows there are. A row gets
-its split from its record too.
+equal texts meet in the same file and only one file at a time lies in memory, however many rows there are.
 """
 
 from __future__ import annotations

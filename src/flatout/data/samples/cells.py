@@ -2,8 +2,7 @@
 
 A cell has an open-circuit voltage over its charge, a series resistance and two RC pairs; resistance and time constants
 depend on the temperature, which the current raises. Currents follow drive cycles: runs of random pulses, some of them
-recuperating. Sensors add noise of known size. The reference of the charge is noisy as well: no model can have a lower
-root mean square error on it than `soc_noise`, nor on the voltage than `voltage_noise`.
+recuperating. Sensors add noise of known size. No model can have a lower error than `soc_noise` or `voltage_noise`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ So each row shows its topic without doubt, and a perfect model errs only on the 
 Common words, topic words and made-up names follow a long-tailed law, so a small sample leaves many words unseen.
 
 The generator makes rows in blocks of a fixed size, each from its own random stream. So it can make any part of a split
-alone, and memory stays flat. Words are numbers until one join writes them; a table lookup draws one. The rows of a
-seed never change while GENERATOR_VERSION stays.
+alone, and memory stays flat. Words are numbers until one join writes them; a table lookup draws one.
 """
 
 from __future__ import annotations

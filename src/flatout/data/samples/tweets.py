@@ -26,6 +26,7 @@ from flatout.data.tables.table import SPLIT_STREAM, GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
+Integers = NDArray[np.int64]
 MOODS = ("negative", "neutral", "positive")
 ENTITY_TYPES = ("person", "place", "group", "work")
 TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
@@ -152,7 +153,7 @@ class _Phrases:
         self.sizes = np.array([len(phrases) for phrases in written.values()])  # of each kind: how many phrases it has
         self.kinds = {kind: number for number, kind in enumerate(written)}
 
-    def drawn(self, random: np.random.Generator, kinds: NDArray[np.int64]) -> NDArray[np.int32]:
+    def drawn(self, random: np.random.Generator, kinds: Integers) -> NDArray[np.int32]:
         """A phrase of each kind (rows by phrases), as words and slots (rows by places)."""
         first = np.cumsum(self.sizes) - self.sizes
         phrases = first[kinds] + (random.random(kinds.shape) * self.sizes[kinds]).astype(np.int64)
@@ -205,7 +206,7 @@ def _shared_groups(random: np.random.Generator) -> tuple[dict[str, Sequence[str]
     return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}, taken
 
 
-def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Array:
+def _tweet_texts(random: np.random.Generator, moods: Integers) -> pa.Array:
     phrases = _tweet_phrases()
     ids = phrases.drawn(random, _tweet_kinds(random, moods, phrases.kinds))
     can_stress = np.isin(ids, [phrases.groups[name][0] for name in ("good", "bad", "very")])
@@ -218,13 +219,13 @@ def _tweet_texts(random: np.random.Generator, moods: NDArray[np.int64]) -> pa.Ar
     return pc.replace_substring_regex(texts, r" ([?!.,]+)( |$)", r"\1\2").cast(pa.string())
 
 
-def _tweet_kinds(random: np.random.Generator, moods: NDArray[np.int64], kind: Mapping[str, int]) -> NDArray[np.int64]:
+def _tweet_kinds(random: np.random.Generator, moods: Integers, kind: Mapping[str, int]) -> Integers:
     """Kinds of phrases, rows by phrases, such that each row has its mood."""
 
-    def some(share: float, kinds: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    def some(share: float, kinds: Integers | int) -> Integers:
         return np.where(random.random(_BLOCK) < share, kinds, kind["none"])
 
-    def by_mood(negative: str, neutral: str, positive: str) -> NDArray[np.int64]:
+    def by_mood(negative: str, neutral: str, positive: str) -> Integers:
         return np.array([kind[negative], kind[neutral], kind[positive]])[moods]
 
     chance = random.random(_BLOCK)
@@ -288,7 +289,7 @@ def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: 
     return [[filled(word) for word in form] for form in drawn]
 
 
-def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArray[np.int64]:
+def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> Integers:
     """Kinds of phrases, rows by phrases: none, one or two of them are about names."""
     of_types = np.array([kind[name] for name in ENTITY_TYPES])
     first, second = of_types[random.choice(len(of_types), (2, _BLOCK), p=_TYPE_SHARES)]
@@ -301,7 +302,7 @@ def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> NDArr
 
 
 def _chosen_names(
-    random: np.random.Generator, types: NDArray[np.int64], names: NDArray[np.int32], split: int
+    random: np.random.Generator, types: Integers, names: NDArray[np.int32], split: int
 ) -> NDArray[np.int32]:
     """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
     pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, SPLIT_STREAM["train"])

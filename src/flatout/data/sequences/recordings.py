@@ -223,8 +223,7 @@ class Scratch:
     """The scratch files of the large files of one preparation, so that memory does not grow with a file.
 
     Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves a
-    recording that is written down as it stands. One that is grouped, resampled, filled, cut at gaps or wrong somewhere
-    is read as a whole, which also reports what is wrong.
+    recording that is written down as it stands. Any other one is read as a whole, which also reports what is wrong.
     """
 
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:

@@ -1,7 +1,6 @@
 """Which recordings, or which parts of them, are trained on, validated with and tested with; and what leaks.
 
-Answers are given away by features that are copies of a target, and by samples that two splits share. Both are found on
-the way, a block of samples at a time, so memory stays flat.
+Answers are given away by features that are copies of a target, and by samples that two splits share.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ _LEAST_UNEXPLAINED, _ROUNDING = 1e-6, 1e-9
 class Copies:
     """Adds up samples, then names the features that hold a target: its values, or its values in another unit.
 
-    A network that reads one of them learns nothing else. Sums of products are kept. Values are taken relative to the
-    first sample, which keeps the digits of a column far from zero.
+    A network that reads one of them learns nothing else. Sums of products are kept.
     """
 
     def __init__(self, columns: list[str], targets: list[str]) -> None:
@@ -201,8 +199,7 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
 def run_hashes(values: Floats) -> NDArray[np.uint64]:
     """Hashes of runs of eight samples in a block `[samples, columns]`; one run in sixteen is kept, chosen by its hash.
 
-    So a run that stands in two recordings is kept in both or in neither. A sample costs half a byte. A flat signal has
-    one run, which counts once. Runs across two blocks are left out.
+    So a run that stands in two recordings is kept in both or in neither. A sample costs half a byte.
     """
     if len(values) < _SAMPLES_A_RUN:
         return np.empty(0, np.uint64)

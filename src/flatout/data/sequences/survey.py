@@ -2,8 +2,7 @@
 
 Two passes over the tables, a file at a time: the first finds what the splits and scales depend on (lengths, moments of
 each column, labels, recordings that leak), the second writes. The store holds each sample once. What a network reads of
-it (windows, chunks, whole recordings) is an index, made when the store is opened; so another lookback needs no other
-store.
+it (windows, chunks, whole recordings) is an index, made when the store is opened.
 """
 
 from __future__ import annotations

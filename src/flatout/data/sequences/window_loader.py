@@ -2,8 +2,7 @@
 
 A usual loader makes a window a row: Python cuts each out, then stacks 64 of them. A DataLoader asks a dataset that has
 `__getitems__` for all numbers of a batch at once, so each group of columns is copied by one index. Samplers,
-distributed ones too, and workers are torch's own. Memory is the table's numbers once, 8 bytes a window, and 4 a window
-for the order of an epoch.
+distributed ones too, and workers are torch's own. Memory is the table's numbers once, and 12 bytes a window.
 
 The batches of pytorch-forecasting's `TimeSeriesDataSet` are gathered from the tensors that it has encoded. Encoders,
 scalers and normalizers stay its own: its `to_dataloader` and this give a model the same numbers. Several datasets in

@@ -3,8 +3,7 @@
 The kernel frees a lock when its process dies, on a shared disk too (NFS has such locks). A builder that is stopped
 keeps it: others wait and print so. Files of locks stay until the cache is cleared.
 
-Where a file system has no locks (`flock` is not supported), each process builds for itself, in a folder of its own, and
-the first to finish is kept.
+Where a file system has no locks (no `flock`), each process builds for itself, and the first to finish is kept.
 """
 
 from __future__ import annotations

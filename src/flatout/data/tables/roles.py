@@ -1,7 +1,6 @@
 """The columns of a table that hold texts and labels: named by settings, or found by their names.
 
-A name that says it all (`text`, `label`) wins. Any other name is taken where it is the only one of its kind; where
-there are several, or none, an error lists the columns.
+A name that says it all (`text`, `label`) wins. Another is taken where it is the only one of its kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From what settings name to tables: a file, several, a folder, a data set of the Hub, or rows in memory.
 
 `data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split each. A folder is looked
-into: files or folders named after splits are the splits; folders of texts are the classes; other files of one format
-are read one after the other.
+into: files or folders named after splits are the splits; folders of texts are the classes; others follow each other.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Which split a row belongs to, from a hash of its content.
 
 Equal texts always fall in the same split, so no row leaks from training into the test, and a file that has grown keeps
-its old split. The hash is plain arithmetic on the bytes, the same on every machine; the bytes pass through a window of
-fixed size, so that memory stays flat however long the texts are.
+its old split. The hash is plain arithmetic on the bytes, the same on every machine.
 
 Where each class must keep its share, the distinct texts of a class are dealt out in the order of their hashes, every
-tenth one say, which meets the share to one row. Where rows belong together (a patient, a thread), whole groups are
-dealt out in the order of theirs, until the share is met.
+tenth one say, which meets the share to one row. Groups are dealt out whole until the share is met.
 """
 
 from __future__ import annotations

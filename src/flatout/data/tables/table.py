@@ -1,9 +1,8 @@
 """Tables of any size, read in blocks and strictly as written.
 
-A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing label does not
-turn the others into floats. JSON, parquet and Arrow keep their own types; a text that looks like a date stays a text.
-What cannot be read is reported with file and row, never by a reader's own error. Memory is flat: a few blocks of some
-megabytes.
+A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing label does not turn
+the others into floats. JSON, parquet and Arrow keep their own types; a text that looks like a date stays a text. What
+cannot be read is reported with file and row, never by a reader's own error. Memory is flat.
 """
 
 from __future__ import annotations

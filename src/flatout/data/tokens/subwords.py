@@ -1,8 +1,7 @@
 """Tokenizers of transformers: texts, pairs of texts and lists of words to the ids that an encoder was trained on.
 
 The fast tokenizer's own Rust code does the work, over whole blocks; the ids that open, part and close a row are put in
-by arithmetic. A row is cut so that these always fit. Beside the tokenizer all of its files are kept, so that a trained
-model can be handed to transformers as it would have saved it.
+by arithmetic. A row is cut so that these always fit. All files of the tokenizer are kept for transformers.
 """
 
 from __future__ import annotations

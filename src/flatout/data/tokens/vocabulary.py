@@ -2,8 +2,7 @@
 
 The `tokenizers` library does the work in Rust on all cores. Handing it one row at a time costs more in Python objects
 than in tokenising, so some hundred rows are joined by a separator that no text can hold (it is taken out of the texts
-first) and is itself a token; the ids then come back as a few long runs that are cut at the separators. The result is
-the same as encoding each row alone, two to three times sooner.
+first) and is itself a token; the ids then come back as a few long runs that are cut at the separators.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
     kind: VocabularyKind = setting(
-        VocabularyKind.word,
-        "Whole words, byte-pair pieces, or BERT's word pieces and frame (always for encoders from scratch).",
+        VocabularyKind.word, "Whole words, byte-pair pieces, or BERT's word pieces (always for encoders from scratch)."
     )
     size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
     min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)

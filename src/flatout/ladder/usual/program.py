@@ -2,8 +2,7 @@
 
 A program is a module: `How` is what a rung may change, with the program as usually written for its defaults, and
 `Program` reads the rows, builds the model, trains epochs and answers the test rows. It hands its loader to `batches`
-and calls `step` after each optimizer step. Nothing else of a loop changes. The first steps warm up and are not counted.
-Without a limit the clock never ends a loop: the program trains its epochs.
+and calls `step` after each optimizer step. The first steps warm up and are not counted.
 """
 
 from __future__ import annotations

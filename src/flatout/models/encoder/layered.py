@@ -1,8 +1,7 @@
 """The layers of an encoder: freezing, thawing, rates by depth; LoRA by peft; weights with two names; counted products.
 
 A weight with two names, such as word embeddings that a head of masked words reads too, is one parameter. A state holds
-it once, under the name of the embedding. So a file of weights cannot hold two values of it, and encoders with other
-heads find it. The exported model of transformers has both names.
+it once, under the name of the embedding. The exported model of transformers has both names.
 """
 
 from __future__ import annotations
@@ -255,8 +254,7 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
     """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
 
     The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
-    values. A head of masked words, and what follows attention in the last layer, see these words alone. Empty where a
-    family has products of its own kind.
+    values. A head of masked words, and what follows attention in the last layer, see these words alone.
     """
     # Only families of linear layers and plain attention are counted.
     if model.family not in {*FLAT_FAMILIES} - {"deberta-v2"} or getattr(model.described, "inner_group_num", 1) != 1:

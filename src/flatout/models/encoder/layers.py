@@ -2,8 +2,7 @@
 
 A layer takes over the modules of the library's own layer, and with them the names of its weights. So whatever knows
 these names works: checkpoints, folders of transformers, LoRA, freezing, layer decay. Only `forward` is ours: queries,
-keys and values are one product, the sum that runs through the layers is cast nowhere, and where only some tokens are
-read after the last layer, only these are computed there.
+keys and values are one product, the sum that runs through the layers is cast nowhere.
 
 `finish`, all that follows attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole.
 

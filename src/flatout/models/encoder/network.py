@@ -210,7 +210,7 @@ class Transformer(LayeredEncoder):
     ) -> Tensor:
         """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
         last. From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
-        states before the first of these layers and after each.
+        states between these layers.
         """
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
@@ -370,9 +370,7 @@ def window_lengths(lengths_B: NDArray[np.integer], size: int) -> tuple[NDArray[n
 
 
 def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
-    """The windows of a batch as its rows, shortest first; on the tokens' device `[W]` their texts and `[T]` where their
-    tokens stand in the batch.
-    """
+    """The windows of a batch as its rows, shortest first; `[W]` their texts and `[T]` their tokens' places."""
     lengths, text = window_lengths(batch.lengths.numpy(), size)
     begins = np.cumsum(lengths) - lengths  # windows stand without gaps
     order = np.argsort(lengths, kind="stable")

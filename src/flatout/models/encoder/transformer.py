@@ -56,7 +56,7 @@ class TransformerConfig:
         None, "Folder of a run or an encoder, or name on the Hub; null: random weights.", example="bert-base-uncased"
     )
     family: str = setting(
-        "bert", "Encoder for random weights, by transformers' name: bert, roberta, modernbert.", example="roberta"
+        "bert", "Encoder for random weights, by transformers' name: bert, modernbert.", example="roberta"
     )
     hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
     layers: int = setting(2, "Layers, for random weights.", least=1)

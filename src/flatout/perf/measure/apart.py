@@ -1,8 +1,7 @@
 """Measure in a process of its own: whatever happens there is an answer, and nothing of it is left.
 
 `run` calls one function there. An `Apart` keeps its process for several questions about one thing that is made there.
-Tuning, ladders and the short runs of `doctor --confirm` measure so. The process is forked from the warm server. It is
-no rank, also where a rank asks, and it ends with the process that asks.
+Tuning, ladders and the short runs of `doctor --confirm` measure so. The process is forked from the warm server.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Beside them a feed is timed with no model behind it, and the memory is read that steps have taken.
 
-The learning rate is zero, so the weights stay, and the time is that of a real step. The framework's own microseconds
-are not in it; a run knows them from its step timer.
+The learning rate is zero, so the weights stay, and the time is that of a real step.
 """
 
 from __future__ import annotations

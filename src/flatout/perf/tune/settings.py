@@ -31,9 +31,7 @@ class TuneConfig:
     share: float = setting(0.05, "Share of the expected time measuring may take; 1: all of it.", above=0, hint=_OFF)
     memory_margin: float = setting(0.1, "Share of the free memory that is left alone.", least=0, below=1)
     gain: float = setting(0.05, "By how much faster something must be to be taken; noise is less.", least=0, below=1)
-    steps: int = setting(
-        8, "Steps of a probe behind its first ones; more where they are quick, fewer where time is short.", least=2
-    )
+    steps: int = setting(8, "Steps of a probe behind its first ones; fewer where time is short.", least=2)
     loss_tolerance: float = setting(0.01, "By what share an arithmetic's loss may differ from that of fp32.", above=0)
     fresh: bool = setting(False, "Whether to repeat earlier measurements.")
 

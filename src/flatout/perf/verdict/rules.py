@@ -1,9 +1,8 @@
 """The verdict: what held a run back, by how much, and the override that would fix it.
 
-Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and
-how many times as fast the run would be. The cause with the greatest gain is the verdict; others that count follow.
-A new rule is a function here and its name in `RULES`; what it tries, if it tries something, is a way in `ways.py`.
-A cause that is known only by trying is a line of `_by_other_ways`.
+Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and how
+many times as fast the run would be. The cause with the greatest gain is the verdict; others that count follow. A new
+rule is a function here and its name in `RULES`; what it tries, if it tries something, is a way in `ways.py`.
 """
 
 from __future__ import annotations

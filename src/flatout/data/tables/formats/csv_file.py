@@ -1,7 +1,6 @@
 """Comma- or tab-separated values, every value the text that is written.
 
-The fast reader says little of what it cannot read; the piece it gave up on is then read once more, slowly, to find
-the row and the line.
+The fast reader says little of what it cannot read; the piece it gave up on is read once more, slowly, for row and line.
 """
 
 from __future__ import annotations

@@ -1,0 +1,229 @@
+"""The audit of recordings and bit strings: ridge regression in folds, what it answers worst, and what more rows bring.
+
+A row is a recording or a bit string, whatever its split. Products are added up once for each fold and each part of the
+learning curve, so a model of other folds is one solve. The penalty is the best one of the first fold.
+
+Shapes: N samples, D inputs, O answers, R rows; a bit string is one sample.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.audit.findings import write_table
+from flatout.audit.measure import PARTS, Floats, Forecast, forecast, round_number
+from flatout.bits.ridge import inputs_of
+from flatout.bits.scores import GramMetrics, record_scores
+from flatout.data.problem import Problem
+from flatout.data.sequences.info import SequenceInfo
+from flatout.data.store_data import StoreData
+from flatout.errors import require
+from flatout.files import write_atomically
+from flatout.models.series import PENALTIES
+from flatout.report.figures import Curve, line_chart
+from flatout.report.page import render_page, tile
+from flatout.tasks.score_intervals import bootstrap
+from flatout.tasks.sequence_baselines import labels_of, numbers_of, window_rows
+
+WORST = "worst.csv"
+_LEAST_FOR_CURVE, _SHOWN, _NAMED, _MOST_BITS = 16, 20, 3, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRows:
+    """Samples as a linear model reads them, and the row that each belongs to."""
+
+    what: str  # "recordings" or "bit strings"
+    score: str
+    model: str
+    names: list[str]
+    splits: list[str]
+    inputs_ND: Tensor
+    answers_NO: Tensor
+    row_N: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]  # of answers and truths, what each sample loses
+    unit: float = 0.0  # of a root mean square, the spread of what is answered; 0: the score is what is not lost
+
+    def shown(self, loss: Any) -> Any:
+        """The score of a mean loss."""
+        return self.unit * loss**0.5 if self.unit else 1 - loss
+
+
+def read_number_rows(data: StoreData[Any, Any], most: int) -> NumberRows:
+    """All rows of a store that is open; of bit strings at most so many, drawn at random."""
+    return _of_recordings(data.info) if isinstance(data.info, SequenceInfo) else _of_bits(data, most)
+
+
+def _of_bits(data: StoreData[Any, Any], most: int) -> NumberRows:
+    info, random = data.info, np.random.default_rng(0)
+    share = most / sum(split.num_rows for split in data.store.splits.values())
+    found, names, splits = list[tuple[Tensor, Tensor]](), list[str](), list[str]()
+    for name, split in data.store.splits.items():
+        for batch in getattr(data.feeds, name).afresh():
+            kept = np.flatnonzero(random.random(batch.num_real) < share)
+            inputs_BD = inputs_of(batch, info.num_inputs, is_set=info.is_set)
+            found.append((inputs_BD[kept], batch.multi_hot(info.labels.num_targets)[kept, : info.labels.num_outputs]))
+            names += [f"row {number + 1}" for number in split.fixed("rows")[batch.rows.numpy()[kept]].tolist()]
+            splits += [name] * len(kept)
+    inputs_ND, answers_NO = (torch.cat(each) for each in zip(*found, strict=True))
+    if inputs_ND.shape[1] > _MOST_BITS:
+        inputs_ND = inputs_ND[:, inputs_ND.sum(0).topk(_MOST_BITS).indices]
+    about = ("bit strings", "Dice", f"ridge on {inputs_ND.shape[1]:,} inputs", names, splits)
+    return NumberRows(*about, inputs_ND, answers_NO, torch.arange(len(names)), _dice_lost)
+
+
+def _of_recordings(info: SequenceInfo) -> NumberRows:
+    segments, targets, unit = info.segments, info.targets, 1.0
+    if info.shape.labels:
+        is_class, model = info.labels.problem is Problem.single, "ridge on means and ends"
+        unit = 0.0 if is_class else info.labels.spread
+        inputs_ND = torch.cat([numbers_of(info, split) for split in segments])
+        inputs_ND = (inputs_ND - inputs_ND.mean(0)) / inputs_ND.std(0).clamp(min=1e-9)
+        answers_NO = torch.cat([labels_of(info, split) for split in segments]) / (unit or 1.0)
+        number_N = torch.cat([torch.from_numpy(info.recording_of_rows(split)).long() for split in segments])
+    else:
+        wide, inputs_ND, answers_NO, number_N = window_rows(info)
+        model, unit = f"ridge on {wide} samples", info.scaler.of_targets(1)[1][0] if len(targets) == 1 else 1.0
+    kept, row_N = torch.unique(number_N, return_inverse=True)  # short recordings have no window
+    score = f"rmse of {targets[0] if len(targets) == 1 else f'{len(targets)} scaled targets'}" if unit else "accuracy"
+    splits = [" ".join(split for split, own in segments.items() if number in own.recording) for number in kept]
+    about = ("recordings", score, model, [info.recording_names[number] for number in kept], splits)
+    return NumberRows(*about, inputs_ND, answers_NO, row_N, _squares if unit else _wrong, unit)
+
+
+def _squares(answers_NO: Tensor, truths_NO: Tensor) -> Tensor:
+    return (answers_NO - truths_NO).square().mean(1)
+
+
+def _wrong(answers_NO: Tensor, truths_NO: Tensor) -> Tensor:
+    return (answers_NO.argmax(1) != truths_NO.argmax(1)).double()
+
+
+def _dice_lost(scores_NO: Tensor, truths_NO: Tensor) -> Tensor:
+    metrics = GramMetrics(is_alone=True)
+    metrics.update(scores_NO, truths_NO)
+    metrics.compute()  # finds the threshold
+    is_on_NO = (scores_NO >= metrics.threshold).float()
+    return 1 - record_scores(*(part.sum(1) for part in (is_on_NO * truths_NO, is_on_NO, truths_NO)))[0]
+
+
+class _Folds:
+    """Sums over the samples of each fold and each part of the curve, and models of them."""
+
+    def __init__(self, rows: NumberRows, num_folds: int) -> None:
+        count = len(rows.names)
+        rank_R = torch.from_numpy(np.random.default_rng(0).permutation(count))
+        self.rows, self.num_folds, self.fold_R = rows, num_folds, rank_R % num_folds
+        self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
+        part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
+        cells = itertools.product(range(num_folds), range(len(PARTS)))
+        self._cells = {cell: self._sums((self.fold_N == cell[0]) & (part_N == cell[1])) for cell in cells}
+
+    def _sums(self, chosen_N: Tensor) -> tuple[Tensor, ...]:
+        inputs_ND, answers_NO = self.rows.inputs_ND[chosen_N].double(), self.rows.answers_NO[chosen_N].double()
+        count, products = torch.tensor(len(inputs_ND)), inputs_ND.T @ inputs_ND
+        return products, inputs_ND.T @ answers_NO, inputs_ND.sum(0), answers_NO.sum(0), count
+
+    def losses(self, penalty: float, part: int = len(PARTS) - 1, judged: int | None = None) -> Floats:
+        """Mean loss of each row of all folds or one, by models of a part of the others."""
+        rows, answers_NO = self.rows, torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
+        for fold in range(self.num_folds) if judged is None else (judged,):
+            cells = [sums for (own, its), sums in self._cells.items() if own != fold and its <= part]
+            products_DD, crossed_DO, sum_D, sum_O, count = (sum(each) for each in zip(*cells, strict=True))
+            mean_D, mean_O = sum_D / count, sum_O / count
+            centred_DD = products_DD - count * torch.outer(mean_D, mean_D)
+            centred_DD.diagonal().add_(penalty * max(1.0, float(count) / 1000))
+            crossed_DO = crossed_DO - count * torch.outer(mean_D, mean_O)
+            weight_DO = torch.cholesky_solve(crossed_DO, torch.linalg.cholesky(centred_DD))
+            is_judged_N = self.fold_N == fold
+            inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
+            answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()
+        kept_N = slice(None) if judged is None else self.fold_N == judged
+        loss_N, row_N = rows.loss(answers_NO[kept_N], rows.answers_NO[kept_N]).double(), rows.row_N[kept_N]
+        sums_R = torch.zeros(len(rows.names)).double().index_add(0, row_N, loss_N)
+        return (sums_R / torch.bincount(rows.row_N)).numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNumbers:
+    """What the folds found: scores, and losses, which are the score's square where it is a root mean square."""
+
+    rows: NumberRows
+    loss_R: Floats  # the mean of each row's samples
+    interval: tuple[float, float]
+    sizes: Floats
+    curve: Floats  # a row for each fold, a column for each size
+    forecast: Forecast | None  # None: too few rows for one
+
+    @property
+    def order(self) -> list[int]:
+        """Rows, the worst first."""
+        return np.argsort(-self.loss_R, kind="stable").tolist()
+
+    def lines(self) -> Iterator[str]:
+        """What is printed: score and luck, the worst rows, more rows."""
+        rows, (low, high), of_folds = self.rows, self.interval, self.curve[:, -1]
+        score = rows.shown(self.loss_R.mean())
+        yield f"score:  {rows.score} {score:.4g} ({low:.4g} to {high:.4g}), {rows.model}, out of fold"
+        yield f"luck:   folds from {of_folds.min():.4g} to {of_folds.max():.4g}"
+        named = ", ".join(f"{rows.names[each]} {rows.shown(self.loss_R[each]):.3g}" for each in self.order[:_NAMED])
+        yield f"rows:   the worst are {named}"
+        tenth = self.order[: -(-len(rows.names) // 10)]
+        share, lost = self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12), "squared error" if rows.unit else "loss"
+        yield f"        a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
+        yield f"more:   {self.more_line()}"
+
+    def more_line(self) -> str:
+        found, rows, factor = self.forecast, self.rows, -self.rows.unit or 1.0
+        if found is None:
+            return f"{len(rows.names)} {rows.what} are too few for a forecast: {_LEAST_FOR_CURVE} or more"
+        low, high = sorted((factor * found.low, factor * found.high))
+        gain = f"{found.more:,} more {rows.what}: {rows.score} {factor * found.gain:+.3g} ({low:+.3g} to {high:+.3g})"
+        return f"rows of this kind will not help; {gain}" if found.is_useless else gain
+
+
+def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
+    """Choose the penalty by the first fold, then run every fold, on all rows and on parts of them."""
+    count = len(rows.names)
+    what = f"{count} {rows.what} for {num_folds} folds"
+    require(count >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
+    folds = _Folds(rows, num_folds)
+    best = min(PENALTIES, key=lambda penalty: float(folds.losses(penalty, judged=0).sum()))
+    loss_R, fold_R = folds.losses(best), folds.fold_R.numpy()
+    parts = range(len(PARTS) - 1) if count >= _LEAST_FOR_CURVE else ()
+    by_part = [*(folds.losses(best, part) for part in parts), loss_R]
+    means = np.array([[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)])
+    sizes, now = np.array(PARTS) * count * (1 - 1 / num_folds), sum("train" in each for each in rows.splits)
+    more = round_number(now / 2)
+    errors = means**0.5 if rows.unit else means
+    ahead = forecast(sizes, errors, now, more, None) if parts else None
+    sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
+    drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])})
+    interval, curve = drawn.get("score", (float(rows.shown(loss_R.mean())),) * 2), rows.shown(means)
+    return MeasuredNumbers(rows, loss_R, interval, sizes, curve, ahead)
+
+
+def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Path, page: Path) -> None:
+    """Write all rows as CSV, the worst first, and the page."""
+    rows, order = measured.rows, measured.order
+    found = [[rows.names[each], rows.splits[each], f"{rows.shown(measured.loss_R[each]):.6g}"] for each in order]
+    heads = [rows.what.rstrip("s"), "split", rows.score]
+    write_table(table, [heads, *found])
+    low, high = measured.interval
+    score = tile(f"{rows.shown(measured.loss_R.mean()):.4g}", rows.score, f"{low:.4g} to {high:.4g}, {rows.model}")
+    curves = [
+        Curve(f"fold {number}", list(zip(measured.sizes.tolist(), of_fold, strict=True)))
+        for number, of_fold in enumerate(measured.curve.tolist() if measured.forecast else (), 1)
+    ]
+    chart = line_chart(f"{rows.score} by rows trained on", curves, x_label=rows.what, doublings=True)
+    shown: dict[str, Any] = {"title": title, "command": command, "forecast": measured.more_line()}
+    shown |= {"figures": [score, tile(f"{len(rows.names):,}", rows.what)], "charts_of_rows": [chart] if chart else []}
+    write_atomically(page, render_page("audit", worst=[heads, found[:_SHOWN]], **shown))

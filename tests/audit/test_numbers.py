@@ -1,0 +1,121 @@
+"""The audit of recordings and bit strings: out-of-fold answers, what is answered worst, the forecast, refusals."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from tests.verbs import verb
+
+from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers
+
+SMALL = ["data=sequence", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
+BITS = ["data=bits", "data.sample.rows=600", "data.encoding.size=256"]
+
+
+def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None) -> NumberRows:
+    """Recordings whose answer is linear in three inputs; the answers of one of them may be shifted."""
+    random = torch.Generator().manual_seed(0)
+    inputs_ND = torch.randn(num_rows * samples, 3, generator=random)
+    answers_NO = inputs_ND @ torch.tensor([[1.0], [-2.0], [0.5]]) + 4
+    answers_NO += noise * torch.randn(answers_NO.shape, generator=random)
+    row_N = torch.arange(num_rows).repeat_interleave(samples)
+    if wrong is not None:
+        answers_NO[row_N == wrong] += 3
+    names, splits = [f"r{number}" for number in range(num_rows)], ["train"] * num_rows
+    return NumberRows("recordings", "rmse of y", "ridge", names, splits, inputs_ND, answers_NO, row_N, _squares, 2.0)
+
+
+@pytest.mark.parametrize("part", [0, 3])
+def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(part):
+    rows = made_up(20, 7, noise=0.3)
+    folds = _Folds(rows, 4)
+    rank_R = np.random.default_rng(0).permutation(20)
+    found, expected = folds.losses(0.5, part), np.empty(20)
+    for fold in range(4):
+        taught_R = (rank_R % 4 != fold) & (rank_R < 20 * [1 / 8, 1 / 4, 1 / 2, 1][part])
+        taught_N = torch.from_numpy(taught_R)[rows.row_N].numpy()
+        model = Ridge(alpha=0.5).fit(rows.inputs_ND[taught_N].numpy(), rows.answers_NO[taught_N].numpy())
+        for number in np.flatnonzero(rank_R % 4 == fold):
+            own = (rows.row_N == number).numpy()
+            answers = model.predict(rows.inputs_ND[own].numpy()).reshape(-1, 1)
+            expected[number] = ((answers - rows.answers_NO[own].numpy()) ** 2).mean()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_the_targets_unit():
+    measured = measure_numbers(made_up(30, 20, noise=0.1, wrong=11), 5)
+    assert measured.rows.names[measured.order[0]] == "r11"
+    assert measured.rows.shown(measured.loss_R[11]) == pytest.approx(2 * 3, rel=0.1)
+    _, _, worst, share, _ = measured.lines()
+    assert worst.startswith("rows:   the worst are r11 5.9") and "makes 9" in share
+
+
+def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
+    measured = measure_numbers(made_up(40, 30, noise=0.2), 5)
+    assert measured.interval[0] < measured.rows.shown(measured.loss_R.mean()) < measured.interval[1]
+    assert measured.rows.shown(measured.loss_R.mean()) == pytest.approx(2 * 0.2, rel=0.05)
+    assert measured.more_line().startswith("rows of this kind will not help; 20 more recordings: rmse of y ")
+
+
+def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
+    assert "12 recordings are too few for a forecast: 16 or more" in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
+    assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
+    assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "heads", "score"),
+    [
+        (SMALL, ["recording", "split", "rmse of soc"], "score:  rmse of soc 0.0"),
+        (
+            [*SMALL, "data.problem=forecast", "data.target=voltage", "data.lookback=8"],
+            ["recording", "split"],
+            "voltage",
+        ),
+        (BITS, ["bit string", "split", "Dice"], "score:  Dice 0."),
+        (
+            ["data=bits", "data.sample.rows=300", "data.encoding.kind=twostep", "data.vocabulary=256"],
+            ["bit string", "split"],
+            "Dice",
+        ),
+    ],
+)
+def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_a_page(
+    words, heads, score, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    assert verb("audit", *words) == 0
+    printed = capfd.readouterr().out
+    assert score in printed and "more:   " in printed and "audit/worst.csv, audit/audit.html:" in printed
+    first, *rows = table(tmp_path / "audit" / "worst.csv")
+    assert first[: len(heads)] == heads
+    values = [float(row[2]) for row in rows]
+    assert values == sorted(values, reverse=heads[0] == "recording") and len(values) > 15
+    page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    assert "Answered worst, out of fold" in page and "<svg" in page and "Labels that look wrong" not in page
+
+
+def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    random, folder = np.random.default_rng(0), tmp_path / "waves"
+    folder.mkdir()
+    for number in range(24):
+        wave = np.sin(np.arange(30) * (0.2 if number % 2 else 0.9)) * (1 + number % 2) + 0.1 * random.normal(size=30)
+        label = "slow" if number % 2 else "fast"
+        text = "\n".join(["x,kind", *(f"{value:.4f},{label}" for value in wave)])
+        (folder / f"w{number:02}.csv").write_text(text, encoding="utf-8")
+    words = [f"data.source={folder}", "data.features=[x]", "data.target=kind", "data.problem=label"]
+    assert verb("audit", "data=sequence", *words, "folds=3") == 0
+    assert "score:  accuracy 1 (1 to 1), ridge on means and ends" in capfd.readouterr().out
+    assert verb("audit", "data=sequence", *words, "unlabelled=x.csv") == 2
+    assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
+
+
+def table(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
