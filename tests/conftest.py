@@ -11,6 +11,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from tests.soak import choosing
 settings.register_profile("flatout", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("flatout")
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell in the background: commands inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BUDGET_S = 20.0
 """Processor time for the call of one test of the default suite; wall time would depend on what else runs.

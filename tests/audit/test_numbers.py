@@ -59,7 +59,36 @@ def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     measured = measure_numbers(made_up(40, 30, noise=0.2), 5)
     assert measured.interval[0] < measured.rows.shown(measured.loss_R.mean()) < measured.interval[1]
     assert measured.rows.shown(measured.loss_R.mean()) == pytest.approx(2 * 0.2, rel=0.05)
-    assert measured.more_line().startswith("rows of this kind will not help; 20 more recordings: rmse of y ")
+    assert measured.more_line().startswith("rows of this kind will not help: rmse of y better by 0.0")
+
+
+def test_twice_as_many_recordings_gain_no_more_than_was_said():
+    gains = []
+    for seed in range(5):
+        random = torch.Generator().manual_seed(seed)
+        inputs_ND = torch.randn(3_000, 60, generator=random)
+        answers_NO = inputs_ND @ torch.randn(60, 1, generator=random) / 8 + torch.randn(3_000, 1, generator=random) / 3
+        about = ("recordings", "rmse of y", "ridge")
+        halves = (inputs_ND, answers_NO, torch.arange(600).repeat_interleave(5))
+        few = NumberRows(*about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _squares, 1.0)
+        said = measure_numbers(few, 5).forecast
+        assert said is not None and said.more == 20
+        errors = [
+            error_on_others(inputs_ND[:count], answers_NO[:count], *(each[1_000:] for each in halves[:2]))
+            for count in (300, 400)
+        ]
+        gains.append(errors[0] - errors[1])
+        assert gains[-1] <= said.high
+    assert min(gains) > 0.003  # they do help
+
+
+def error_on_others(inputs_ND, answers_NO, others_MD, answers_MO) -> float:
+    """Root mean square error on other samples, by the penalty that suits them best."""
+    models = (Ridge(alpha=penalty).fit(inputs_ND.numpy(), answers_NO.numpy()) for penalty in (0.1, 1, 10, 100))
+    return min(
+        float(((model.predict(others_MD.numpy()).reshape(-1, 1) - answers_MO.numpy()) ** 2).mean() ** 0.5)
+        for model in models
+    )
 
 
 def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):

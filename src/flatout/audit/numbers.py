@@ -132,7 +132,7 @@ class _Folds:
         count, products = torch.tensor(len(inputs_ND)), inputs_ND.T @ inputs_ND
         return products, inputs_ND.T @ answers_NO, inputs_ND.sum(0), answers_NO.sum(0), count
 
-    def losses(self, penalty: float, part: int = len(PARTS) - 1, judged: int | None = None) -> Floats:
+    def losses(self, penalty: float, part: int, judged: int | None = None) -> Floats:
         """Mean loss of each row of all folds or one, by models of a part of the others."""
         rows, answers_NO = self.rows, torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
         for fold in range(self.num_folds) if judged is None else (judged,):
@@ -182,29 +182,29 @@ class MeasuredNumbers:
         yield f"more:   {self.more_line()}"
 
     def more_line(self) -> str:
-        found, rows, factor = self.forecast, self.rows, -self.rows.unit or 1.0
+        found, rows = self.forecast, self.rows
         if found is None:
             return f"{len(rows.names)} {rows.what} are too few for a forecast: {_LEAST_FOR_CURVE} or more"
-        low, high = sorted((factor * found.low, factor * found.high))
-        gain = f"{found.more:,} more {rows.what}: {rows.score} {factor * found.gain:+.3g} ({low:+.3g} to {high:+.3g})"
-        return f"rows of this kind will not help; {gain}" if found.is_useless else gain
+        most = f"{rows.score} better by {found.high * (rows.unit or 1):.3g} at most, by {found.more:,} more {rows.what}"
+        return f"rows of this kind will not help: {most}" if found.is_useless else most
 
 
 def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
-    """Choose the penalty by the first fold, then run every fold, on all rows and on parts of them."""
+    """Run every fold on all rows and on parts of them, with a penalty that is chosen by the first fold."""
     count = len(rows.names)
     what = f"{count} {rows.what} for {num_folds} folds"
     require(count >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
     folds = _Folds(rows, num_folds)
-    best = min(PENALTIES, key=lambda penalty: float(folds.losses(penalty, judged=0).sum()))
-    loss_R, fold_R = folds.losses(best), folds.fold_R.numpy()
-    parts = range(len(PARTS) - 1) if count >= _LEAST_FOR_CURVE else ()
-    by_part = [*(folds.losses(best, part) for part in parts), loss_R]
+    fold_R, parts, by_part = folds.fold_R.numpy(), range(len(PARTS)), list[Floats]()
+    for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
+        tried = [np.nansum(folds.losses(penalty, part, judged=0)) for penalty in PENALTIES]
+        by_part.append(folds.losses(PENALTIES[int(np.argmin(tried))], part))
+    loss_R = by_part[-1]
     means = np.array([[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)])
     sizes, now = np.array(PARTS) * count * (1 - 1 / num_folds), sum("train" in each for each in rows.splits)
     more = round_number(now / 2)
     errors = means**0.5 if rows.unit else means
-    ahead = forecast(sizes, errors, now, more, None) if parts else None
+    ahead = forecast(sizes, errors, now, more, None) if len(by_part) > 1 else None
     sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
     drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])})
     interval, curve = drawn.get("score", (float(rows.shown(loss_R.mean())),) * 2), rows.shown(means)
