@@ -55,6 +55,17 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
 
 
+def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(rows, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    head, *lines = rows.read_text("utf-8").splitlines()
+    wrong, right = lines[:NUM_PLANTED], lines[NUM_PLANTED:]
+    for name, own in (("train", right[:500]), ("validation", right[500:600]), ("test", wrong)):
+        Path(f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
+    assert verb("audit", *(f"data.{name}={name}.csv" for name in ("train", "validation", "test"))) == 0
+    findings = [line for line in capfd.readouterr().out.splitlines() if f"of {NUM_PLANTED} rows are answered" in line]
+    assert len(findings) == 1 and "split test: " in findings[0]
+
+
 def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     sample = TaggedTweetsTable(TaggedTweetsConfig(rows=1_500, noise=0.1), "train")

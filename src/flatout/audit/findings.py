@@ -95,10 +95,12 @@ def slices(measured: Measured) -> list[Slice]:
     names = np.array([f"{first} to {last - 1} words" for first, last in itertools.pairwise(ends)])
     by = {"split": rows.splits, "file": rows.files, "column": rows.column}
     by |= {} if rows.is_tagged else {"length": names[np.searchsorted(edges + 1, words, side="right")]}
-    found = []
+    found, known = [], set[bytes]()
     for name, values in by.items():
-        kinds, inverse = np.unique(values.astype(str), return_inverse=True)
-        for number, kind in enumerate(kinds if len(kinds) > 1 else []):
+        kinds, first, inverse = np.unique(values.astype(str), return_index=True, return_inverse=True)
+        is_new = (parting := first[inverse].tobytes()) not in known  # files are often splits
+        known.add(parting)
+        for number, kind in enumerate(kinds if is_new and len(kinds) > 1 else []):
             of_kind = measured.is_right[inverse == number]
             if len(of_kind) >= _LEAST_SLICE:
                 error = np.sqrt(measured.score[0] * (1 - measured.score[0]) / len(of_kind)) or 1.0

@@ -197,14 +197,13 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     folds = _Folds(rows, num_folds)
     fold_R, parts, by_part = folds.fold_R.numpy(), range(len(PARTS)), list[Floats]()
     for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
-        tried = [np.nansum(folds.losses(penalty, part, judged=0)) for penalty in PENALTIES]
+        tried = [folds.losses(penalty, part, judged=0).sum() for penalty in PENALTIES]
         by_part.append(folds.losses(PENALTIES[int(np.argmin(tried))], part))
     loss_R = by_part[-1]
     means = np.array([[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)])
     sizes, now = np.array(PARTS) * count * (1 - 1 / num_folds), sum("train" in each for each in rows.splits)
-    more = round_number(now / 2)
     errors = means**0.5 if rows.unit else means
-    ahead = forecast(sizes, errors, now, more, None) if len(by_part) > 1 else None
+    ahead = forecast(sizes, errors, now, round_number(now / 2), None) if len(by_part) > 1 else None
     sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
     drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])})
     interval, curve = drawn.get("score", (float(rows.shown(loss_R.mean())),) * 2), rows.shown(means)

@@ -112,6 +112,8 @@ def _unreadable(override: str) -> UserError:
     hint = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
     if re.fullmatch(r"[\w.]+", override) and (key := find_key(override)):
         hint = f"Write {key}=VALUE."
+    elif "=" not in override and (Path(override) / "overrides.txt").is_file():
+        hint = f"To go on with that run, write resume={override}; its settings stand in its overrides.txt."
     elif "=" not in override and Path(override).exists():
         hint = f"To train on that file, write data.source={override}."
     return UserError("command line", f"cannot read {override!r}", hint=hint)

@@ -1,8 +1,7 @@
 """What networks on words share: vectors made elsewhere to start from, and pooling from tokens to rows.
 
 Vectors come from a text file: one word a line, then its numbers (GloVe, word2vec, fastText). It is read once, as bytes
-and line by line. Numbers are parsed only for words of the vocabulary. So time grows with the file, memory with the
-vocabulary. Pooling reads padded batches, whose padding must never be seen.
+and line by line. Numbers are parsed only for words of the vocabulary.
 
 Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards.
 """

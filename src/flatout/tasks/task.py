@@ -2,8 +2,7 @@
 
 It works in a plain `L.Trainer` with Lightning's own accumulation, clipping, precision, loggers and strategies. Flat
 batches know the rows of their whole optimizer step, over ranks and micro-batches. So the loss of a batch is its share
-of the step's mean loss, exact also where batches have unequal rows. `training_step` multiplies it by the number that
-Lightning divides by. Subclasses say what the loss and the metrics are.
+of the step's mean loss, exact also where batches have unequal rows. `training_step` undoes Lightning's division.
 """
 
 from __future__ import annotations

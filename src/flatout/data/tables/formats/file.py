@@ -214,7 +214,8 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
 def require_file(file: Path, where: str) -> None:
     require("\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file.")
     try:
-        require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint="Name a file in it.")
+        hint = f"Name a file in it{', or all of them: --out FOLDER/' if where == 'predict' else ''}."
+        require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint=hint)
         if not file.exists():
             _require_sound_links(file, where)
             beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
