@@ -1,7 +1,7 @@
 """`python -m flatout settings [KEY]`: what each setting does, what it may be, its default, and an example.
 
 All of it is read off the fields of the Configs (`flatout.errors.setting`); Lightning's Trainer describes its own.
-`python -m train --help` shows the keys that people set first, with the values that the given words compose:
+`python -m train --help` shows the keys that people set first, with the values that the given words compose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """JSON lines, or one array of objects; types are those that are written.
 
-A JSON array is read an object at a time, about ten times slower than JSON lines; of millions of rows write lines.
+A JSON array is read an object at a time, about ten times slower than JSON lines; for millions of rows write lines.
 """
 
 from __future__ import annotations
