@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -60,8 +61,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, after its new text is on the disk; what UTF-8 cannot hold becomes an escape code."""
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    beside.unlink(missing_ok=True)
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")  # machines that share a disk may share numbers
     try:
         write_synced(beside, text.encode("utf-8", "backslashreplace"))
         beside.replace(path)

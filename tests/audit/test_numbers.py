@@ -57,7 +57,8 @@ def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_th
 
 def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     measured = measure_numbers(made_up(40, 30, noise=0.2), 5)
-    assert measured.interval[0] < measured.rows.shown(measured.loss_R.mean()) < measured.interval[1]
+    low, high = map(float, measured.interval.split(" to "))
+    assert low < measured.rows.shown(measured.loss_R.mean()) < high
     assert measured.rows.shown(measured.loss_R.mean()) == pytest.approx(2 * 0.2, rel=0.05)
     assert measured.more_line().startswith("rows of this kind will not help: rmse of y better by 0.0")
 
@@ -129,6 +130,41 @@ def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_
     assert "Answered worst, out of fold" in page and "<svg" in page and "Labels that look wrong" not in page
 
 
+def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for number in range(16):
+        value = random.normal(size=40) * 1e7 + 3e9
+        rows = zip(value, 2 * value + 1, value * 1e-7 + random.normal(size=40) / 10, strict=True)
+        lines = "\n".join(["a,b,y", *(",".join(map(str, row)) for row in rows)])
+        Path(f"r{number}.csv").write_text(lines, encoding="utf-8")
+    words = ["data=sequence", f"data.source={tmp_path}/*.csv", "data.features=[a,b]", "data.target=y", "folds=4"]
+    printed = {}
+    for scale in ("none", "standard"):
+        assert verb("audit", *words, f"data.scale={scale}", f"out=of/{scale}") == 0
+        printed[scale] = [line for line in capfd.readouterr().out.splitlines() if line.startswith("score")]
+    assert printed["none"][0] == printed["standard"][0] and "score:  rmse of y 0.1" in printed["none"][0]
+
+
+@pytest.mark.parametrize("scale", ["standard", "minmax"])
+def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for number in range(30):
+        value, other = random.normal(size=(2, 40))
+        lines = [
+            f"{v * (1000 if number == 4 else 1)},{w},{v - w + e / 10}"
+            for v, w, e in zip(value, other, random.normal(size=40), strict=True)
+        ]
+        Path(f"r{number}.csv").write_text("\n".join(["v,w,y", *lines]), encoding="utf-8")
+    words = ["data=sequence", f"data.source={tmp_path}/*.csv", "data.features=[v,w]", "data.target=y", "out=of"]
+    assert verb("audit", *words, f"data.scale={scale}") == 0
+    assert (
+        "/r4.csv "
+        in next(line for line in capfd.readouterr().out.splitlines() if line.startswith("rows:")).split(",")[0]
+    )
+
+
 def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     random, folder = np.random.default_rng(0), tmp_path / "waves"
@@ -140,7 +176,8 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
         (folder / f"w{number:02}.csv").write_text(text, encoding="utf-8")
     words = [f"data.source={folder}", "data.features=[x]", "data.target=kind", "data.problem=label"]
     assert verb("audit", "data=sequence", *words, "folds=3") == 0
-    assert "score:  accuracy 1 (1 to 1), ridge on means and ends" in capfd.readouterr().out
+    assert "score:  accuracy 1, ridge on means and ends, out of fold" in (printed := capfd.readouterr().out)
+    assert "all are answered rightly" in printed
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv") == 2
     assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
 

@@ -86,7 +86,7 @@ def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypa
     ("words", "said"),
     [
         ([], "more rows later encode all rows again: the vocabulary is made of them, and data.tokenizer=FOLDER would"),
-        (["data.tokenizer=tokenizer", "data.split_by=stratified"], "again: the splits deal them out by class, and"),
+        (["data.tokenizer=tokenizer", "data.split_by=stratified"], "again: the splits deal them out anew, and"),
         (["data.tokenizer=tokenizer"], ""),
     ],
 )

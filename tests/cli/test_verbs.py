@@ -224,6 +224,7 @@ MISTAKES = [
     (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
     (["predict", "RUN", "ROWS", "--out", "many/", "--parts", "2"], "--parts: is for --on ray alone. Add it."),
     (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
+    (["predict", "RUN", "nowhere/x.csv", "--out", "many/"], "FILE: no such file: nowhere/x.csv."),
     (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Patterns are"),
     (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -104,6 +105,37 @@ def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_pa
     assert joined_facts == unit_facts
     assert facts == {name: value for name, value in unit_facts.items() if name != "units"}
     assert not list(Cache(tmp_path / "parts").of_units().folder.glob("*"))
+
+
+def test_units_that_outlived_their_store_go_when_it_is_opened_again(tokenizer, tmp_path):
+    settings = {"tokenizer": tokenizer}
+    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    config = data_of(source, cache, **settings).config
+    built(source, cache, **settings)
+    units = Cache(cache).of_units()
+    left = next(path for path in tmp_path.rglob("manifest.json") if path.parent.parent == cache).parent
+    for key in data_of_facts(left):  # as a build leaves them that is killed before it takes them away
+        units.build(key, "rows", lambda writer: None)
+    assert list(units.folder.glob("*"))
+    built(source, cache, **settings)
+    assert not list(units.folder.glob("*")) and encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT
+
+
+def data_of_facts(store: Path) -> list[str]:
+    return list(json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"]["units"])
+
+
+def test_a_damaged_unit_is_encoded_again_and_kept(tokenizer, tmp_path, encoded):
+    config = data_of(write_files(tmp_path / "rows"), tmp_path / "cache", tokenizer=tokenizer).config
+    encode_part(config, 1, 1)
+    units = Cache(config.cache).of_units().folder
+    damaged = sorted(path for path in units.glob("*") if path.is_dir())[0]
+    for file in damaged.glob("**/*.bin"):
+        file.unlink()
+    encoded.clear()
+    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT - 1 and sum(encoded) == UNIT
+    encoded.clear()
+    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT and not encoded
 
 
 def test_a_part_that_is_begun_again_encodes_nothing_twice(tokenizer, tmp_path, encoded):

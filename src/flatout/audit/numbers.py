@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,8 @@ class NumberRows:
 
 def read_number_rows(data: StoreData[Any, Any], most: int) -> NumberRows:
     """All rows of a store that is open; of bit strings at most so many, drawn at random."""
-    return _of_recordings(data.info) if isinstance(data.info, SequenceInfo) else _of_bits(data, most)
-
-
-def _of_bits(data: StoreData[Any, Any], most: int) -> NumberRows:
+    if isinstance(data.info, SequenceInfo):
+        return _of_recordings(data.info)
     info, random = data.info, np.random.default_rng(0)
     share = most / sum(split.num_rows for split in data.store.splits.values())
     found, names, splits = list[tuple[Tensor, Tensor]](), list[str](), list[str]()
@@ -81,22 +79,26 @@ def _of_bits(data: StoreData[Any, Any], most: int) -> NumberRows:
 
 
 def _of_recordings(info: SequenceInfo) -> NumberRows:
-    segments, targets, unit = info.segments, info.targets, 1.0
+    segments, targets, is_class, factor = info.segments, info.targets, False, 1.0
     if info.shape.labels:
         is_class, model = info.labels.problem is Problem.single, "ridge on means and ends"
-        unit = 0.0 if is_class else info.labels.spread
-        inputs_ND = torch.cat([numbers_of(info, split) for split in segments])
-        inputs_ND = (inputs_ND - inputs_ND.mean(0)) / inputs_ND.std(0).clamp(min=1e-9)
-        answers_NO = torch.cat([labels_of(info, split) for split in segments]) / (unit or 1.0)
+        inputs_ND, answers_NO = (torch.cat([of(info, each) for each in segments]) for of in (numbers_of, labels_of))
         number_N = torch.cat([torch.from_numpy(info.recording_of_rows(split)).long() for split in segments])
     else:
         wide, inputs_ND, answers_NO, number_N = window_rows(info)
-        model, unit = f"ridge on {wide} samples", info.scaler.of_targets(1)[1][0] if len(targets) == 1 else 1.0
+        model, factor = f"ridge on {wide} samples", info.scaler.of_targets(1)[1][0]
+    several = len(targets) > 1
+    # By quartiles, as a recording in another unit would move a mean and a deviation of all.
+    low_D, middle_D, high_D = torch.from_numpy(np.quantile(inputs_ND.numpy(), (0.25, 0.5, 0.75), axis=0))
+    inputs_ND = (inputs_ND - middle_D) / torch.where(high_D > low_D, high_D - low_D, inputs_ND.std(0).clamp(min=1e-9))
+    spread = 1.0 if several or is_class else max(1e-9, float(answers_NO.std()))
+    unit = 0.0 if is_class else 1.0 if several else factor * spread
     kept, row_N = torch.unique(number_N, return_inverse=True)  # short recordings have no window
-    score = f"rmse of {targets[0] if len(targets) == 1 else f'{len(targets)} scaled targets'}" if unit else "accuracy"
-    splits = [" ".join(split for split, own in segments.items() if number in own.recording) for number in kept]
-    about = ("recordings", score, model, [info.recording_names[number] for number in kept], splits)
-    return NumberRows(*about, inputs_ND, answers_NO, row_N, _squares if unit else _wrong, unit)
+    score = f"rmse of {f'{len(targets)} scaled targets' if several else targets[0]}" if unit else "accuracy"
+    names, of_split = info.recording_names, {split: set(own.recording.tolist()) for split, own in segments.items()}
+    splits = [" ".join(split for split in of_split if number in of_split[split]) for number in kept.tolist()]
+    about = ("recordings", score, model, [names[number] for number in kept.tolist()], splits)
+    return NumberRows(*about, inputs_ND, answers_NO / spread, row_N, _squares if unit else _wrong, unit)
 
 
 def _squares(answers_NO: Tensor, truths_NO: Tensor) -> Tensor:
@@ -141,8 +143,7 @@ class _Folds:
             mean_D, mean_O = sum_D / count, sum_O / count
             centred_DD = products_DD - count * torch.outer(mean_D, mean_D)
             centred_DD.diagonal().add_(penalty * max(1.0, float(count) / 1000))
-            crossed_DO = crossed_DO - count * torch.outer(mean_D, mean_O)
-            weight_DO = torch.cholesky_solve(crossed_DO, torch.linalg.cholesky(centred_DD))
+            weight_DO = torch.linalg.solve(centred_DD, crossed_DO - count * torch.outer(mean_D, mean_O))
             is_judged_N = self.fold_N == fold
             inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
             answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()
@@ -158,7 +159,7 @@ class MeasuredNumbers:
 
     rows: NumberRows
     loss_R: Floats  # the mean of each row's samples
-    interval: tuple[float, float]
+    interval: str  # of 95 %, in words; empty where rows are too few for one, or all alike
     sizes: Floats
     curve: Floats  # a row for each fold, a column for each size
     forecast: Forecast | None  # None: too few rows for one
@@ -170,12 +171,14 @@ class MeasuredNumbers:
 
     def lines(self) -> Iterator[str]:
         """What is printed: score and luck, the worst rows, more rows."""
-        rows, (low, high), of_folds = self.rows, self.interval, self.curve[:, -1]
-        score = rows.shown(self.loss_R.mean())
-        yield f"score:  {rows.score} {score:.4g} ({low:.4g} to {high:.4g}), {rows.model}, out of fold"
+        rows, of_folds = self.rows, self.curve[:, -1]
+        score = f"{rows.shown(self.loss_R.mean()):.4g}{f' ({self.interval})' if self.interval else ''}"
+        yield f"score:  {rows.score} {score}, {rows.model}, out of fold"
         yield f"luck:   folds from {of_folds.min():.4g} to {of_folds.max():.4g}"
-        named = ", ".join(f"{rows.names[each]} {rows.shown(self.loss_R[each]):.3g}" for each in self.order[:_NAMED])
-        yield f"rows:   the worst are {named}"
+        worst = [
+            f"{rows.names[each]} {rows.shown(loss):.3g}" for each in self.order[:_NAMED] if (loss := self.loss_R[each])
+        ]
+        yield f"rows:   the worst are {', '.join(worst)}" if worst else "rows:   all are answered rightly"
         tenth = self.order[: -(-len(rows.names) // 10)]
         share, lost = self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12), "squared error" if rows.unit else "loss"
         yield f"        a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
@@ -202,12 +205,15 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     loss_R = by_part[-1]
     means = np.array([[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)])
     sizes, now = np.array(PARTS) * count * (1 - 1 / num_folds), sum("train" in each for each in rows.splits)
-    errors = means**0.5 if rows.unit else means
-    ahead = forecast(sizes, errors, now, round_number(now / 2), None) if len(by_part) > 1 else None
+    errors, ahead = means**0.5 if rows.unit else means, None
+    if len(by_part) > 1:
+        whole = max(1.0, float(errors.max()))  # laws know shares of 1 at most
+        of_one = forecast(sizes, errors / whole, now, round_number(now / 2), None)
+        ahead = replace(of_one, **{name: whole * getattr(of_one, name) for name in ("gain", "low", "high")})
     sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
-    drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])})
-    interval, curve = drawn.get("score", (float(rows.shown(loss_R.mean())),) * 2), rows.shown(means)
-    return MeasuredNumbers(rows, loss_R, interval, sizes, curve, ahead)
+    drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])}).get("score")
+    interval = "" if drawn is None else f"{drawn[0]:.4g} to {drawn[1]:.4g}"
+    return MeasuredNumbers(rows, loss_R, interval, sizes, rows.shown(means), ahead)
 
 
 def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Path, page: Path) -> None:
@@ -216,8 +222,8 @@ def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Pa
     found = [[rows.names[each], rows.splits[each], f"{rows.shown(measured.loss_R[each]):.6g}"] for each in order]
     heads = [rows.what.rstrip("s"), "split", rows.score]
     write_table(table, [heads, *found])
-    low, high = measured.interval
-    score = tile(f"{rows.shown(measured.loss_R.mean()):.4g}", rows.score, f"{low:.4g} to {high:.4g}, {rows.model}")
+    note = ", ".join(filter(None, (measured.interval, rows.model)))
+    score = tile(f"{rows.shown(measured.loss_R.mean()):.4g}", rows.score, note)
     curves = [
         Curve(f"fold {number}", list(zip(measured.sizes.tolist(), of_fold, strict=True)))
         for number, of_fold in enumerate(measured.curve.tolist() if measured.forecast else (), 1)

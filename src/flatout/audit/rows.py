@@ -87,10 +87,11 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         groups=np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1][places],
         column=_column(source, column, tables, rows)[places],
         classes=classes,
-        conflicts=sum(each.count for each in of_kind if each is not None),
+        conflicts=0 if is_tagged else sum(each.count for each in of_kind if each is not None),
         is_tagged=is_tagged,
     )
-    found = choose(found, np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows]))
+    total, places = len(found), np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
+    found = replace(choose(found, places), conflicts=found.conflicts * len(places) // total)
     num_groups, where = len(np.unique(found.groups)), f"data.group={config.group}" if config.group else "folds"
     what, hint = f"{num_groups} groups for {num_folds} folds", "Set folds to fewer, or leave data.group out."
     require(num_groups >= num_folds, where, what, hint=hint)

@@ -2,8 +2,7 @@
 
 A text is a walk over its grams: each begins with the letter that the one before ended on, the first with a blank, the
 last ends on one. A beam of the best walks is kept for each record, over its most probable grams only; a walk's score is
-the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts. Some
-hundred records are searched at once, every step a few operations on whole arrays.
+the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts.
 
 Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
 """

@@ -6,8 +6,7 @@ A checkpoint lies between two optimizer steps: after each validation, every so m
 the run to end, when an exception ends it outside of an update, and at the end. Here is *when*; `position.py` has *what*
 a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py` how one is written, `same_run.py` who may go on.
 
-DataModules of flatout keep their position inside an epoch. A loader without `state_dict` starts its epoch again; a
-line says so once. FastLoop and Task add what they have not reported yet.
+DataModules of flatout keep their position inside an epoch. A loader without `state_dict` starts its epoch again.
 """
 
 from __future__ import annotations

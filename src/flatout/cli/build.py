@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         print_line("when all parts are there, the same command without --part joins them")
         return
     if (parts := engine.parts_of(arguments)) is not None:
-        each = engine.on_ray(partial(encode_part, config.data), parts, Cache(config.data.cache).folder)
+        place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own
+        each = engine.on_ray(partial(encode_part, replace(config.data, cache=str(place))), parts, place)
         print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()

@@ -25,6 +25,7 @@ import yaml
 
 from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
+from flatout.data.tables.formats.file import require_file
 from flatout.data.tables.output import FORMATS, block_writer, told
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in
@@ -118,16 +119,15 @@ def answer_files(
 
     `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
     """
-    with told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    named = dict[Path, str]()
+    named, what = dict[Path, str](), f"{folder} holds the files that are read"
     for file in map(Path, files):
-        what = f"{folder} holds the files that are read"
-        require(not folder.samefile(file.parent), "--out", what, hint="Name another folder.")
+        require_file(file, "FILE")
+        require(folder.resolve() != file.parent.resolve(), "--out", what, hint="Name another folder.")
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
         named[out] = str(file)
     with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         _hold_to(asked, folder, named)
     own = list(named.items())[part]
     waiting = [(file, str(out)) for out, file in own if not out.exists()]

@@ -82,8 +82,8 @@ def why_all_again(config: Any) -> str:
         return ""
     if config.tokenizer is None:
         return "the vocabulary is made of them, and data.tokenizer=FOLDER would name one"
-    is_dealt = config.split_by is SplitBy.stratified
-    return "the splits deal them out by class, and data.split_by=content would not" if is_dealt else ""
+    is_dealt = config.split_by is not SplitBy.content
+    return "the splits deal them out anew, and data.split_by=content would not" if is_dealt else ""
 
 
 def encode_part(config: Any, number: int, count: int) -> tuple[int, int]:
@@ -124,8 +124,7 @@ class TextPreparation:
         """What the infos of texts and of tags have in common; the store is built where it is missing."""
         cache, source, config = Cache(self.config.cache), self.source, self.config
         store, report = cache.open_or_build(source.name, self._recipe(), self._build)
-        if not report.hit:
-            cache.of_units().remove(store.facts.get(FACT, {}))
+        cache.of_units().remove(store.facts.get(FACT, {}))
         source.require_words(store.facts.get("has_words", True))  # another run may have named the column
         vocabulary = read_encoder(store.read_text("tokenizer.json"))
         about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}

@@ -109,21 +109,18 @@ class RayTask:
 
 
 def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False) -> list[Any]:
-    """What each of so many parts gave, from 1 on, computed by the tasks of a Ray cluster; `do` does one of so many.
-
-    All write to `place`.
-    """
+    """What each of so many parts gave, by the tasks of a Ray cluster; `do` does one, and all write to `place`."""
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:
         with _mark(place) as mark:
-            given: dict[str, Any] = {"uses_gpu": uses_gpu, "times": -1, "place": mark}
+            given: dict[str, Any] = {"uses_gpu": uses_gpu, "times": 20, "place": mark}
             tasks = [RayTask(partial(do, number, count), **given) for number in range(1, count + 1)]
             found = [task.result() for task in tasks]
     finally:
         ray.shutdown()
     for task in tasks:
-        require(not task.why, "--on", task.why, hint=_SAME)
+        require(not task.why, "--on", task.why, hint="The same command goes on with what is there.")
     return found
 
 
@@ -136,7 +133,7 @@ def _mark(place: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError("--on", f"cannot write {place}: {error.strerror}", hint=_SHARED) from None
     with mark as name:
-        yield Path(name)
+        yield Path(name).absolute()
 
 
 def device_of(workers: int) -> str:

@@ -111,9 +111,7 @@ def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], chang
     few = changed[:_MOST_ASKED].tolist()
     again = [parted(answer) for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])]
     expected = [pairs[place][1] for place in few]
-    if few and all(
-        one[0] == other[0] and _apart(one, other) <= _APART for one, other in zip(again, expected, strict=True)
-    ):
+    if few and all(one[0] == was[0] and _apart(one, was) <= _APART for one, was in zip(again, expected, strict=True)):
         return "the rows beside a row: alone each has the answer of the reference (a mask, padding)"
     lengths = np.array([len(row.split() if isinstance(row, str) else row) for row in rows])
     others = np.delete(lengths, changed)

@@ -66,8 +66,7 @@ class Searched:
         Where others forbid a value (heads that do not divide a width), one of them is changed at a time.
         """
         plainest = {
-            name: part.text(part.low) if isinstance(part, Interval) else part.values[0]
-            for name, part in self.space.items()
+            name: own.text(own.low) if isinstance(own, Interval) else own.values[0] for name, own in self.space.items()
         }
         plainest |= {key: text} if key else {}
         listed = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}

@@ -60,8 +60,9 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
     """Samples that the ridge reads, its inputs and answers over all splits, and the recording of each."""
     wide = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
     ridge, found = WindowRidge(replace(info.shape, lookback=wide)), []
+    numbers = sum(ridge.weight.shape) * (info.shape.targets if info.shape.horizon else 1) * len(info.segments)
     for split in info.segments:
-        for windows, answers, recording_N in _blocks(info, ridge, split, _MOST_NUMBERS // len(ridge.weight)):
+        for windows, answers, recording_N in _blocks(info, ridge, split, max(1, _MOST_NUMBERS // numbers)):
             inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
             own = recording_N.repeat_interleave(len(inputs_ND) // len(windows))
             found.append((inputs_ND.float(), answers_NO.float(), own))

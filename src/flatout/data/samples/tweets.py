@@ -111,7 +111,7 @@ class TaggedTweetsTable(GeneratedTable):
         first_slot = _NO_WORD - 1 - len(phrases.groups)
         rows, places = np.nonzero(ids <= first_slot)
         types = (first_slot - ids[rows, places]).astype(np.int64)
-        chosen = _chosen_names(random, types, names, SPLIT_STREAM[self.split])
+        chosen = _names_for(random, types, names, SPLIT_STREAM[self.split])
         is_lower = random.random(len(rows)) < _LOWERCASE_SHARE
         tags, clean_tags = (np.zeros(ids.shape, np.int32) for _ in range(2))
         noisy = disturb(random, types, len(ENTITY_TYPES), self.config.noise)
@@ -301,9 +301,7 @@ def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> Integ
     return np.stack((opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending), axis=1)
 
 
-def _chosen_names(
-    random: np.random.Generator, types: Integers, names: NDArray[np.int32], split: int
-) -> NDArray[np.int32]:
+def _names_for(random: np.random.Generator, types: Integers, names: NDArray[np.int32], split: int) -> NDArray[np.int32]:
     """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
     pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, SPLIT_STREAM["train"])
     kinds = np.where(random.random(len(types)) < _AMBIGUOUS_SHARE, len(ENTITY_TYPES), types)

@@ -2,8 +2,7 @@
 
 Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes
 (see `tables/prints`). One process builds a store, holding a lock (see `lock`), in a temporary folder that is renamed
-when it is whole; others wait for it and then open it. The lock of a builder that dies is free at once, and the next
-builder removes what it has left. A builder that is stopped is waited for.
+when it is whole; others wait for it and then open it. The next builder removes what one that died has left.
 
 A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
 a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
@@ -134,7 +133,9 @@ class Cache:
     def build(self, key: str, name: str, build: Build) -> None:
         """Build a store whose key is all that is known of it."""
         with self._refusals_told(), self._locked(key):
-            self._build(key, build, {"key": key, "name": name, "recipe": {}})
+            if self.opened(key) is None:
+                shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
+                self._build(key, build, {"key": key, "name": name, "recipe": {}})
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -67,7 +68,7 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
         if local.stat().st_size == info.size and note.read_text(encoding="utf-8") == state:
             return
     local.parent.mkdir(parents=True, exist_ok=True)
-    partial = local.with_name(f".{local.name}.partial")
+    partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}.partial")
     with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
         shutil.copyfileobj(source, copy, 1 << 24)
     partial.replace(local)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +37,7 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
     require(path.parent.is_dir(), "--out", what, hint=hint)
     if reads is not None and path.exists() and _is_among(path, Path(reads)):
         raise UserError("--out", f"{path} is a file that is read", hint="Name another file.")
-    beside, is_there = path.with_name(f".{path.name}-{os.getpid()}"), path.exists()
+    beside, is_there = path.with_name(f".{path.name}-{secrets.token_hex(4)}"), path.exists()
     try:
         with told(path):
             file = beside.open("wb")
