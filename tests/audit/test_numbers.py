@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from tests.composed import compose_run, only_folder, run_train
 from tests.verbs import verb
 
-from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers
+from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers, read_number_rows
+from flatout.data import SequenceData
 
 SMALL = ["data=sequence", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
 BITS = ["data=bits", "data.sample.rows=600", "data.encoding.size=256"]
@@ -95,7 +97,33 @@ def error_on_others(inputs_ND, answers_NO, others_MD, answers_MO) -> float:
 def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
     assert "12 recordings are too few for a forecast: 16 or more" in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
     assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
-    assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
+    assert "folds: 5 groups for 9 folds. Set folds to fewer" in capfd.readouterr().err
+
+
+def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    random, lines = np.random.default_rng(0), ["unit,round,x,y"]
+    for unit in range(8):  # what a unit adds is known once a round of it was seen
+        mark = random.normal(size=2)
+        for value in range(6):
+            rows = random.normal(size=(30, 1)) * 0.01 + mark[0] + 9 * unit
+            lines += [f"{unit},{value},{row[0]},{mark[1] * 10 + row[0] / 100}" for row in rows]
+    Path("units.csv").write_text("\n".join(lines), encoding="utf-8")
+    words = ["data=sequence", "data.source=units.csv", "data.features=[x]", "data.target=y"]
+    config = compose_run([*words, "data.group=[unit,round]", "data.split_by=group", "task=sequence", "model=rnn"]).data
+    data = SequenceData.of(config)
+    data.setup()
+    folds = _Folds(read_number_rows(data, 100), 4)
+    assert {name.split("unit=")[1][0] for name in folds.rows.names} == set("01234567")
+    of_unit = [
+        {int(folds.fold_R[row]) for row, name in enumerate(folds.rows.names) if f"unit={unit} " in name}
+        for unit in range(8)
+    ]
+    assert all(len(found) == 1 for found in of_unit) and set.union(*of_unit) == {0, 1, 2, 3}
+    Path("one.csv").write_text("\n".join(line for line in lines if line[0] in "u0"), encoding="utf-8")
+    words[1] = "data.source=one.csv"  # a single unit leaves its rounds to be parted
+    assert verb("audit", *words, "data.group=[unit,round]", "folds=7") == 2
+    assert "folds: 6 recordings for 7 folds. Set folds to fewer" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -178,8 +206,28 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
     assert verb("audit", "data=sequence", *words, "folds=3") == 0
     assert "score:  accuracy 1, ridge on means and ends, out of fold" in (printed := capfd.readouterr().out)
     assert "all are answered rightly" in printed
+    one = folder / "w05.csv"
+    one.write_text(one.read_text("utf-8").replace("slow", "fast"), encoding="utf-8")
+    assert verb("audit", "data=sequence", *words, "folds=3") == 0
+    heads, first, *_ = table(tmp_path / "audit" / "worst.csv")
+    assert heads[3:] == ["given", "likely"] and first[0].endswith("w05.csv") and first[2:] == ["0", "fast", "slow"]
+    assert "rows:   the worst are " in capfd.readouterr().out
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv") == 2
     assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
+    assert verb("audit", "data=sequence", *words, "for=2m") == 2
+    assert "for: is for texts. Leave it out." in capfd.readouterr().err
+
+
+def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = ["+experiment=battery_soc", *SMALL[1:], "debug=one_batch", f"output={tmp_path}/runs", "logger=none"]
+    assert run_train(words, monkeypatch) == 0
+    capfd.readouterr()
+    printed = []
+    for named in ([str(only_folder(tmp_path / "runs" / "battery_soc"))], words[:-3]):
+        assert verb("audit", *named, f"out={tmp_path}/of{len(printed)}") == 0
+        printed.append([line for line in capfd.readouterr().out.splitlines() if line.startswith(("score", "rows"))])
+    assert printed[0] == printed[1] and printed[0][0].startswith("score:  rmse of soc")
 
 
 def table(path: Path) -> list[list[str]]:

@@ -262,6 +262,7 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(f
         (given / f"{number}.csv").write_text(Path(rows).read_text() + f"{number},ballot,politics\n" * number)
     (given / "2.csv").rename(given / "2.tsv.csv")
     assert verb("predict", finished.folder, given, "--out", f"{out}/", "--part", "2/2") == 0
+    assert "2 files of 3 not answered yet, by other parts" in capsys.readouterr().err
     assert sorted(path.name for path in out.iterdir()) == ["1.csv", "answers.json"]
     assert "bytes" not in json.loads((out / "answers.json").read_text())
     before = (out / "1.csv").stat()

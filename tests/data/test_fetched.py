@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs
@@ -103,6 +105,42 @@ def test_an_address_that_cannot_be_read_is_one_message(address, message, bucket,
     (bucket.parents[1] / "etc" / "passwd").touch()
     assert verb("check", f"data.source={address}") == 2
     assert message in capfd.readouterr().err
+
+
+def test_two_hosts_with_one_path_have_copies_of_their_own(tmp_path, monkeypatch):
+    class Hosts:
+        @staticmethod
+        def from_uri(address: str) -> tuple[fs.FileSystem, str]:
+            host = address.removeprefix("hdfs://").partition("/")[0].rpartition("@")[2]
+            return fs.SubTreeFileSystem(str(tmp_path / host), fs.LocalFileSystem()), "rows/one.csv"
+
+    monkeypatch.setattr(fetched.fs, "FileSystem", Hosts)
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    for host in ("first", "other"):
+        (tmp_path / host / "rows").mkdir(parents=True)
+        (tmp_path / host / "rows" / "one.csv").write_text(TABLE.replace("some", host), encoding="utf-8")
+    copies = [
+        Path(fetched.fetch(f"hdfs://{host}/rows/one.csv", "data.source")) for host in ("first", "other", "me@first")
+    ]
+    assert [copy.read_text("utf-8").split()[0] for copy in copies[:2]] == ["text,label"] * 2
+    assert ["first words" in copies[0].read_text("utf-8"), "other words" in copies[1].read_text("utf-8")] == [
+        True,
+        True,
+    ]
+    assert copies[2] == copies[0] and "me" not in str(copies[2].relative_to(tmp_path / "cache")).split("/")[1]
+
+
+def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(bucket, tmp_path, monkeypatch, capfd):
+    def refused(source: object, copy: Any, size: int) -> None:
+        copy.write(b"text")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetched.shutil, "copyfileobj", refused)
+    assert verb("check", "data.source=s3://bucket/one.csv") == 2
+    said = capfd.readouterr().err
+    assert said.startswith(f"data.source: no space left in {tmp_path / 'cache'}: ")
+    assert said.strip().endswith("Make room, or set FLATOUT_CACHE to a folder of another disk.")
+    assert not list((tmp_path / "cache" / ".fetched").rglob("*one.csv*.partial"))
 
 
 def test_a_bucket_that_denies_is_one_message(bucket, capfd):

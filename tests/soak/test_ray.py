@@ -417,3 +417,37 @@ def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose
     assert told.count("begun") == 4
     assert values_of(tmp_path / "ray") == values_of(tmp_path / "here")
     assert len(values_of(tmp_path / "ray")) == 3
+
+
+QUEUED = """
+import time
+from pathlib import Path
+from types import SimpleNamespace
+import ray
+from flatout.sweep.trial import Board, Trial
+from flatout.sweep.trials import Place, endings, slots
+
+class Job:
+    def train(self, folder, overrides, *, resumes):
+        time.sleep(5)
+        return SimpleNamespace(objective=1.0, metrics={})
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+trials = iter([Trial(number, Path.cwd() / str(number), Job(), [], [f"number={number}"]) for number in range(3)])
+board = Board("trials", "val/accuracy", "max", 3)
+given = {"metric": "accuracy", "limit_s": 12.0}
+for trial, ending in endings(lambda: next(trials, None), slots(3, Place.ray), board, **given):
+    print("ended", trial.number, ending.status.value, 5 <= ending.seconds < 12)
+"""
+
+
+def test_a_trial_that_waits_for_a_free_device_of_a_cluster_has_its_whole_limit_from_when_it_begins(
+    ray_folder, tmp_path
+):
+    pytest.importorskip("ray")
+    (tmp_path / "driver.py").write_text(QUEUED, encoding="utf-8")
+    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    with running([sys.executable, "driver.py"], tmp_path, **own) as process:
+        told, _ = process.communicate(timeout=200)
+    found = sorted(line for line in told.splitlines() if line.startswith("ended"))
+    assert found == [f"ended {number} complete True" for number in range(3)], told

@@ -9,7 +9,7 @@ Shapes: N samples, D inputs, O answers, R rows; a bit string is one sample.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class NumberRows:
     row_N: Tensor
     loss: Callable[[Tensor, Tensor], Tensor]  # of answers and truths, what each sample loses
     unit: float = 0.0  # of a root mean square, the spread of what is answered; 0: the score is what is not lost
+    classes: Sequence[str] = ()  # where each row has one
+    groups: Sequence[str] = ()  # rows that stay in one fold; empty: each is by itself
 
     def shown(self, loss: Any) -> Any:
         """The score of a mean loss."""
@@ -97,8 +99,11 @@ def _of_recordings(info: SequenceInfo) -> NumberRows:
     score = f"rmse of {f'{len(targets)} scaled targets' if several else targets[0]}" if unit else "accuracy"
     names, of_split = info.recording_names, {split: set(own.recording.tolist()) for split, own in segments.items()}
     splits = [" ".join(split for split in of_split if number in of_split[split]) for number in kept.tolist()]
+    groups = [info.facts["parts"][number] for number in kept.tolist()] if info.config.group else []
+    groups = groups if len(set(groups)) > 1 else []  # of a single one the recordings are parted
     about = ("recordings", score, model, [names[number] for number in kept.tolist()], splits)
-    return NumberRows(*about, inputs_ND, answers_NO / spread, row_N, _squares if unit else _wrong, unit)
+    loss, classes = _squares if unit else _wrong, info.labels.classes if is_class else ()
+    return NumberRows(*about, inputs_ND, answers_NO / spread, row_N, loss, unit, classes, groups)
 
 
 def _squares(answers_NO: Tensor, truths_NO: Tensor) -> Tensor:
@@ -123,7 +128,11 @@ class _Folds:
     def __init__(self, rows: NumberRows, num_folds: int) -> None:
         count = len(rows.names)
         rank_R = torch.from_numpy(np.random.default_rng(0).permutation(count))
-        self.rows, self.num_folds, self.fold_R = rows, num_folds, rank_R % num_folds
+        groups, group_R = np.unique(rows.groups or range(count), return_inverse=True)
+        what = f"{len(groups):,} {'groups' if rows.groups else rows.what} for {num_folds} folds"
+        require(len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
+        fold_G = torch.from_numpy(np.random.default_rng(0).permutation(len(groups))) % num_folds
+        self.rows, self.num_folds, self.fold_R = rows, num_folds, fold_G[group_R]
         self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
         part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
         cells = itertools.product(range(num_folds), range(len(PARTS)))
@@ -147,6 +156,7 @@ class _Folds:
             is_judged_N = self.fold_N == fold
             inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
             answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()
+        self.answers_NO = answers_NO
         kept_N = slice(None) if judged is None else self.fold_N == judged
         loss_N, row_N = rows.loss(answers_NO[kept_N], rows.answers_NO[kept_N]).double(), rows.row_N[kept_N]
         sums_R = torch.zeros(len(rows.names)).double().index_add(0, row_N, loss_N)
@@ -159,6 +169,7 @@ class MeasuredNumbers:
 
     rows: NumberRows
     loss_R: Floats  # the mean of each row's samples
+    answers_NO: Tensor
     interval: str  # of 95 %, in words; empty where rows are too few for one, or all alike
     sizes: Floats
     curve: Floats  # a row for each fold, a column for each size
@@ -166,8 +177,17 @@ class MeasuredNumbers:
 
     @property
     def order(self) -> list[int]:
-        """Rows, the worst first."""
-        return np.argsort(-self.loss_R, kind="stable").tolist()
+        """Rows, the worst first: of classes those whose own one is the furthest behind the one that is answered."""
+        rows, worst_R = self.rows, self.loss_R
+        if rows.classes:
+            behind_N = self.answers_NO.amax(1) - (self.answers_NO * rows.answers_NO).sum(1)
+            worst_R = behind_N[torch.argsort(rows.row_N)].numpy()
+        return np.argsort(-worst_R, kind="stable").tolist()
+
+    def classes_of(self, row: int) -> list[str]:
+        """The class given and the one that is answered; none where answers are numbers."""
+        sides, sample = (self.rows.answers_NO, self.answers_NO), self.rows.row_N == row
+        return [self.rows.classes[int(side_NO[sample].argmax())] for side_NO in sides if self.rows.classes]
 
     def lines(self) -> Iterator[str]:
         """What is printed: score and luck, the worst rows, more rows."""
@@ -194,10 +214,7 @@ class MeasuredNumbers:
 
 def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     """Run every fold on all rows and on parts of them, with a penalty that is chosen by the first fold."""
-    count = len(rows.names)
-    what = f"{count} {rows.what} for {num_folds} folds"
-    require(count >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
-    folds = _Folds(rows, num_folds)
+    count, folds = len(rows.names), _Folds(rows, num_folds)
     fold_R, parts, by_part = folds.fold_R.numpy(), range(len(PARTS)), list[Floats]()
     for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
         tried = [folds.losses(penalty, part, judged=0).sum() for penalty in PENALTIES]
@@ -213,14 +230,15 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
     drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])}).get("score")
     interval = "" if drawn is None else f"{drawn[0]:.4g} to {drawn[1]:.4g}"
-    return MeasuredNumbers(rows, loss_R, interval, sizes, rows.shown(means), ahead)
+    return MeasuredNumbers(rows, loss_R, folds.answers_NO, interval, sizes, rows.shown(means), ahead)
 
 
 def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Path, page: Path) -> None:
     """Write all rows as CSV, the worst first, and the page."""
     rows, order = measured.rows, measured.order
-    found = [[rows.names[each], rows.splits[each], f"{rows.shown(measured.loss_R[each]):.6g}"] for each in order]
-    heads = [rows.what.rstrip("s"), "split", rows.score]
+    scores = [f"{rows.shown(loss):.6g}" for loss in measured.loss_R]
+    found = [[rows.names[each], rows.splits[each], scores[each], *measured.classes_of(each)] for each in order]
+    heads = [rows.what.rstrip("s"), "split", rows.score, *(["given", "likely"] if rows.classes else [])]
     write_table(table, [heads, *found])
     note = ", ".join(filter(None, (measured.interval, rows.model)))
     score = tile(f"{rows.shown(measured.loss_R.mean()):.4g}", rows.score, note)

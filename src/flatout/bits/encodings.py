@@ -47,9 +47,7 @@ class EncodingConfig:
         allowed="a whole number, 1 or more; bits of a filter: a multiple of 8, at most 65,536",
     )
     hashes: int = setting(10, "Bits a gram sets in a Bloom filter, or rows of a two-step hash.", least=1)
-    hashing: Hashing = setting(
-        Hashing.keyed, "Bloom filter: independent positions by keyed BLAKE2b, or double hashing by HMAC-SHA1 and -MD5."
-    )
+    hashing: Hashing = setting(Hashing.keyed, "Bloom filter: keyed BLAKE2b, or double hashing by HMAC-SHA1 and -MD5.")
     padding: bool = setting(True, "Whether a blank stands before and after the text, which marks its ends.")
     secret: str = setting(
         "flatout",

@@ -47,9 +47,7 @@ class BitsDataConfig(FeedingConfig):
         "one, else the records are encoded here.",
         example="filter",
     )
-    form: Form = setting(
-        Form.auto, "How bits are written: binary (0 and 1), hex, base64, packed (bytes, lists), numbers (sets) or auto."
-    )
+    form: Form = setting(Form.auto, "Bits: binary (0, 1), hex, base64, packed (bytes, lists), numbers (sets) or auto.")
     uid: str = setting("uid", "Column that names each record, else one called uid or id; may be missing.", example="id")
     encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
     sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")

@@ -136,8 +136,9 @@ def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, sourc
     from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
     from flatout.run.kinds import kind_of
 
-    for name, value in (("unlabelled", config.unlabelled), ("column", config.column)):
-        require(value is None, name, "is for texts", hint="Leave it out.")
+    for name in ("unlabelled", "column", "top", "time"):
+        is_usual = getattr(config, name) == getattr(AuditConfig(), name)
+        require(is_usual, name.replace("time", "for"), "is for texts", hint="Leave it out.")
     data = kind_of(settings.data).data.of(settings.data)
     data.setup()
     _require_same(source, data.info.source)

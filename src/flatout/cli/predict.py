@@ -1,8 +1,7 @@
 """`python -m flatout predict RUN FILE`: every row of a file with what the run answers, in the file's order.
 
 Rows are read, answered and written by the block, so memory stays flat however long the file is. A run on texts answers
-classes; a run on bit strings answers 2-grams and, on request, the texts they may have come from; one on recordings
-answers their samples.
+classes, one on recordings their samples, one on bit strings 2-grams and, on request, texts they may have come from.
 """
 
 from __future__ import annotations
@@ -134,7 +133,9 @@ def answer_files(
     if len(waiting) < len(own):
         print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
     rows = sum(answer_one(file, out) for file, out in waiting)
-    if all(out.exists() for out in named):
+    if missing := [out for out in named if not out.exists()]:
+        print(f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts", file=sys.stderr)
+    else:
         sizes = {out.name: out.stat().st_size for out in named}
         write_atomically(folder / MANIFEST, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
     return rows

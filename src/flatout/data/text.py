@@ -70,9 +70,7 @@ class TextDataConfig(FeedingConfig):
         allowed="true or false, with data.text=[FIRST,SECOND]",
     )
     label: str | None = setting(None, "Column of the labels; null: found by its name.", example="topic")
-    problem: Problem = setting(
-        Problem.single, "A class a row, several, a number, a tag a word, or none, for task=mlm.", example="regression"
-    )
+    problem: Problem = setting(Problem.single, "A class, several, a number, tags, or none (mlm).", example="regression")
     label_delimiter: str | None = setting(
         None, "What separates several labels of a row.", example="data.problem=multi data.label_delimiter='|'"
     )
@@ -85,9 +83,7 @@ class TextDataConfig(FeedingConfig):
         "old split; stratified: with the same share of each class; group: whole groups of `data.group`.",
         example="stratified",
     )
-    group: str | None = setting(
-        None, "Column whose equal values stay in one split.", example="data.split_by=group data.group=author"
-    )
+    group: str | None = setting(None, "Column that splits keep whole.", example="data.split_by=group data.group=author")
     exclude: str | None = setting(
         None,
         "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one.",

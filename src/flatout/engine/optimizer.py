@@ -69,9 +69,7 @@ class MuonAndAdamW(Optimizer):
 class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
-    name: OptimizerName = setting(
-        OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for the rest."
-    )
+    name: OptimizerName = setting(OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for others.")
     lr: float | None = setting(None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3")
     scale_lr: ScaleRate = setting(
         ScaleRate.none,
@@ -101,9 +99,7 @@ class OptimConfig:
         example="100",
     )
     final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
-    layer_decay: float = setting(
-        1.0, "A layer's rate, as a share of that of the one above; the head has all.", above=0, most=1, example="0.9"
-    )
+    layer_decay: float = setting(1.0, "A layer's rate, as a share of the one above it.", above=0, most=1, example="0.9")
     ema: float = setting(
         0.0,
         "Memory of a running mean of the weights, for validation, test and the saved model; 0: none.",
@@ -112,9 +108,7 @@ class OptimConfig:
         example="0.999",
     )
     clip: float | None = setting(None, "Longest gradient; null: as the model recommends; 0: any.", least=0, example="1")
-    not_finite: NotFinite = setting(
-        NotFinite.stop, "Where a step's gradient is not finite: stop before the update, or skip the step and count it."
-    )
+    not_finite: NotFinite = setting(NotFinite.stop, "At a gradient that is not finite: stop, or skip and count it.")
 
     def __post_init__(self) -> None:
         check_settings(self, "optim")

@@ -3,8 +3,7 @@
 The ridge is the baseline beside a network, and what `residual=ridge` lets a network start from. An estimate reads all
 inputs of the window. A forecast has one map for all series, from a series' own past to its next steps.
 
-Shapes: T samples of the whole batch, B rows, L samples of the longest row or of the window, C columns, F inputs,
-K targets.
+Shapes: T samples of the batch, B rows, L samples of the longest row or the window, C columns, F inputs, K targets.
 """
 
 from __future__ import annotations

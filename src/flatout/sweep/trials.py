@@ -88,7 +88,7 @@ class _Running:
         self.trial, self.slot = trial, slot
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder, f"val/{metric}")
-        self._seen, self._times, self._was_told, self._is_closed = 0, 0, False, False
+        self._seen, self._times, self._has_begun, self._was_told, self._is_closed = 0, 0, False, False, False
         self._value: float | None = None
         self._begin(is_again=trial.is_again)
 
@@ -102,6 +102,8 @@ class _Running:
 
     def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
         """How it ended; None while it runs."""
+        if not self._has_begun and (self.trial.folder / OUTPUT_FILE).exists():  # a task of Ray may wait in a queue
+            self._has_begun, self._clock = True, time.monotonic()
         has_ended = not self._worker.is_alive()
         for value in self._readings.new():
             self._seen, self._value = self._seen + 1, value
@@ -114,7 +116,7 @@ class _Running:
         elif has_ended:
             return self._own_ending()
         now = time.monotonic()
-        if limit_s is not None and now - self._clock > limit_s:
+        if limit_s is not None and self._has_begun and now - self._clock > limit_s:
             self.stop()
             return self._ending(Status.failed, note=f"{TOO_LONG} {limit_s:g} s and was stopped")
         if until is not None and now > until:

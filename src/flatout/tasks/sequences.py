@@ -39,9 +39,7 @@ _LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber
 class SequenceRegressionConfig:
     """The loss of a network on recordings."""
 
-    loss: SequenceLoss = setting(
-        SequenceLoss.mse, "mse: squared error; mae: absolute one; huber: squared below one scaled unit, absolute above."
-    )
+    loss: SequenceLoss = setting(SequenceLoss.mse, "Squared (mse), absolute (mae), or squared below 1 (huber).")
     baselines: bool = setting(True, "Whether ridge regression and the last value are computed beside.")
 
     def __post_init__(self) -> None:

@@ -38,9 +38,7 @@ class CleaningConfig:
     unlabelled: Unlabelled = setting(Unlabelled.drop, "Rows without a label.")
     duplicates: RowRule = setting(RowRule.keep, "Training rows with the text and the label of an earlier one.")
     conflicts: RowRule = setting(RowRule.keep, "Training rows whose text has another label elsewhere.")
-    leaks: RowRule = setting(
-        RowRule.keep, "Training rows whose text is in validation or test too, validation rows whose text is in test."
-    )
+    leaks: RowRule = setting(RowRule.keep, "Training texts also in validation or test, validation texts in test.")
     odd: RowRule = setting(RowRule.keep, "Rows whose text has control, invisible or broken characters.")
     escapes: Escapes = setting(Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept, or decoded.")
     labels: Alike = setting(Alike.keep, "Labels that differ in case, blanks or a zero after the point: classes or one.")

@@ -31,9 +31,7 @@ Floats = NDArray[np.float64]
 class CellsConfig(SampleConfig):
     """How many cells are made up, and how noisy their sensors are."""
 
-    cells: int = setting(
-        16, "Cells of the training recordings; a quarter as many, two at least, for validation, as for test.", least=1
-    )
+    cells: int = setting(16, "Training cells; a quarter as many, two at least, for validation, as for test.", least=1)
     cycles: int = setting(6, "Discharges of each cell.", least=1)
     samples: int = setting(360, "Samples of a discharge, one every ten seconds, until the cell is empty.", least=20)
     soc_noise: float = setting(0.02, "Standard deviation of the reference of the state of charge.", least=0)

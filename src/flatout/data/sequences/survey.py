@@ -34,7 +34,7 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import require
 
-_VERSION = 2
+_VERSION = 3
 
 
 class SequencePreparation:
@@ -86,11 +86,9 @@ class SequencePreparation:
             found.add(split, recording)
         return found
 
-    def _read(
-        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
-    ) -> Iterator[tuple[str, Recording]]:
+    def _read(self, notes: ReadingNotes, told: Progress, scratch: Scratch | None) -> Iterator[tuple[str, Recording]]:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
-        advance = progress.task("reading")
+        advance = told.task("reading")
         for split, table in self.tables.items():
             for file in files_of(table):
                 if scratch is not None and (long := scratch.read(file, notes)) is not None:
@@ -181,6 +179,7 @@ class Survey:
             "scaler": asdict(self.scaler),
             "sizes": _rms(self.train).tolist(),
             "recordings": [each.name for each in self.found],
+            "parts": [each.part for each in self.found],
             "splits": {name: {"recordings": len(own[name]), "samples": samples[name]} for name in SPLITS if own[name]},
             "classes": self.classes,
             "class_counts": np.bincount(codes, minlength=len(self.classes)).tolist(),

@@ -7,6 +7,8 @@ Credentials are found as pyarrow finds them (the environment, the profile, the m
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import re
 import secrets
@@ -14,13 +16,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from flatout.data.store.cache import FETCHED, default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, first_line, out_of_space, require
 from flatout.files import write_atomically
 
 
@@ -38,7 +41,9 @@ def fetch(address: str, where: str) -> str:
     if isinstance(system, fs.LocalFileSystem):
         return path
     require(".." not in Path(path).parts, where, f"{address} leads upwards", hint="Name the place without '..'.")
-    local = default_cache_folder() / FETCHED / address.partition("://")[0] / path.strip("/")
+    named = urlsplit(address)  # whose user and password are no part of the place
+    host = hashlib.sha256(f"{named.netloc.rpartition('@')[2]}?{named.query}".encode()).hexdigest()[:8]
+    local = default_cache_folder() / FETCHED / f"{named.scheme}-{host}" / path.strip("/")
     with _refusals_told(address, where):
         local.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(local.with_name(f".lock-{local.name}")) as lock:
@@ -69,9 +74,12 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
             return
     local.parent.mkdir(parents=True, exist_ok=True)
     partial = local.with_name(f".{local.name}.{secrets.token_hex(4)}.partial")
-    with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
-        shutil.copyfileobj(source, copy, 1 << 24)
-    partial.replace(local)
+    try:
+        with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
+            shutil.copyfileobj(source, copy, 1 << 24)
+        partial.replace(local)
+    finally:
+        partial.unlink(missing_ok=True)
     write_atomically(note, state)
 
 
@@ -82,5 +90,8 @@ def _refusals_told(address: str, where: str) -> Iterator[None]:
     except (pa.ArrowCancelled, pa.ArrowMemoryError):
         raise
     except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Make room, or set FLATOUT_CACHE to a folder of another disk."
+            raise out_of_space(error, default_cache_folder(), None, where, hint) from None
         hint = "See that the address is right and that pyarrow finds credentials for it."
         raise UserError(where, f"{address} cannot be read ({first_line(error)})", hint=hint) from None

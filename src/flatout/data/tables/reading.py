@@ -18,9 +18,7 @@ class ReadingConfig:
 
     format: Format | None = setting(None, "Kind of file; null: by the name's ending.", choices=Format, example="csv")
     encoding: str | None = setting(None, "Encoding of csv, json and text files; null: UTF-8.", example="latin-1")
-    delimiter: str | None = setting(
-        None, "What stands between values of a csv; null: by the first rows.", example="\"data.read.delimiter=';'\""
-    )
+    delimiter: str | None = setting(None, "Of a csv; null: by the first rows.", example="\"data.read.delimiter=';'\"")
     quote: str = setting('"', "What may stand around values of a csv; empty: quotes are a part of them.", example="''")
     columns: list[str] | None = setting(
         None,

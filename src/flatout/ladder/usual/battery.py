@@ -1,7 +1,6 @@
 """An LSTM on windows of recordings, as usually written.
 
-A copy of the table for each column, windows copied out, a new hidden state for each batch, a log line for each batch,
-transfers that wait.
+A copy of the table for each column, windows copied out, a new state and a log line a batch, transfers that wait.
 """
 
 from __future__ import annotations

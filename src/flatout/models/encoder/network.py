@@ -386,9 +386,7 @@ def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]
 
 
 def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
-    """`[B, C]`: the mean of each text's windows, the largest answer of each output, or the mean weighted by scores,
-    which are the last column then.
-    """
+    """`[B, C]`: the mean of each text's windows, the largest of each output, or the mean by scores, the last column."""
     answers_WC = answers_WC.float()
     weights_W1 = torch.ones_like(answers_WC[:, :1])
     if how is not Windows.mean:

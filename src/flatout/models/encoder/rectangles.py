@@ -1,9 +1,8 @@
 """The rows of a flat batch, and their attention on a CPU.
 
 There rows of nearly equal lengths are gathered into rectangles, forwards and backwards by hand. Rows come sorted by
-length, so a few rectangles hold them with little padding, and only scores are ever padded. A rectangle costs about as
-much to start as 1,300 scores; the edges follow from that. It computes in fp32, as fused bf16 kernels of a CPU take four
-times as long backwards.
+length, so a few rectangles hold them with little padding, and only scores are padded. A rectangle costs as much to
+start as 1,300 scores; the edges follow from that. It computes in fp32: fused bf16 takes a CPU four times as long.
 
 Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L its longest, P places of all rectangles.
 """
@@ -153,8 +152,7 @@ class FlatRows:
     def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`.
 
-        `[B, H, D]` where the queries of first tokens are given: they alone read, by keys and values `[T, 2, H, D]`, and
-        without windows.
+        `[B, H, D]` where queries of first tokens are given: they alone read all, by keys and values `[T, 2, H, D]`.
         """
         is_first = first_BHD is not None
         assert scores.window is None or not is_first

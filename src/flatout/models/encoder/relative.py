@@ -5,8 +5,7 @@ in one product. Read one place further on in each row, these products stand wher
 Rows of nearly equal lengths go through it together, laid out by head, as autograd has it. Such layers are wide, so the
 calls cost little beside their products. On a CPU it computes in fp32. Elsewhere all rows are padded.
 
-Shapes: T tokens, B rows, H heads, D numbers a head, R rows of a table; in a rectangle of N rows L tokens a row, Q of
-them ask; W distances.
+Shapes: T tokens, B rows, H heads, D a head, R rows of a table, W distances; in a rectangle N rows of L tokens, Q ask.
 """
 
 from __future__ import annotations

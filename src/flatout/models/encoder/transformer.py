@@ -55,9 +55,7 @@ class TransformerConfig:
     pretrained: str | None = setting(
         None, "Folder of a run or an encoder, or name on the Hub; null: random weights.", example="bert-base-uncased"
     )
-    family: str = setting(
-        "bert", "Encoder for random weights, by transformers' name: bert, modernbert.", example="roberta"
-    )
+    family: str = setting("bert", "Encoder of random weights, by transformers' name: modernbert.", example="roberta")
     hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
     layers: int = setting(2, "Layers, for random weights.", least=1)
     heads: int = setting(4, "Attention heads a layer, for random weights.", least=1)
