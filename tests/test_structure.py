@@ -87,6 +87,21 @@ def test_no_modules_import_each_other_in_a_circle():
     assert find_cycle(imports(everywhere=True)) == []
 
 
+def of_folders() -> Graph:
+    """Which folders of the package read from which; modules that lie loose are none."""
+    found: dict[str, set[str]] = {path.name: set() for path in PACKAGE.iterdir() if path.is_dir()}
+    for name, read in imports(everywhere=True).items():
+        folders = {other.split(".")[1] for other in [name, *read] if "." in other}
+        if (own := name.partition(".")[2].partition(".")[0]) in found:
+            found[own] |= (folders & set(found)) - {own}
+    return {folder: frozenset(read) for folder, read in found.items()}
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    assert find_cycle(of_folders()) == []
+    assert "data" in of_folders()["models"]
+
+
 def chain_below(name: str) -> list[str]:
     """The longest chain of imports that begins with a module."""
     graph = imports(everywhere=False)

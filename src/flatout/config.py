@@ -99,9 +99,7 @@ class RunConfig:
         example="auto",
     )
     resume_anyway: bool = setting(False, "Whether a run resumes although its data or settings have changed.")
-    threads: int | None = setting(
-        None, "Threads that compute on a CPU; null: one a core, shared among a machine's ranks.", least=1, example="4"
-    )
+    threads: int | None = setting(None, "Threads on a CPU; null: one a core, shared by ranks.", least=1, example="4")
     seed: int = setting(0, "Seed of all random numbers.", least=0, most=LARGEST_SEED)
     name: str = setting("default", "Name of the run: its folder lies in OUTPUT/NAME/.", example="mine", allowed=_NAMES)
     output: str = setting("outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs")

@@ -104,8 +104,8 @@ def _tried_table(evidence: Evidence) -> Table:
 def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
     summary, evidence = read_summary(folder), evidence_in(folder)
-    found = verdict(evidence)
-    override, words, steps = found["override"], words_of(folder, summary, more), steps_of_a_round(evidence)
+    found, words = verdict(evidence), words_of(folder, summary, more)
+    override, steps = found["override"], steps_of_a_round(evidence)
     hint = "Only an override of the command line can be confirmed."
     require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
     sides = sides_of(words, override, evidence, steps)

@@ -34,8 +34,8 @@ def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, f
 
 def has_own(module: Any, data: Any, split: str) -> bool:
     """Whether module and DataModule define what judges a split, `val` or `test`."""
-    step, loader = {"val": "validation_step", "test": "test_step"}[split], f"{split}_dataloader"
-    return overrides(module, step, L.LightningModule) and overrides(data, loader, L.LightningDataModule)
+    step = {"val": "validation_step", "test": "test_step"}[split]
+    return overrides(module, step, L.LightningModule) and overrides(data, f"{split}_dataloader", L.LightningDataModule)
 
 
 def metric_among(metrics: dict[str, float]) -> str | None:
@@ -62,7 +62,8 @@ class KeepResults(L.Callback):
         self.metric = metric
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        known, hint = trainer.callback_metrics, "Log it in validation_step, or name another."
+        known = trainer.callback_metrics
+        hint = "Log it in validation_step, or name another."
         is_logged = self.metric is None or self.metric in known
         require(is_logged, "checkpoint.metric", f"{self.metric!r} is not logged", allowed=", ".join(known), hint=hint)
         plain = {name: plain_name(name, "val") for name in known}

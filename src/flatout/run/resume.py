@@ -114,8 +114,8 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
         found.append(start)
         return str(start.checkpoint)
 
-    start, path = None, ranks.agreed("checkpoint", look)
-    if path:
+    start = None
+    if path := ranks.agreed("checkpoint", look):
         start = found[0] if found else Start(Path(path), require_whole(Path(path)))
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
             folder.say(line)

@@ -201,7 +201,7 @@ def choose_strategy(
     require(precision.value is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
     what = "batch normalisation would have other means on every rank"
     require(not _has_means(module), f"trainer.strategy: {asked}", what, hint="Leave it out.")
-    from flatout.distributed.fsdp import SharedOut
+    from flatout.engine.fsdp import SharedOut
 
     # A trained weight comes with its gradient and with two numbers of AdamW.
     megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in module.parameters()) / 1e6

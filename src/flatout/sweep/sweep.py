@@ -91,9 +91,11 @@ class _Run:
 
     def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
         self.searched, self.slots, self.metric, self.name = searched, slots, job.metric, job.config.name
-        self.confirmation, self._next_page, settings = Confirmation(), 0.0, searched.settings
+        self.confirmation, self._next_page = Confirmation(), 0.0
+        settings = searched.settings
         self.study = Study(searched.folder, searched.space, settings, mode=job.mode, validations=job.validations)
-        self.limit_s, time_s = as_seconds(searched.launcher.limit, "trial_for"), as_seconds(settings.time, "for")
+        self.limit_s = as_seconds(searched.launcher.limit, "trial_for")
+        time_s = as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
         self._mistakes: list[str] | None = []
 
@@ -120,7 +122,8 @@ class _Run:
         """The best settings again, with other seeds."""
         if (best := self.study.best()) is None or not self.searched.settings.confirm:
             return
-        is_over, chosen = self.until is not None and time.monotonic() >= self.until, self.study.settings(best)
+        is_over = self.until is not None and time.monotonic() >= self.until
+        chosen = self.study.settings(best)
         self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
@@ -203,7 +206,8 @@ class _Run:
         Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
     def report(self) -> SweepReport:
-        space, rows, best = self.searched.space, [self._row(trial) for trial in self.study.ended()], self.study.best()
+        space, best = self.searched.space, self.study.best()
+        rows = [self._row(trial) for trial in self.study.ended()]
         return SweepReport(
             name=self.name,
             command=self.searched.line,

@@ -78,9 +78,7 @@ class SequenceDataConfig(FeedingConfig):
         1, "Samples between training windows; others use every one.", least=1, example="data.lookback=96 data.stride=12"
     )
     horizon: int = setting(1, "Steps ahead.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24")
-    chunk: int | None = setting(
-        None, "Samples of a chunk, whose hidden state is carried to the recording's next one.", least=1, example="200"
-    )
+    chunk: int | None = setting(None, "Samples of a chunk; the next takes its hidden state.", least=1, example="200")
     split_by: PartBy = setting(
         PartBy.auto,
         "What stays whole when splits are taken: file, group (by the first column of data.group) or time, "

@@ -70,9 +70,7 @@ class TransformerConfig:
         None, "Dropped after embeddings and sub-layers; null: as the encoder has it.", least=0, below=1, example="0.1"
     )
     attention_dropout: float | None = setting(None, "Share dropped; null: its own.", least=0, below=1, example="0")
-    head_dropout: float | None = setting(
-        None, "Share dropped before the output; null: as the encoder has it.", least=0, below=1, example="0.2"
-    )
+    head_dropout: float | None = setting(None, "Share dropped; null: the encoder's.", least=0, below=1, example="0.2")
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
     freeze_layers: Any = setting(
         0, "The first layers that stay as they are.", allowed="a whole number from 0 on, or all", example="all"
