@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,16 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
     assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "for=2m") == 2
     assert "for: is for texts. Leave it out." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_folds"), [([2, 14], 2), ([15, 1], 2), ([9, 4, 3], 3), ([2] * 40, 5), ([1, 30, 1, 1], 4)]
+)
+def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(sizes, num_folds):
+    groups = [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    measured = measure_numbers(replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds)
+    assert np.isfinite(measured.curve).all() and measured.curve.shape == (num_folds, 4)
+    assert measured.rows.shown(measured.loss_R.mean()) < 1
 
 
 def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatch, capfd):

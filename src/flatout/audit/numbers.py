@@ -127,12 +127,14 @@ class _Folds:
 
     def __init__(self, rows: NumberRows, num_folds: int) -> None:
         count = len(rows.names)
-        rank_R = torch.from_numpy(np.random.default_rng(0).permutation(count))
         groups, group_R = np.unique(rows.groups or range(count), return_inverse=True)
         what = f"{len(groups):,} {'groups' if rows.groups else rows.what} for {num_folds} folds"
         require(len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
-        fold_G = torch.from_numpy(np.random.default_rng(0).permutation(len(groups))) % num_folds
-        self.rows, self.num_folds, self.fold_R = rows, num_folds, fold_G[group_R]
+        rank_G, by_group = np.random.default_rng(0).permutation(len(groups)), np.argsort(group_R, kind="stable")
+        nth_R = np.empty(count, np.int64)  # in its group: the first rows of all groups come first, so no part lacks any
+        nth_R[by_group] = np.arange(count) - np.searchsorted(group_R[by_group], group_R[by_group])
+        rank_R = torch.from_numpy(np.argsort(np.lexsort((rank_G[group_R], nth_R))))
+        self.rows, self.num_folds, self.fold_R = rows, num_folds, torch.from_numpy(rank_G[group_R] % num_folds)
         self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
         part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
         cells = itertools.product(range(num_folds), range(len(PARTS)))
