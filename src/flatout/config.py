@@ -82,9 +82,7 @@ class RunConfig:
         allowed="a list of packages, modules or classes",
         example="[my_package]",
     )
-    precision: Precision = setting(
-        Precision.auto, "Number format of products; auto: bf16 where native and faster, else fp16 on a GPU, else fp32."
-    )
+    precision: Precision = setting(Precision.auto, "Of products; auto: bf16 where faster, or fp16 on a GPU, or fp32.")
     compile: Any = setting(
         None,
         "auto (null): torch compiles the layers of a flat encoder where that pays; true: it compiles the model; false.",

@@ -98,7 +98,7 @@ def error_on_others(inputs_ND, answers_NO, others_MD, answers_MO) -> float:
 def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
     assert "12 recordings are too few for a forecast: 16 or more" in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
     assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
-    assert "folds: 5 groups for 9 folds. Set folds to fewer" in capfd.readouterr().err
+    assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
 
 
 def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_path, monkeypatch, capfd):
@@ -209,13 +209,20 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
     assert "all are answered rightly" in printed
     one = folder / "w05.csv"
     one.write_text(one.read_text("utf-8").replace("slow", "fast"), encoding="utf-8")
-    assert verb("audit", "data=sequence", *words, "folds=3") == 0
-    heads, first, *_ = table(tmp_path / "audit" / "worst.csv")
-    assert heads[3:] == ["given", "likely"] and first[0].endswith("w05.csv") and first[2:] == ["0", "fast", "slow"]
-    assert "rows:   the worst are " in capfd.readouterr().out
-    assert verb("audit", "data=sequence", *words, "unlabelled=x.csv") == 2
+    flat = "\n".join(["x,kind", *(f"{value:.4f},slow" for value in 1.2 * np.sin(np.arange(30) * 0.8))])
+    (folder / "w09.csv").write_text(flat, encoding="utf-8")  # even more like the others, and read later
+    assert verb("audit", "data=sequence", *words, "folds=3") == 2
+    assert "out: audit/worst.csv is there already. Name another" in capfd.readouterr().err
+    assert verb("audit", "data=sequence", *words, "folds=3", "out=again") == 0
+    heads, first, second, third, *_ = table(tmp_path / "again" / "worst.csv")
+    assert heads[3:] == ["given", "likely"] and first[0].endswith("w09.csv") and first[2:] == ["0", "slow", "fast"]
+    assert second[0].endswith("w05.csv") and second[2:] == ["0", "fast", "slow"] and third[2] == "1"
+    printed = capfd.readouterr().out
+    assert "w09.csv (given slow, likely fast), " in printed and "w05.csv (given fast, likely slow)" in printed
+    assert "2 of the 24 recordings are answered otherwise" in printed
+    assert verb("audit", "data=sequence", *words, "unlabelled=x.csv", "out=more") == 2
     assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
-    assert verb("audit", "data=sequence", *words, "for=2m") == 2
+    assert verb("audit", "data=sequence", *words, "for=2m", "out=more") == 2
     assert "for: is for texts. Leave it out." in capfd.readouterr().err
 
 
@@ -227,6 +234,30 @@ def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(s
     measured = measure_numbers(replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds)
     assert np.isfinite(measured.curve).all() and measured.curve.shape == (num_folds, 4)
     assert measured.rows.shown(measured.loss_R.mean()) < 1
+
+
+def test_rows_of_a_group_that_are_alike_do_not_narrow_the_interval():
+    rows = made_up(12, 5, noise=0.0)
+    answers_NO = rows.answers_NO + torch.randn(12, 1, generator=torch.Generator().manual_seed(1))[rows.row_N]
+    once = replace(rows, answers_NO=answers_NO)
+    five = {name: torch.cat([getattr(once, name)] * 5) for name in ("inputs_ND", "answers_NO")}
+    row_N = torch.cat([rows.row_N + 12 * copy for copy in range(5)])
+    names = {"names": rows.names * 5, "splits": rows.splits * 5, "groups": [f"g{number}" for number in range(12)] * 5}
+    often = replace(once, **five, **names, row_N=row_N)
+    widths = []
+    for each in (once, often, replace(often, groups=[])):
+        low, high = map(float, measure_numbers(each, 4).interval.split(" to "))
+        widths.append(high - low)
+    assert widths[1] == pytest.approx(widths[0], rel=0.15) and widths[2] < 0.7 * widths[0]
+
+
+def test_a_forecast_gains_no_more_than_there_is_to_gain():
+    random = torch.Generator().manual_seed(0)
+    rows = made_up(20, 4, noise=1e-6)
+    few = replace(rows, inputs_ND=torch.cat([rows.inputs_ND, torch.randn(80, 9, generator=random)], 1))
+    measured = measure_numbers(few, 5)
+    assert measured.forecast is not None
+    assert 0 <= measured.forecast.high <= np.sqrt(measured.loss_R.mean()) * 1.2
 
 
 def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatch, capfd):

@@ -84,7 +84,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     folds, num_classes, reader = deal(rows, num_folds), len(rows.classes), Features()
     words = reader.fit(list(rows.texts))
     trained = _Trained(_beside(words, encoded), folds, num_classes)
-    say(f"{len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
+    say(f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
     suspects = find_suspects(trained.second_look(rows.labels, probabilities), rows.labels)
     better = trained.answers(rows.labels, suspects.places)

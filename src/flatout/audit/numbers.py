@@ -52,7 +52,7 @@ class NumberRows:
     loss: Callable[[Tensor, Tensor], Tensor]  # of answers and truths, what each sample loses
     unit: float = 0.0  # of a root mean square, the spread of what is answered; 0: the score is what is not lost
     classes: Sequence[str] = ()  # where each row has one
-    groups: Sequence[str] = ()  # rows that stay in one fold; empty: each is by itself
+    groups: Sequence[str] = ()  # rows that stay in one fold; none, or one for all: each is by itself
 
     def shown(self, loss: Any) -> Any:
         """The score of a mean loss."""
@@ -100,7 +100,6 @@ def _of_recordings(info: SequenceInfo) -> NumberRows:
     names, of_split = info.recording_names, {split: set(own.recording.tolist()) for split, own in segments.items()}
     splits = [" ".join(split for split in of_split if number in of_split[split]) for number in kept.tolist()]
     groups = [info.facts["parts"][number] for number in kept.tolist()] if info.config.group else []
-    groups = groups if len(set(groups)) > 1 else []  # of a single one the recordings are parted
     about = ("recordings", score, model, [names[number] for number in kept.tolist()], splits)
     loss, classes = _squares if unit else _wrong, info.labels.classes if is_class else ()
     return NumberRows(*about, inputs_ND, answers_NO / spread, row_N, loss, unit, classes, groups)
@@ -127,14 +126,16 @@ class _Folds:
 
     def __init__(self, rows: NumberRows, num_folds: int) -> None:
         count = len(rows.names)
-        groups, group_R = np.unique(rows.groups or range(count), return_inverse=True)
-        what = f"{len(groups):,} {'groups' if rows.groups else rows.what} for {num_folds} folds"
+        groups, group_R = np.unique(rows.groups if len(set(rows.groups)) > 1 else range(count), return_inverse=True)
+        what = f"{len(groups):,} {'groups' if len(groups) < count else rows.what} for {num_folds} folds"
         require(len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
         rank_G, by_group = np.random.default_rng(0).permutation(len(groups)), np.argsort(group_R, kind="stable")
-        nth_R = np.empty(count, np.int64)  # in its group: the first rows of all groups come first, so no part lacks any
+        nth_R, own_R = np.empty(count, np.int64), rank_G[group_R]
         nth_R[by_group] = np.arange(count) - np.searchsorted(group_R[by_group], group_R[by_group])
-        rank_R = torch.from_numpy(np.argsort(np.lexsort((rank_G[group_R], nth_R))))
-        self.rows, self.num_folds, self.fold_R = rows, num_folds, torch.from_numpy(rank_G[group_R] % num_folds)
+        is_later_R = (nth_R > 0) | (own_R > 1)  # whole groups behind a row of two, so that no fold lacks rows of a part
+        rank_R = torch.from_numpy(np.argsort(np.lexsort((nth_R, own_R, is_later_R))))
+        self.rows, self.num_folds, self.fold_R = rows, num_folds, torch.from_numpy(own_R % num_folds)
+        self.group_R = torch.from_numpy(group_R)
         self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
         part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
         cells = itertools.product(range(num_folds), range(len(PARTS)))
@@ -188,8 +189,9 @@ class MeasuredNumbers:
 
     def classes_of(self, row: int) -> list[str]:
         """The class given and the one that is answered; none where answers are numbers."""
-        sides, sample = (self.rows.answers_NO, self.answers_NO), self.rows.row_N == row
-        return [self.rows.classes[int(side_NO[sample].argmax())] for side_NO in sides if self.rows.classes]
+        rows = self.rows
+        sides = (rows.answers_NO, self.answers_NO) if rows.classes else ()
+        return [rows.classes[int(side_NO[rows.row_N == row].argmax())] for side_NO in sides]
 
     def lines(self) -> Iterator[str]:
         """What is printed: score and luck, the worst rows, more rows."""
@@ -197,13 +199,16 @@ class MeasuredNumbers:
         score = f"{rows.shown(self.loss_R.mean()):.4g}{f' ({self.interval})' if self.interval else ''}"
         yield f"score:  {rows.score} {score}, {rows.model}, out of fold"
         yield f"luck:   folds from {of_folds.min():.4g} to {of_folds.max():.4g}"
-        worst = [
-            f"{rows.names[each]} {rows.shown(loss):.3g}" for each in self.order[:_NAMED] if (loss := self.loss_R[each])
-        ]
-        yield f"rows:   the worst are {', '.join(worst)}" if worst else "rows:   all are answered rightly"
+        named = [each for each in self.order[:_NAMED] if self.loss_R[each]]
+        said = ["(given {}, likely {})".format(*self.classes_of(each)) for each in named if rows.classes]
+        said = said or [f"{rows.shown(self.loss_R[each]):.3g}" for each in named]
+        worst = ", ".join(f"{rows.names[each]} {words}" for each, words in zip(named, said, strict=True))
+        yield f"rows:   the worst are {worst}" if worst else "rows:   all are answered rightly"
         tenth = self.order[: -(-len(rows.names) // 10)]
         share, lost = self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12), "squared error" if rows.unit else "loss"
-        yield f"        a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
+        part = f"a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
+        wrong = f"{int(self.loss_R.sum()):,} of the {len(rows.names):,} {rows.what} are answered otherwise"
+        yield f"        {wrong if rows.classes else part}"
         yield f"more:   {self.more_line()}"
 
     def more_line(self) -> str:
@@ -228,8 +233,10 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     if len(by_part) > 1:
         whole = max(1.0, float(errors.max()))  # laws know shares of 1 at most
         of_one = forecast(sizes, errors / whole, now, round_number(now / 2), None)
-        ahead = replace(of_one, **{name: whole * getattr(of_one, name) for name in ("gain", "low", "high")})
-    sums = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
+        most = float(errors[:, -1].mean())  # what there is to gain
+        ahead = replace(of_one, **{name: min(most, whole * getattr(of_one, name)) for name in ("gain", "low", "high")})
+    of_rows = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
+    sums = torch.zeros(int(folds.group_R.max()) + 1, 2).double().index_add(0, folds.group_R, of_rows)
     drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])}).get("score")
     interval = "" if drawn is None else f"{drawn[0]:.4g} to {drawn[1]:.4g}"
     return MeasuredNumbers(rows, loss_R, folds.answers_NO, interval, sizes, rows.shown(means), ahead)

@@ -97,9 +97,7 @@ class WandbConfig:
 class MLflowConfig:
     """A run in MLflow."""
 
-    tracking_uri: str | None = setting(
-        None, "Server or database; null: MLFLOW_TRACKING_URI, else in the run folder.", example="http://server:5000"
-    )
+    tracking_uri: str | None = setting(None, "Null: MLFLOW_TRACKING_URI, or in the run.", example="http://server:5000")
     experiment: str | None = setting(None, "Its experiment; null: the experiment's name.", example="news")
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 

@@ -7,6 +7,7 @@ models, in folds; a pretrained encoder reads the texts beside them.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import time
 from dataclasses import dataclass, fields
@@ -38,7 +39,7 @@ class AuditConfig:
     folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
     rows: int = setting(20_000, "Most rows looked at, drawn at random.", least=40)
     column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")
-    out: str = setting("audit", "Folder of suspects.csv and audit.html.")
+    out: str = setting("audit", "Folder of suspects.csv or worst.csv, and audit.html.")
     unlabelled: str | None = setting(None, "Texts, of which next_rows.csv says which to label next.", example="FILE")
     top: int = setting(200, "So many rows to label next.", least=1)
     time: str = setting("10m", "How long an encoder may read: model=transformer model.pretrained=FOLDER.")
@@ -96,13 +97,16 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     from flatout.data.text import TextDataConfig
     from flatout.models.encoder.transformer import TransformerConfig
 
-    began, folder = time.perf_counter(), Path(config.out)
+    began, folder, is_of_texts = time.perf_counter(), Path(config.out), isinstance(settings.data, TextDataConfig)
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / (SUSPECTS if is_of_texts else WORST)
+    require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
+    hint = f"Name another: out=FOLDER; {table.name} may hold what you decided."
+    require(not table.exists(), "out", f"{table} is there already", hint=hint)
     if not isinstance(settings.data, TextDataConfig):
         _audit_numbers(settings, config, command, source)
         print_line(f"{folder / WORST}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
         return
-    hint = f"Name another: out=FOLDER; {SUSPECTS} may hold what you decided."
-    require(not (folder / SUSPECTS).exists(), "out", f"{folder / SUSPECTS} is there already", hint=hint)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     _require_same(source, rows.files[0])
     require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")

@@ -25,7 +25,7 @@ class FeedingConfig:
 
     validation_share: float = setting(0.1, "Share of training rows for validation without a file.", above=0, below=0.5)
     test_share: float = setting(0.1, "Share of training rows for the test without either file.", above=0, below=0.5)
-    split_seed: int = setting(0, "Picks rows, equal ones together.", allowed="a whole number, each one another split")
+    split_seed: int = setting(0, "Seed; equal rows share a split.", allowed="a whole number, each one another split")
     batch_size: int = setting(128, "Rows one device computes at once.", least=1)
     tokens_per_batch: int | None = setting(
         None,

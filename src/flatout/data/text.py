@@ -74,16 +74,14 @@ class TextDataConfig(FeedingConfig):
     label_delimiter: str | None = setting(
         None, "What separates several labels of a row.", example="data.problem=multi data.label_delimiter='|'"
     )
-    max_classes: int | None = setting(
-        None, "Most classes; null: half the training rows, at most 20,000: ids are no labels.", least=2, example="5000"
-    )
+    max_classes: int | None = setting(None, "Null: half the training rows, at most 20,000.", least=2, example="5000")
     split_by: SplitBy = setting(
         SplitBy.content,
         "How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its "
         "old split; stratified: with the same share of each class; group: whole groups of `data.group`.",
         example="stratified",
     )
-    group: str | None = setting(None, "Column that splits keep whole.", example="data.split_by=group data.group=author")
+    group: str | None = setting(None, "Column; one value, one split.", example="data.split_by=group data.group=author")
     exclude: str | None = setting(
         None,
         "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one.",

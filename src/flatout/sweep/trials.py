@@ -36,7 +36,7 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
 _TIMES = 3  # how often a trial is begun whose machine was lost
-OUTPUT_FILE = "output.txt"
+OUTPUT_FILE, _BEGUN = "output.txt", ".begun"  # a task of Ray may wait in a queue first
 _GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
 
 
@@ -88,7 +88,7 @@ class _Running:
         self.trial, self.slot = trial, slot
         self._started, self._clock = time.time(), time.monotonic()
         self._readings = Readings(trial.folder, f"val/{metric}")
-        self._seen, self._times, self._has_begun, self._was_told, self._is_closed = 0, 0, False, False, False
+        self._seen, self._times, self._was_told, self._is_closed = 0, 0, False, False
         self._value: float | None = None
         self._begin(is_again=trial.is_again)
 
@@ -97,12 +97,13 @@ class _Running:
         resumes = is_again and trial.job.can_resume(trial.folder, trial.overrides)
         if not resumes:
             new_trial_folder(trial.folder, is_again=is_again)
-        slot = self.slot
+        slot, self._has_begun = self.slot, self.slot is not None
+        (trial.folder / _BEGUN).unlink(missing_ok=True)
         self._worker = _Task(trial, resumes=resumes) if slot is None else _Process(trial, slot, resumes=resumes)
 
     def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
         """How it ended; None while it runs."""
-        if not self._has_begun and (self.trial.folder / OUTPUT_FILE).exists():  # a task of Ray may wait in a queue
+        if not self._has_begun and (self.trial.folder / _BEGUN).exists():
             self._has_begun, self._clock = True, time.monotonic()
         has_ended = not self._worker.is_alive()
         for value in self._readings.new():
@@ -270,6 +271,7 @@ def _trained(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
 
 def _trained_apart(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
     """The same in a worker of Ray's, which ends with it."""
+    (trial.folder / _BEGUN).touch()
     os.environ[OUTPUT] = str(trial.folder / OUTPUT_FILE)
     redirect_output()
     return _trained(trial, resumes=resumes)

@@ -39,7 +39,7 @@ _LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber
 class SequenceRegressionConfig:
     """The loss of a network on recordings."""
 
-    loss: SequenceLoss = setting(SequenceLoss.mse, "Squared (mse), absolute (mae), or squared below 1 (huber).")
+    loss: SequenceLoss = setting(SequenceLoss.mse, "mse, mae, or huber: squared up to one scaled unit, absolute above.")
     baselines: bool = setting(True, "Whether ridge regression and the last value are computed beside.")
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ def _refusals_told(address: str, where: str) -> Iterator[None]:
     except (pa.ArrowCancelled, pa.ArrowMemoryError):
         raise
     except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             hint = "Make room, or set FLATOUT_CACHE to a folder of another disk."
             raise out_of_space(error, default_cache_folder(), None, where, hint) from None
         hint = "See that the address is right and that pyarrow finds credentials for it."

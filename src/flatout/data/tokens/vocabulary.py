@@ -35,9 +35,7 @@ VocabularyKind = StrEnum("VocabularyKind", "word bpe wordpiece")
 class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
-    kind: VocabularyKind = setting(
-        VocabularyKind.word, "Whole words, byte-pair pieces, or BERT's word pieces (always for encoders from scratch)."
-    )
+    kind: VocabularyKind = setting(VocabularyKind.word, "Words, byte pairs, or BERT's pieces (encoders from scratch).")
     size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
     min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)
     lowercase: bool = setting(True, "Whether `The` and `the` are one word.")

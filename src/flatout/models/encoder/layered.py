@@ -38,9 +38,7 @@ class LoraConfig:
     alpha: float | None = setting(
         None, "Their weight, over the rank; null: twice it.", above=0, example="model.lora.rank=8 model.lora.alpha=16"
     )
-    dropout: float = setting(
-        0.0, "Share dropped of their input.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1"
-    )
+    dropout: float = setting(0.0, "Dropout rate.", least=0, below=1, example="model.lora.rank=8 model.lora.dropout=0.1")
     targets: list[str] = setting(
         list,
         "Names of the layers that get them; empty: every linear layer of the encoder.",

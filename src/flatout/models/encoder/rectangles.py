@@ -2,7 +2,7 @@
 
 There rows of nearly equal lengths are gathered into rectangles, forwards and backwards by hand. Rows come sorted by
 length, so a few rectangles hold them with little padding, and only scores are padded. A rectangle costs as much to
-start as 1,300 scores; the edges follow from that. It computes in fp32: fused bf16 takes a CPU four times as long.
+start as 1,300 scores; the edges follow from that. It computes in fp32: bf16 backwards takes four times as long.
 
 Shapes: T tokens, B rows, H heads, D numbers a head; N rows of a rectangle, L its longest, P places of all rectangles.
 """

@@ -55,22 +55,20 @@ class TransformerConfig:
     pretrained: str | None = setting(
         None, "Folder of a run or an encoder, or name on the Hub; null: random weights.", example="bert-base-uncased"
     )
-    family: str = setting("bert", "Encoder of random weights, by transformers' name: modernbert.", example="roberta")
+    family: str = setting("bert", "Encoder of random weights by transformers' name: bert, …", example="roberta")
     hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
     layers: int = setting(2, "Layers, for random weights.", least=1)
     heads: int = setting(4, "Attention heads a layer, for random weights.", least=1)
     intermediate: int | None = setting(
         None, "Width of the feed-forward layers, for random weights; null: four times `hidden`.", least=1, example="256"
     )
-    settings: dict[str, Any] = setting(
-        dict, "Further settings of the encoder's own configuration.", example="+model.settings.layer_norm_eps=1e-7"
-    )
+    settings: dict[str, Any] = setting(dict, "Of its own configuration.", example="+model.settings.layer_norm_eps=1e-7")
     compute: Compute = setting(Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where a family can.")
     dropout: float | None = setting(
         None, "Dropped after embeddings and sub-layers; null: as the encoder has it.", least=0, below=1, example="0.1"
     )
     attention_dropout: float | None = setting(None, "Share dropped; null: its own.", least=0, below=1, example="0")
-    head_dropout: float | None = setting(None, "Share dropped; null: the encoder's.", least=0, below=1, example="0.2")
+    head_dropout: float | None = setting(None, "Dropped before output; null: its own.", least=0, below=1, example="0.2")
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
     freeze_layers: Any = setting(
         0, "The first layers that stay as they are.", allowed="a whole number from 0 on, or all", example="all"
