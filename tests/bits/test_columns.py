@@ -88,6 +88,24 @@ def test_what_does_not_fit_is_named_by_row(mistake):
         BitColumn("bits", "people.csv").read(pa.array(values), np.array([3, 11]))
 
 
+@pytest.mark.parametrize(
+    ("characters", "text"),
+    [(100, "01" * 50), (130, "10" * 65), (33, "0fA" * 11), (25, "c" * 25), (19, "aZ/" * 6 + "a")],
+)
+def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as_many_bits(characters, text):
+    column, reader, of_model = pa.array([text, text]), BitColumn("bits", "file"), BitColumn("bits", "file")
+    first, again = reader.read(column, ROWS), reader.read(column, ROWS)
+    of_model.num_bits = 8 * first.shape[1]
+    assert len(text) == characters and (first == again).all() and (of_model.read(column, ROWS) == first).all()
+
+
+def test_one_odd_row_at_the_beginning_decides_neither_form_nor_length():
+    with pytest.raises(UserError, match="row 1: column 'bits': 'x' at place 1 is no binary digit"):
+        BitColumn("bits", "file").read(pa.array(["x110", "0110", "0111"]), ROWS)
+    with pytest.raises(UserError, match=r"row 1: .* 3 characters where others have 4\. Correct this row\.$"):
+        BitColumn("bits", "file").read(pa.array(["011", "0110", "0111"]), ROWS)
+
+
 def test_a_later_block_must_be_as_long_as_the_first():
     reader = BitColumn("bits", "file")
     reader.read(pa.array(["01100110"]), ROWS)

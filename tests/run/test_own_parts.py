@@ -130,6 +130,8 @@ def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report
     done = subprocess.run([sys.executable, *words], cwd=package, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "own parts: MyModule with MyData" in done.stdout and "fast loop: off" not in done.stdout
+    (line, *_) = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
+    assert line.count("val loss") == 1 and "val accuracy" in line
     summary = summary_of(package)
     assert summary["status"] == "finished" and summary["training"]["steps"] == 80
     assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0.7
@@ -150,6 +152,17 @@ def test_a_run_continues_to_the_weights_of_an_uninterrupted_one(package, monkeyp
     assert run_train([*words, f"output={package}/cut/runs", f"resume={folder}"], monkeypatch) == 0
     assert "resume: continuing from step 80" in capsys.readouterr().out
     assert torch.equal(weights(package / "cut"), weights(package / "whole"))
+
+
+def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeypatch, capsys):
+    words = [*own(), *QUICK, f"output={package}/runs"]
+    assert run_train([*words, "task.lr=0.05"], monkeypatch) == 0
+    (folder,) = (package / "runs" / "default").iterdir()
+    before, longer = (folder / "overrides.txt").read_bytes(), ["trainer.max_epochs=3", f"resume={folder}"]
+    assert run_train([*words, *longer, "task.lr=0.01"], monkeypatch) == 2
+    assert "this is not the run that was begun: task.lr was 0.05 and is 0.01" in capsys.readouterr().err
+    assert (folder / "overrides.txt").read_bytes() == before
+    assert run_train([*words, *longer, "task.lr=0.05"], monkeypatch) == 0
 
 
 def test_a_module_with_manual_optimisation_is_trained_by_lightning_s_own_loop(package, monkeypatch, capsys):

@@ -1,12 +1,13 @@
 """Encodings as tables hold them: bit strings (0 and 1, hexadecimal, base64), bytes, lists and sets of numbers.
 
-A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form is read off the
-first value and must hold for all; what does not fit is named by row, and by character. `encoded` writes such a column.
+A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form is that of most of
+the first values and must hold for all; what does not fit is named by row and character. `encoded` writes such a column.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
@@ -21,7 +22,8 @@ from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import Table, is_list, is_text
 from flatout.errors import UserError, require
 
-_FOREIGN, _LONGEST_SHOWN = 255, 24
+_FOREIGN, _LONGEST_SHOWN, _LOOKED_AT = 255, 24, 100
+_CORRECT, _NAME_FORM = "Correct this row.", "Correct this row, or name the form of all rows: data.form=hex."
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")  # names of a column that names each record, where the settings name none
 COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
@@ -45,6 +47,7 @@ class BitColumn:
     def __init__(self, name: str, source: str, form: Form = Form.auto) -> None:
         self.name, self.source, self.form = name, source, form
         self.num_bits: int | None = None  # bits of every record, known after the first block; None for sets of numbers
+        self._width = 0  # characters of every record of a text, known after the first block
 
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
         """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""
@@ -71,26 +74,27 @@ class BitColumn:
         what = f"column {self.name!r} of {self.source} holds {kind}"
         allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
         require(is_text(kind), "data.bits", what, allowed=allowed, hint=_NAME_IT)
-        return written_form(column[0].as_py() if len(column) else "")
+        forms = Counter(map(written_form, column.slice(0, _LOOKED_AT).to_pylist()))  # one odd row decides nothing
+        return max(forms, key=forms.__getitem__, default=Form.binary)
 
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
         if self.form is Form.base64:
             texts = pc.utf8_rtrim(texts, "=")
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        width = int(lengths[0]) if self.num_bits is None else -(-self.num_bits // _BITS_A_CHARACTER[self.form])
+        width = self._width or Counter(lengths.tolist()).most_common(1)[0][0]
         if (odd := np.flatnonzero(lengths != width)).size:
-            self._fail(rows[odd[0]], f"{int(lengths[odd[0]]):,} characters where others have {width:,}")
+            what = f"{int(lengths[odd[0]]):,} characters where others have {width:,}"
+            self._fail(rows[odd[0]], what, _CORRECT)
         if width == 0:
-            self._fail(rows[0], "no value")
+            self._fail(rows[0], "no value", _CORRECT)
         digits = _TABLES[self.form][bytes_of(texts)[0]].reshape(len(texts), width)
         if (foreign := digits == _FOREIGN).any():
             row = int(foreign.any(axis=1).argmax())
             place = int(foreign[row].argmax())
             character = texts[row].as_py()[place : place + 1]
             self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
-        packed = _packed_digits(digits, _BITS_A_CHARACTER[self.form])
-        self.num_bits = self.num_bits or packed.shape[1] * 8
-        return packed
+        self._width = width
+        return self._alike(_packed_digits(digits, _BITS_A_CHARACTER[self.form]), rows)
 
     def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""
@@ -105,10 +109,14 @@ class BitColumn:
         table = values.reshape(len(column), -1)
         if not are_bytes and table.size and table.max() <= 1:
             table = np.packbits(table, axis=1)
-        if self.num_bits is not None and table.shape[1] * 8 != self.num_bits:
-            self._fail(rows[0], f"{table.shape[1] * 8} bits where others have {self.num_bits}")
-        self.num_bits = table.shape[1] * 8
-        return table
+        return self._alike(table, rows)
+
+    def _alike(self, packed: Packed, rows: NDArray[np.int64]) -> Packed:
+        found = packed.shape[1] * 8
+        if self.num_bits not in (None, found):
+            self._fail(rows[0], f"{found} bits where others have {self.num_bits}", _CORRECT)
+        self.num_bits = found
+        return packed
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
         try:
@@ -130,9 +138,9 @@ class BitColumn:
         lists = pc.if_else(pc.equal(spaced, ""), pa.scalar([], pa.list_(pa.string())), pc.split_pattern(spaced, " "))
         return lists.cast(pa.list_(pa.int64()))
 
-    def _fail(self, row: int, what: str) -> None:
+    def _fail(self, row: int, what: str, hint: str = _NAME_FORM) -> None:
         what = f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}"
-        raise UserError("data.bits", what, hint="Correct this row, or name the form of all rows: data.form=hex.")
+        raise UserError("data.bits", what, hint=hint)
 
 
 def written_form(value: str) -> Form:

@@ -54,7 +54,7 @@ class ProgressLine(ProgressBar):
         losses = "  ".join(f"{split} loss {loss:.4f}" for split, loss in known.items() if loss is not None)
         names = [name for name in values if name != "val/loss"][:_MOST_SHOWN]
         if self.metric is not None:
-            names = [f"val/{self.metric}"] if f"val/{self.metric}" in values else names
+            names = [f"val/{self.metric}"] if f"val/{self.metric}" in names else names
         shown = "  ".join(f"{name.replace('/', ' ')} {values[name]:.4f}" for name in names)
         self.say("  ".join(filter(None, [f"epoch {epoch:6.2f}  step {step:6d}", losses, shown])))
 

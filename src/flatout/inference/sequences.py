@@ -235,8 +235,21 @@ class SequencePredictor(RunPredictor):
 
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
         """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
-        for recording in self.read_long(table):
+        needed = (self.shape.lookback or 1) if self.shape.horizon else 0
+        for recording in self._long_enough(self.read_long(table), needed, "predict"):
             yield from self._answer_recording(recording)
+
+    def _long_enough(self, recordings: Iterator[Recording], needed: int, verb: str) -> Iterator[Recording]:
+        """Without those that are too short, which the notes name, as in training; refused where all are."""
+        count = 0
+        for recording in recordings:
+            if len(recording.times) < needed:
+                self.found.brief[recording.name] = f"{len(recording.times):,} samples of {needed:,}"
+                continue
+            count += 1
+            yield recording
+        what = "; ".join(f"{name} has {samples} that are needed" for name, samples in [*self.found.brief.items()][:1])
+        require(count > 0 or not what, verb, what, hint="Name a longer recording.")
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time, samples = self.rules.time or "step", len(recording.times)
@@ -263,13 +276,11 @@ class SequencePredictor(RunPredictor):
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
         shape, targets = self.shape, self.names
-        needed = (shape.lookback or 1) + shape.horizon
+        needed = (shape.lookback or 1) + shape.horizon if shape.horizon else 0
         columns = self.rules.columns if shape.horizon else [*self.rules.columns, *targets]
         scores, total = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]), 0
-        for number, recording in enumerate(self.read(table, replace(self.rules, columns=columns))):
-            what = f"{recording.name} has {len(recording.values)} samples, a window and its forecast need {needed}"
-            is_long = not shape.horizon or len(recording.values) >= needed
-            require(is_long, "evaluate", what, hint="Leave it out, or name a longer recording.")
+        recordings = self.read(table, replace(self.rules, columns=columns))
+        for number, recording in enumerate(self._long_enough(recordings, needed, "evaluate")):
             for answers, truths in self.compare(recording.values):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += len(answers)

@@ -68,7 +68,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         module = build_module(config, data, folder)
         feeds = None if config.has_own_parts else place_feeds(config, data, module, device, ranks)
         settings = resolve(config, module, feeds, device, ranks, folder)
-        about = facts_to_compare(settings, data, module, feeds, ranks)
+        about = facts_to_compare(settings, data, module, feeds, ranks, overrides)
         start = where_to_start(settings, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
             reuse_layers(settings, data, module, feeds, ranks, folder)
@@ -100,14 +100,18 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
 
 
-def facts_to_compare(settings: Settings, data: Any, module: Any, feeds: Feeds | None, ranks: Ranks) -> dict[str, Any]:
+def facts_to_compare(
+    settings: Settings, data: Any, module: Any, feeds: Feeds | None, ranks: Ranks, overrides: Sequence[str]
+) -> dict[str, Any]:
     """What a resumed run is compared with: its data, its network, its plan, its settings."""
     precision = LIGHTNING_NAMES[settings.precision.value]
     if feeds is not None:
         plan = plan_facts(feeds.train, settings.batches or 0)
         return facts_of_run(settings.values, data.info.key, module.model, plan, precision)
     plan = {} if isinstance(data, StoreData) else {"devices": ranks.world}
-    return facts_of_run(settings.values, None, module, plan, precision)
+    typed = (word.lstrip("+").partition("=") for word in overrides)  # a part of your own shows no other arguments
+    own = {key: value for key, _, value in typed if str(settings.values.get(key.partition(".")[0])).startswith("<")}
+    return facts_of_run({**settings.values, **own}, None, module, plan, precision)
 
 
 def prepare(settings: Settings, data: Any, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
