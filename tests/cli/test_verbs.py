@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from benchmarks.claim import at_least, bounded, in_turn
+from safetensors.torch import load_file, save_file
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
 from flatout.cli.bench import line
@@ -277,6 +278,23 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(f
         assert (out / path.name).read_bytes() == (tmp_path / "alone.csv").read_bytes()
 
 
+def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(finished, rows, tmp_path, capsys):
+    given, out = tmp_path / "given", tmp_path / "out"
+    (given / "more").mkdir(parents=True)
+    for name in ("a.csv", "b.csv", "more/c.csv"):
+        shutil.copy(rows, given / name)
+    assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
+    assert f"{given}: folders in it are not read: more" in capsys.readouterr().err
+    before, (head, *lines) = (out / "a.csv").stat(), (given / "b.csv").read_text().splitlines(keepends=True)
+    (given / "b.csv").write_text("".join([head, *lines[:1]]))
+    assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
+    said = capsys.readouterr()
+    assert "1 file of 2 answered before" in said.err and "1 rows" in said.out
+    assert len((out / "b.csv").read_text().splitlines()) == 2 and (out / "a.csv").stat() == before
+    assert verb("predict", finished.folder, given, "--out", tmp_path / "all.csv") == 2
+    assert "Name a file in it; predict takes all of them with --out FOLDER/." in capsys.readouterr().err
+
+
 def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, rows, tmp_path, capsys):
     out = f"{tmp_path}/out/"
     assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2") == 0
@@ -286,9 +304,13 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, row
         assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2", changed) == 2
         said = capsys.readouterr().err
         assert said == f"--out: the answers in {tmp_path}/out have {named}. Name another folder, or ask as before.\n"
-    copied = shutil.copytree(finished.folder, tmp_path / "copied")
-    assert verb("predict", copied, rows, "--out", out, "--top-k", "2") == 2
-    assert f"have run={finished.folder}. Name another folder" in capsys.readouterr().err
+    moved = shutil.copytree(finished.folder, tmp_path / "moved" / finished.folder.name)
+    assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 0
+    weights = load_file(moved / "model" / "model.safetensors")
+    save_file({name: 2 * each for name, each in weights.items()}, moved / "model" / "model.safetensors")
+    capsys.readouterr()
+    assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 2
+    assert f"have run={finished.folder.name}, weights " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -156,4 +156,6 @@ def test_a_bucket_that_denies_is_one_message(bucket, capfd):
 
 def test_a_scheme_that_nobody_knows_is_one_message(capfd):
     assert verb("check", "data.source=gopher://host/rows.csv") == 2
-    assert "gopher://host/rows.csv cannot be read (Unrecognized filesystem" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "gopher://host/rows.csv cannot be read (Unrecognized filesystem" in said
+    assert said.endswith("Download it first: s3://, gs://, hdfs:// and file:// are read.\n")

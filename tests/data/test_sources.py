@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flatout import TextDataConfig
+from flatout.data.checkup import check
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
 from flatout.errors import UserError
@@ -60,6 +62,23 @@ def test_files_of_several_formats_and_orders_of_columns_are_one_table(tmp_path):
     assert rows_of(table) == ROWS
     assert table.columns == ["text", "label"]
     assert table.locate(6) == f"{files[1]}:2"
+
+
+@pytest.mark.parametrize("words", [{}, {"label": "label"}])
+def test_the_one_file_that_lacks_a_column_is_named_with_its_own_columns(tmp_path, words):
+    for name, head in (("a", "text,label"), ("b", "text,x"), ("c", "label,text")):
+        (tmp_path / f"{name}.csv").write_text(f"{head}\none,two\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        check(TextDataConfig(source=str(tmp_path), **words))
+    said = f"data.label: no column 'label' in {tmp_path}/b.csv, which others have (columns: text, x)"
+    assert str(caught.value).startswith(said)
+
+
+def test_an_empty_name_is_not_the_folder_one_works_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\none,two\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"data.source: is empty. Name a file: data.source=FILE.$"):
+        check(TextDataConfig(source=""))
 
 
 def test_the_same_content_in_another_order_of_files_is_another_fingerprint(tmp_path):

@@ -145,8 +145,8 @@ def test_what_cannot_be_read_is_told_with_file_and_row(tmp_path, case):
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(UserError, match="is a folder"):
         open_table(tmp_path, where="data.train")
-    with pytest.raises(UserError, match="Name a file in it, or all of them: --out FOLDER/"):
-        open_table(tmp_path, where="predict")
+    with pytest.raises(UserError, match="Name a file in it; predict takes all of them with --out FOLDER/"):
+        open_table(tmp_path, where="FILE")
 
 
 def test_all_missing_columns_are_named_at_once():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
+import xxhash
 import yaml
 
 from flatout.data.checks.findings import counted
@@ -33,7 +36,7 @@ from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, require, settings_of
 from flatout.files import write_atomically
-from flatout.inference.run_predictor import FileOptions, ModelFolder, RunPredictor
+from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, RunPredictor
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
@@ -77,7 +80,9 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     if _is_folder(arguments.out):
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
-        asked = {"run": str(Path(arguments.run).resolve()), "exact": arguments.exact, "precision": arguments.precision}
+        if folders := [each.name for each in Path(arguments.file).glob("[!.]*/") if each.is_dir()]:
+            print(f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}", file=sys.stderr)
+        asked = {"run": _name_of(arguments.run), "exact": arguments.exact, "precision": arguments.precision}
         asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
         rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
@@ -87,6 +92,12 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     for line in predictors[0].notes():
         print(line, file=sys.stderr)
     return rows
+
+
+def _name_of(run: str) -> str:
+    """A run wherever it lies, and its weights: trained again into its folder it is another."""
+    weights = pa.memory_map(str(ModelFolder.find(run).path / WEIGHTS)).read_buffer()
+    return f"{Path(run).resolve().name}, weights {xxhash.xxh3_64_hexdigest(weights)}"
 
 
 def _is_folder(out: str | None) -> bool:
@@ -114,10 +125,15 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
 def answer_files(
     files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice, asked: dict[str, Any]
 ) -> int:
-    """Answer each file of a part that has no answers yet into a file of its name; the number of rows.
+    """Answer each file of a part that has no answers as it is now into a file of its name; the number of rows.
 
     `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
+    Answers bear the time of what they answer, so that a file that was changed is answered again.
     """
+
+    def is_answered(out: Path) -> bool:
+        return out.exists() and out.stat().st_mtime_ns == Path(named[out]).stat().st_mtime_ns
+
     named, what = dict[Path, str](), f"{folder} holds the files that are read"
     for file in map(Path, files):
         require_file(file, "FILE")
@@ -129,11 +145,14 @@ def answer_files(
         folder.mkdir(parents=True, exist_ok=True)
         _hold_to(asked, folder, named)
     own = list(named.items())[part]
-    waiting = [(file, str(out)) for out, file in own if not out.exists()]
+    waiting, rows = [(file, out) for out, file in own if not is_answered(out)], 0
     if len(waiting) < len(own):
         print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
-    rows = sum(answer_one(file, out) for file, out in waiting)
-    if missing := [out for out in named if not out.exists()]:
+    for given, out in waiting:
+        times = Path(given).stat()
+        rows += answer_one(given, str(out))
+        os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if missing := [out for out in named if not is_answered(out)]:
         print(f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts", file=sys.stderr)
     else:
         sizes = {out.name: out.stat().st_size for out in named}

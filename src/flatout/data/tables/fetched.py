@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -77,6 +78,8 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
     try:
         with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 24)
+        if info.mtime_ns is not None:
+            os.utime(partial, ns=(info.mtime_ns, info.mtime_ns))  # copies of all machines are of one time
         partial.replace(local)
     finally:
         partial.unlink(missing_ok=True)
@@ -94,4 +97,6 @@ def _refusals_told(address: str, where: str) -> Iterator[None]:
             hint = "Make room, or set FLATOUT_CACHE to a folder of another disk."
             raise out_of_space(error, default_cache_folder(), None, where, hint) from None
         hint = "See that the address is right and that pyarrow finds credentials for it."
+        if "Unrecognized filesystem" in str(error):
+            hint = "Download it first: s3://, gs://, hdfs:// and file:// are read."
         raise UserError(where, f"{address} cannot be read ({first_line(error)})", hint=hint) from None

@@ -36,6 +36,7 @@ class Table(ABC):
 
     name: str
     columns: Sequence[str]
+    tables: Sequence[Table] = ()  # whose rows these are, one after the other; none: those of one file
     inner: Table | None = None
     """The table whose rows these are, changed on the way: it says how they are written and where they stand."""
 
@@ -73,8 +74,8 @@ class Table(ABC):
         """A row, counted from 1, in words."""
         return f"{row}" if self.inner is None else self.inner.locate(row)
 
-    def listed(self) -> str:
-        """Its first columns, in words."""
+    def listed(self, but: str = "") -> str:
+        """Its first columns, in words; `but`: one that is missing."""
         more = ", …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"columns: {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
@@ -103,7 +104,7 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     names = ", ".join(f"{name!r}" for name in missing.values())
     hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
     what = f"no column {names} in {table.lacking(next(iter(missing.values())))}"
-    raise UserError(" and ".join(missing), what, allowed=table.listed(), hint=hints)
+    raise UserError(" and ".join(missing), what, allowed=table.listed(next(iter(missing.values()))), hint=hints)
 
 
 def decoded(values: pa.Array) -> pa.Array:
@@ -217,7 +218,12 @@ class ManyFiles(Table):
     def lacking(self, column: str) -> str:
         others = [table.name for table in self.tables if column not in table.columns]
         few = f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
-        return few if len(others) < len(self.tables) else self.name
+        return f"{few}, which others have" if len(others) < len(self.tables) else self.name
+
+    def listed(self, but: str = "") -> str:
+        """Its first columns; of the first file that has not got a column, where others have it."""
+        lacking = [table for table in self.tables if but and but not in table.columns]
+        return lacking[0].listed() if 0 < len(lacking) < len(self.tables) else super().listed()
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0

@@ -205,16 +205,17 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
 def _encoding_mend(path: Path, data: bytes, where: str) -> str:
     """What the file may be written in: a guess, called one, that the person has to confirm."""
     guess = "utf-16" if data.startswith(_UTF16_MARKS) else "cp1252"
+    convert = f"iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
     if where.startswith("data."):
         doubt = "" if guess == "utf-16" else " if it is Western European, else name its encoding"
-        return f"Set data.read.encoding={guess}{doubt}."
-    return f"Convert it, for example: iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
+        return f"Set data.read.encoding={guess}{doubt}. Among files in UTF-8 convert it: {convert}"
+    return f"Convert it, for example: {convert}"
 
 
 def require_file(file: Path, where: str) -> None:
     require("\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file.")
     try:
-        hint = f"Name a file in it{', or all of them: --out FOLDER/' if where == 'predict' else ''}."
+        hint = f"Name a file in it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
         require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint=hint)
         if not file.exists():
             _require_sound_links(file, where)
