@@ -40,7 +40,8 @@ class UserError(ValueError):
     def __init__(self, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
         self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
         text = (f"{where}: {what}" if where else what) + (f" ({allowed})" if allowed else "")
-        super().__init__(printable(f"{text.rstrip('.')}. {hint}".rstrip() if hint else text))
+        ending = "" if text.endswith("?") else "."
+        super().__init__(printable(f"{text.rstrip('.')}{ending} {hint}".rstrip() if hint else text))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self.parts), ()

@@ -1,18 +1,26 @@
-"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into."""
+"""The rows of an audit: texts and labels as a run reads them, of all splits, and the folds they are dealt into.
+
+Of tagged words a row is an entity with its type, or a word outside that is like one: one with a capital inside a
+sentence, or part of an entity elsewhere. Each is read with the words around it, which are marked, so that a linear
+model tells them from its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.audit.entities import NO_ENTITY, Blocks, entities_and_like
-from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.cleaning import TextBlock, read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.survey import TextSurvey
+from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 from flatout.data.problem import Problem
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import find_roles
@@ -25,6 +33,8 @@ from flatout.data.text_source import TagSource, TextSource
 from flatout.errors import require
 
 Objects = NDArray[np.object_]
+Blocks = Sequence[tuple[str, TextBlock]]  # rows, each block with the split it goes to
+NO_ENTITY, _AROUND = "no entity", 2  # the class of words outside; how many words before and after one are read
 _MOST_UNLABELLED = 200_000
 LEAST_ROWS = 40  # rows below which no fold says anything
 
@@ -51,7 +61,7 @@ class AuditRows:
 
 def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, column: str | None = None) -> AuditRows:
     """Every row that a run would use; of more than `most_rows`, so many drawn at random."""
-    is_known = isinstance(config, TextDataConfig) and config.problem in (Problem.single, Problem.tags)
+    is_known = config.problem in (Problem.single, Problem.tags)
     require(is_known, "audit", "looks at texts with one class a row, and at tags, in this version")
     is_tagged = config.problem is Problem.tags
     source = TagSource(config, open_tables(config)) if is_tagged else open_source(config)
@@ -133,6 +143,33 @@ def _column(source: TextSource, name: str | None, tables: Objects, rows: NDArray
             values = np.array([value or "" for block in blocks for value in block], object)
             found[tables == split] = values[rows[tables == split]]
     return found
+
+
+def entities_and_like(census: TagCensus, blocks: Blocks) -> Iterator[tuple[str, str, int, int]]:
+    """What is read and what is shown of each; the number of its type, 0 for none; and that of its sentence."""
+    tagged = [census.numbered(block.labels, block.rows) for _, block in blocks]
+    words = [np.array(pc.list_flatten(block.texts).to_pylist(), object) for _, block in blocks]
+    known = {word.lower() for tags, each in zip(tagged, words, strict=True) for word in each[tags.types > 0]}
+    sentence = 0
+    for tags, each in zip(tagged, words, strict=True):
+        begin, end, found = tags.offsets[:-1], tags.offsets[1:], find_entities(as_bio(tags), tags.offsets)
+        starts, stops = (within + begin[found.row] for within in (found.start, found.stop))
+        spans = list(zip(found.row, starts, stops, found.kind + 1, strict=True))
+        for row, place in zip(tags.row_of(), range(len(each)), strict=True):
+            is_like = each[place].lower() in known or (place > begin[row] and each[place][:1].isupper())
+            spans += [(row, place, place + 1, 0)] if is_like and not tags.types[place] else []
+        for row, start, stop, kind in spans:
+            before, after = each[max(begin[row], start - _AROUND) : start], each[stop : min(end[row], stop + _AROUND)]
+            inside = " ".join(each[start:stop])
+            read = [*(f"{word}_" for word in before), inside, *(f"_{word}" for word in after), _shape(inside)]
+            yield " ".join(read), " ".join([*before, f"[{inside}]", *after]), kind, sentence + row
+        sentence += len(begin)
+
+
+def _shape(words: str) -> str:
+    """Its capitals, small letters, digits and marks as a word, runs of them once: "uldu" for "Room 2B"."""
+    kinds = ("u" if each.isupper() else "l" if each.islower() else "d" if each.isdigit() else "" for each in words)
+    return "_" + "".join(kind for kind, _ in groupby(filter(None, kinds))) + "_"
 
 
 def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:

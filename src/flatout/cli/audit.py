@@ -89,24 +89,29 @@ def _number(key: str, value: str) -> Any:
 
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
+    from flatout.audit.findings import SUSPECTS
+    from flatout.audit.numbers import WORST
+    from flatout.run.kinds import kind_of
+
+    began, folder = time.perf_counter(), Path(config.out)
+    measure, name = (_audit_texts, SUSPECTS) if kind_of(settings.data).keeps_rows else (_audit_numbers, WORST)
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / name
+    require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
+    hint = f"Name another: out=FOLDER; {name} may hold what you decided."
+    require(not table.exists(), "out", f"{table} is there already", hint=hint)
+    measure(settings, config, command, source)
+    print_line(f"{table}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
+
+
+def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, source: str | None) -> None:
     from flatout.audit.encoder_view import read_encoder
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure
-    from flatout.audit.numbers import WORST
     from flatout.audit.rows import read_audit_rows, read_unlabelled
-    from flatout.data.text import TextDataConfig
     from flatout.models.encoder.transformer import TransformerConfig
 
-    began, folder, is_of_texts = time.perf_counter(), Path(config.out), isinstance(settings.data, TextDataConfig)
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / (SUSPECTS if is_of_texts else WORST)
-    require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
-    hint = f"Name another: out=FOLDER; {table.name} may hold what you decided."
-    require(not table.exists(), "out", f"{table} is there already", hint=hint)
-    if not isinstance(settings.data, TextDataConfig):
-        _audit_numbers(settings, config, command, source)
-        print_line(f"{folder / WORST}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
-        return
+    folder = Path(config.out)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     _require_same(source, rows.files[0])
     require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")
@@ -128,7 +133,6 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     if waiting is not None and config.unlabelled is not None:
         count = write_next_rows(rows, waiting, config.unlabelled, config.top, folder / NEXT_ROWS)
         print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
-    print_line(f"{folder / SUSPECTS}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
 
 
 def _require_same(asked: str | None, found: str) -> None:
