@@ -10,53 +10,51 @@ from collections.abc import Callable
 from typing import Any
 
 _PLACES = {
-    "fit": "flatout.run.launch",
-    "attach": "flatout.perf.verdict.anywhere",
-    "Result": "flatout.run.closing",
-    "RunConfig": "flatout.config",
-    "MonitorConfig": "flatout.config",
-    "TextDataConfig": "flatout.data.text",
-    "BitsDataConfig": "flatout.bits.settings",
-    "EncodingConfig": "flatout.bits.encodings",
-    "PeopleConfig": "flatout.bits.people",
-    "HeadlinesConfig": "flatout.data.samples.headlines",
-    "SequenceDataConfig": "flatout.data.sequences.settings",
-    "CellsConfig": "flatout.data.samples.cells",
-    "VocabularyConfig": "flatout.data.tokens.vocabulary",
-    "BiLSTMConfig": "flatout.models.bilstm",
-    "TextCNNConfig": "flatout.models.textcnn",
-    "BitMLPConfig": "flatout.models.bit_mlp",
-    "RNNConfig": "flatout.models.rnn",
-    "WindowMLPConfig": "flatout.models.window_mlp",
-    "SequenceRegressionConfig": "flatout.tasks.sequences",
-    "SequencePredictor": "flatout.inference.sequences",
-    "ClassificationConfig": "flatout.tasks.classification",
-    "GramsConfig": "flatout.bits.task",
-    "OptimConfig": "flatout.engine.optimizer",
-    "CheckpointConfig": "flatout.checkpoints.settings",
-    "Predictor": "flatout.inference.text",
-    "TagPredictor": "flatout.inference.tags",
-    "TransformerConfig": "flatout.models.encoder.transformer",
-    "TaggingConfig": "flatout.tasks.tagging",
-    "MaskedLanguageConfig": "flatout.tasks.masked_language",
-    "MaskedWordPredictor": "flatout.inference.text",
-    "TweetsConfig": "flatout.data.samples.tweets",
-    "TaggedTweetsConfig": "flatout.data.samples.tweets",
-    "GramPredictor": "flatout.bits.predictor",
-    "load_predictor": "flatout.run.kinds",
-    "TuneConfig": "flatout.perf.tune.settings",
-    "UserError": "flatout.errors",
+    "run.launch": "fit",
+    "perf.verdict.anywhere": "attach",
+    "run.closing": "Result",
+    "config": "RunConfig MonitorConfig",
+    "data.text": "TextDataConfig",
+    "bits.settings": "BitsDataConfig",
+    "bits.encodings": "EncodingConfig",
+    "bits.people": "PeopleConfig",
+    "data.samples.headlines": "HeadlinesConfig",
+    "data.sequences.settings": "SequenceDataConfig",
+    "data.samples.cells": "CellsConfig",
+    "data.tokens.vocabulary": "VocabularyConfig",
+    "models.bilstm": "BiLSTMConfig",
+    "models.textcnn": "TextCNNConfig",
+    "models.bit_mlp": "BitMLPConfig",
+    "models.rnn": "RNNConfig",
+    "models.window_mlp": "WindowMLPConfig",
+    "tasks.sequences": "SequenceRegressionConfig",
+    "inference.sequences": "SequencePredictor",
+    "tasks.classification": "ClassificationConfig",
+    "bits.task": "GramsConfig",
+    "engine.optimizer": "OptimConfig",
+    "checkpoints.settings": "CheckpointConfig",
+    "inference.text": "Predictor MaskedWordPredictor",
+    "inference.tags": "TagPredictor",
+    "models.encoder.transformer": "TransformerConfig",
+    "tasks.tagging": "TaggingConfig",
+    "tasks.masked_language": "MaskedLanguageConfig",
+    "data.samples.tweets": "TweetsConfig TaggedTweetsConfig",
+    "bits.predictor": "GramPredictor",
+    "run.kinds": "load_predictor",
+    "perf.tune.settings": "TuneConfig",
+    "errors": "UserError",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(" ".join(_PLACES.values()).split())
 
 
 def importer(package: str, places: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package that imports each of its names from its place when it is first used."""
+    """The `__getattr__` of a package that imports a name, of those of each place, when it is first used."""
+    place_of = {name: place for place, names in places.items() for name in names.split()}
 
     def import_name(name: str) -> Any:
-        if name not in places:
+        if name not in place_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(places[name]), name)
+        return getattr(importlib.import_module(f"flatout.{place_of[name]}"), name)
 
     return import_name
 

@@ -193,18 +193,15 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
     pq.write_table(cells_of("test").slice(0, 9), folder / "short.parquet")
     capsys.readouterr()
     assert verb("predict", result.folder, folder, "--out", tmp_path / "more.csv") == 0
-    assert (
-        "short.parquet: cell=" in (told := capsys.readouterr().err)
-        and "9 samples of 12 that are needed, left out" in told
-    )
+    assert "short.parquet: cell=" in (told := capsys.readouterr().err) and "(9 samples of 12)" in told
     assert (tmp_path / "more.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
     assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "has 14 samples of 15 that are needed. Name a longer recording." in line
+    assert "(14 samples of 15). Name a longer one." in line
     pq.write_table(cells_of("test").slice(0, 9), tmp_path / "short.parquet")
     assert verb("predict", result.folder, tmp_path / "short.parquet", "--out", tmp_path / "none.csv") == 2
-    assert "has 9 samples of 12" in capsys.readouterr().err and not (tmp_path / "none.csv").exists()
+    assert "(9 samples of 12)" in capsys.readouterr().err and not (tmp_path / "none.csv").exists()
 
 
 def waves(first: int, runs: int) -> pa.Table:

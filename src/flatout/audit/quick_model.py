@@ -47,9 +47,7 @@ class Features:
         return _joined([hstack([part.read(side) for part in self._parts], format="csr") for side in self._sides(texts)])
 
     def _sides(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        if not self._is_pair:
-            return [texts]
-        return [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
+        return [texts] if not self._is_pair else [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
 
 
 def _joined(sides: list[csr_matrix]) -> csr_matrix:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "BitData": "flatout.bits.data",
-    "BitsDataConfig": "flatout.bits.settings",
-    "BitInfo": "flatout.bits.info",
-    "GramDecoder": "flatout.bits.task",
-    "GramsConfig": "flatout.bits.task",
+    "bits.data": "BitData",
+    "bits.settings": "BitsDataConfig",
+    "bits.info": "BitInfo",
+    "bits.task": "GramDecoder GramsConfig",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

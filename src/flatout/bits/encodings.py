@@ -55,9 +55,7 @@ class EncodingConfig:
         example="'data.encoding.secret=${oc.env:FLATOUT_SECRET}'",
     )
     fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0)
-    diffusion: int = setting(
-        0, "Bloom filter: bits whose XOR each bit is.", least=0, allowed="a whole number, 0 to the bits of the filter"
-    )
+    diffusion: int = setting(0, "Bloom filter: bits whose XOR a bit is.", least=0, allowed="0 to the filter's bits")
 
     def __post_init__(self) -> None:
         check_settings(self, "encoding")

@@ -8,14 +8,14 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "HardwareMonitor": "flatout.callbacks.hardware_monitor",
-    "StepTimer": "flatout.callbacks.step_timer",
-    "Throughput": "flatout.callbacks.throughput",
-    "ProfileSteps": "flatout.callbacks.profile_steps",
-    "ProgressLine": "flatout.callbacks.progress_line",
-    "ExactCheckpoint": "flatout.checkpoints.exact",
-    "ScaleBatch": "flatout.perf.scale_batch",
-    "Verdict": "flatout.perf.verdict.anywhere",
+    "callbacks.hardware_monitor": "HardwareMonitor",
+    "callbacks.step_timer": "StepTimer",
+    "callbacks.throughput": "Throughput",
+    "callbacks.profile_steps": "ProfileSteps",
+    "callbacks.progress_line": "ProgressLine",
+    "checkpoints.exact": "ExactCheckpoint",
+    "perf.scale_batch": "ScaleBatch",
+    "perf.verdict.anywhere": "Verdict",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

@@ -108,27 +108,13 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
 
 
 def _example(key: str, about: About, default: Any) -> str:
-    """Words of a command line that set a setting: those of its field, else another choice or number."""
-    words = about.example or as_word(_another(default, about))
+    """Words of a command line that set a setting: its own, else a switch turned, or another choice."""
+    others = (not default,) if isinstance(default, bool) else about.choices or ()
+    words = about.example or as_word(next((each for each in others if each != default), default))
     if "=" not in words.partition(" ")[0]:
         words = f"{key}={words}"
     beside = next((f"{others} " for group, others in _BESIDE.items() if key.startswith(group)), "")
     return words if beside.startswith(words) else f"{beside}{words}"
-
-
-def _another(default: Any, about: About) -> Any:
-    """A value that is not the default: a switch turned, another choice, half of a number."""
-    if isinstance(default, bool):
-        return not default
-    if about.choices is not None:
-        return next(each for each in about.choices if each != default)
-    if isinstance(default, int):
-        other: float = default // 2 if default > 1 else default + 1
-    elif isinstance(default, float):
-        other = default / 2 or 0.1
-    else:
-        return default
-    return other if about.holds(other) else default
 
 
 def describe_type(hint: Any) -> str:

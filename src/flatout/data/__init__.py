@@ -5,15 +5,12 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "SequenceData": "flatout.data.datamodules",
-    "SequenceDataConfig": "flatout.data.sequences.settings",
-    "SequenceInfo": "flatout.data.sequences.info",
-    "TextData": "flatout.data.datamodules",
-    "TagData": "flatout.data.datamodules",
-    "TextDataConfig": "flatout.data.text",
-    "TextInfo": "flatout.data.info",
-    "TagInfo": "flatout.data.info",
-    "windows": "flatout.data.sequences.window_loader",
+    "data.datamodules": "SequenceData TextData TagData",
+    "data.sequences.settings": "SequenceDataConfig",
+    "data.sequences.info": "SequenceInfo",
+    "data.text": "TextDataConfig",
+    "data.info": "TextInfo TagInfo",
+    "data.sequences.window_loader": "windows",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

@@ -69,9 +69,7 @@ class Ranks:
             world = _number("WORLD_SIZE")
             alone = 1 if world == 1 else None
             return cls(_number("RANK"), world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", alone))
-        if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect():
-            return cls._of_slurm()
-        return cls()
+        return cls._of_slurm() if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect() else cls()
 
     @classmethod
     def _of_slurm(cls) -> Ranks:

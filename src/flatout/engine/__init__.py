@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from flatout import importer
 
-_PLACES = {"FastLoop": "flatout.engine.fast_loop", "OptimConfig": "flatout.engine.optimizer"}
-__all__ = sorted(_PLACES)
+_PLACES = {"engine.fast_loop": "FastLoop", "engine.optimizer": "OptimConfig"}
+__all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

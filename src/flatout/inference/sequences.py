@@ -244,12 +244,12 @@ class SequencePredictor(RunPredictor):
         count = 0
         for recording in recordings:
             if len(recording.times) < needed:
-                self.found.brief[recording.name] = f"{len(recording.times):,} samples of {needed:,}"
+                self.found.brief.append(f"{recording.name} ({len(recording.times):,} samples of {needed:,})")
                 continue
             count += 1
             yield recording
-        what = "; ".join(f"{name} has {samples} that are needed" for name, samples in [*self.found.brief.items()][:1])
-        require(count > 0 or not what, verb, what, hint="Name a longer recording.")
+        what = f"each recording is too short: {', '.join(self.found.brief[:3])}"
+        require(count > 0 or not self.found.brief, verb, what, hint="Name a longer one.")
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time, samples = self.rules.time or "step", len(recording.times)

@@ -182,12 +182,10 @@ class Predictor(RunPredictor):
 
     def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
-        problem = self.labels.problem
+        problem, delimiter = self.labels.problem, self.label_delimiter
         for rows, block in self.blocks(table, roles.columns):
             clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
-            labels = normalise_labels(
-                clean.labels, clean.rows, problem=problem, delimiter=self.label_delimiter, source=table.name
-            )
+            labels = normalise_labels(clean.labels, clean.rows, problem=problem, delimiter=delimiter, source=table.name)
             if len(clean.rows):
                 yield clean.texts, _targets(self, labels, table.name)
 

@@ -92,9 +92,7 @@ def _words(answer: Any, numbers: list[float]) -> Any:
 
 
 def _apart(one: Parted, other: Parted) -> float:
-    if len(one[1]) != len(other[1]):
-        return math.inf
-    return float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
+    return math.inf if len(one[1]) != len(other[1]) else float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
 
 
 def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:

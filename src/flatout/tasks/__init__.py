@@ -5,16 +5,11 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "Classifier": "flatout.tasks.classification",
-    "ClassificationConfig": "flatout.tasks.classification",
-    "MaskedLanguageConfig": "flatout.tasks.masked_language",
-    "MaskedLanguageModel": "flatout.tasks.masked_language",
-    "SequenceLabeller": "flatout.tasks.sequences",
-    "SequenceRegressor": "flatout.tasks.sequences",
-    "SequenceRegressionConfig": "flatout.tasks.sequences",
-    "Tagger": "flatout.tasks.tagging",
-    "TaggingConfig": "flatout.tasks.tagging",
-    "Task": "flatout.tasks.task",
+    "tasks.classification": "Classifier ClassificationConfig",
+    "tasks.masked_language": "MaskedLanguageConfig MaskedLanguageModel",
+    "tasks.sequences": "SequenceLabeller SequenceRegressor SequenceRegressionConfig",
+    "tasks.tagging": "Tagger TaggingConfig",
+    "tasks.task": "Task",
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

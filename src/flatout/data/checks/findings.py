@@ -46,9 +46,7 @@ KINDS = {
     "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),
     "replaced": Kind(_WARNING, "with the sign of a broken character (�) kept as they are", "data.clean.odd=drop"),
     "mojibake": Kind(_WARNING, "with signs of a wrong encoding (Ã©) kept as they are", "data.read.encoding=NAME"),
-    "private": Kind(
-        _NOTE, "with characters of no alphabet (private use) in the text kept as they are", "data.clean.odd=drop"
-    ),
+    "private": Kind(_NOTE, "with characters of private use in the text kept as they are", "data.clean.odd=drop"),
     "escapes": Kind(_WARNING, r"with \u2019 and the like in the text kept as they are", "data.clean.escapes=decode"),
     "entities": Kind(_NOTE, "with &amp; and the like in the text kept as they are", "data.clean.escapes=decode"),
     "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep"),
@@ -58,9 +56,7 @@ KINDS = {
     "conflict": Kind(_WARNING, "whose text has another label elsewhere kept", "data.clean.conflicts=drop"),
     "conflict_dropped": Kind(_WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep"),
     "leak": Kind(_WARNING, "whose text is a {other} text too kept", "data.clean.leaks=drop"),
-    "leak_alike": Kind(
-        _WARNING, "whose text is a {other} text too, but for case, blanks and marks, kept", "data.clean.leaks=drop"
-    ),
+    "leak_alike": Kind(_WARNING, "like a {other} text but for case, blanks and marks kept", "data.clean.leaks=drop"),
     "leak_dropped": Kind(_WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep"),
     "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),
     "merged_label": Kind(_NOTE, "whose label was written in another way merged", "data.clean.labels=keep"),

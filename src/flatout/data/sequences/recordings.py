@@ -51,7 +51,7 @@ class ReadingNotes:
     dropped: dict[str, str] = field(default_factory=dict)
     gaps: int = 0
     short: int = 0  # recordings of a single sample, which are left out
-    brief: dict[str, str] = field(default_factory=dict)  # and those too short for what is asked of them
+    brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
     steps: list[float] = field(default_factory=list)
     """The median seconds between two samples of each recording, as they were written."""
 
@@ -61,7 +61,8 @@ class ReadingNotes:
         found += [f"warning {name}: {what} dropped; data.missing=fill" for name, what in self.dropped.items()]
         found += [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
         found += [f"warning recordings: {self.short:,} of a single sample left out"] if self.short else []
-        found += [f"warning {name}: {what} that are needed, left out" for name, what in self.brief.items()]
+        named = f"{', '.join(self.brief[:3])}{', …' if len(self.brief) > 3 else ''}"
+        found += [f"warning recordings: {len(self.brief):,} too short, left out: {named}"] if self.brief else []
         return found
 
 

@@ -140,9 +140,7 @@ FLAT_FAMILIES = {
         layers="transformer.layer",
         names=_DISTILBERT,
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
-        predict=lambda net, states_NH: net.vocab_projector(
-            net.vocab_layer_norm(net.activation(net.vocab_transform(states_NH)))
-        ),
+        predict=lambda net, x_NH: net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(x_NH)))),
         activation="activation",
     ),
     "electra": Family(

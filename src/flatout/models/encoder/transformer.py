@@ -71,7 +71,7 @@ class TransformerConfig:
     head_dropout: float | None = setting(None, "Dropped before output; null: its own.", least=0, below=1, example="0.2")
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
     freeze_layers: Any = setting(
-        0, "The first layers that stay as they are.", allowed="a whole number from 0 on, or all", example="all"
+        0, "The first layers that stay as they are.", allowed="a number, or all", example="all"
     )
     reuse: Any = setting(
         "auto",
