@@ -43,11 +43,7 @@ class MonitorConfig:
     progress: bool = setting(True, "Whether a terminal shows a progress line.")
     profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
     verdict: bool = setting(True, "Whether a run's end measures what could be faster, in a tenth of its time at most.")
-    rival: bool = setting(
-        True,
-        "Whether a simple model is trained on the same rows and stands beside the result, in at most a tenth of the "
-        "run's time and 20 s.",
-    )
+    rival: bool = setting(True, "Whether a simple model stands beside the result; a tenth of the time, 20 s at most.")
 
     def __post_init__(self) -> None:
         check_settings(self, "monitor")

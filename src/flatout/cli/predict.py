@@ -82,7 +82,9 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
         files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
         if folders := [each.name for each in Path(arguments.file).glob("[!.]*/") if each.is_dir()]:
             print(f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}", file=sys.stderr)
-        asked = {"run": _name_of(arguments.run), "exact": arguments.exact, "precision": arguments.precision}
+        weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
+        asked = {"run": Path(arguments.run).resolve().name, "weights": xxhash.xxh3_64_hexdigest(weights)}
+        asked |= {"exact": arguments.exact, "precision": arguments.precision}
         asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
         rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
@@ -92,12 +94,6 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     for line in predictors[0].notes():
         print(line, file=sys.stderr)
     return rows
-
-
-def _name_of(run: str) -> str:
-    """A run wherever it lies, and its weights: trained again into its folder it is another."""
-    weights = pa.memory_map(str(ModelFolder.find(run).path / WEIGHTS)).read_buffer()
-    return f"{Path(run).resolve().name}, weights {xxhash.xxh3_64_hexdigest(weights)}"
 
 
 def _is_folder(out: str | None) -> bool:

@@ -73,8 +73,7 @@ class OptimConfig:
     lr: float | None = setting(None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3")
     scale_lr: ScaleRate = setting(
         ScaleRate.none,
-        "How lr grows with the rows of a step over all devices, beyond base_batch: not at all, by their root, "
-        "or alike.",
+        "How lr grows with the rows of a step of all devices beyond base_batch: not, by their root, or alike.",
         example="sqrt optim.base_batch=128",
     )
     base_batch: int | None = setting(
@@ -101,11 +100,7 @@ class OptimConfig:
     final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
     layer_decay: float = setting(1.0, "A layer's rate, as a share of the one above it.", above=0, most=1, example="0.9")
     ema: float = setting(
-        0.0,
-        "Memory of a running mean of the weights, for validation, test and the saved model; 0: none.",
-        least=0,
-        below=1,
-        example="0.999",
+        0.0, "Memory of a running mean of the weights, which answers then; 0: none.", least=0, below=1, example="0.999"
     )
     clip: float | None = setting(None, "Longest gradient; null: as the model recommends; 0: any.", least=0, example="1")
     not_finite: NotFinite = setting(NotFinite.stop, "At a gradient that is not finite: stop, or skip and count it.")

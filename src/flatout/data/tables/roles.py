@@ -61,8 +61,8 @@ def find_roles(
     for key, names in zip(found, known, strict=True):
         of_files = (_found(file, names) for file in table.tables if key in unclear)
         for name in next(filter(None, of_files), ()):
-            what = f"no column {name!r} in {table.lacking(name)}"
-            raise UserError(f"data.{key}", what, allowed=table.listed(name))
+            who, there = table.lacking(name)
+            raise UserError(f"data.{key}", f"no column {name!r} in {who}", allowed=there)
     what = " and ".join(word for key, word in zip(found, spoken, strict=True) if key in unclear)
     several = [repr(name) for key in unclear for name in found[key]]
     choice = f": {' or '.join(several)}" if several else ""

@@ -74,14 +74,14 @@ class Table(ABC):
         """A row, counted from 1, in words."""
         return f"{row}" if self.inner is None else self.inner.locate(row)
 
-    def listed(self, but: str = "") -> str:
-        """Its first columns, in words; `but`: one that is missing."""
+    def listed(self) -> str:
+        """Its first columns, in words."""
         more = ", …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"columns: {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
-    def lacking(self, column: str) -> str:
-        """Who of several files has not got a column, in words."""
-        return self.name if self.inner is None else self.inner.lacking(column)
+    def lacking(self, column: str) -> tuple[str, str]:
+        """Who of several files has not got a column, and the columns there, in words."""
+        return (self.name, self.listed()) if self.inner is None else self.inner.lacking(column)
 
 
 def changed(name: str) -> UserError:
@@ -103,8 +103,8 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
         return
     names = ", ".join(f"{name!r}" for name in missing.values())
     hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
-    what = f"no column {names} in {table.lacking(next(iter(missing.values())))}"
-    raise UserError(" and ".join(missing), what, allowed=table.listed(next(iter(missing.values()))), hint=hints)
+    who, there = table.lacking(next(iter(missing.values())))
+    raise UserError(" and ".join(missing), f"no column {names} in {who}", allowed=there, hint=hints)
 
 
 def decoded(values: pa.Array) -> pa.Array:
@@ -215,15 +215,10 @@ class ManyFiles(Table):
         table, start = self.tables[begun[-1]], self._starts[begun[-1]]
         return f"{table.name}:{table.locate(row - start)}"
 
-    def lacking(self, column: str) -> str:
-        others = [table.name for table in self.tables if column not in table.columns]
-        few = f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}"
-        return f"{few}, which others have" if len(others) < len(self.tables) else self.name
-
-    def listed(self, but: str = "") -> str:
-        """Its first columns; of the first file that has not got a column, where others have it."""
-        lacking = [table for table in self.tables if but and but not in table.columns]
-        return lacking[0].listed() if 0 < len(lacking) < len(self.tables) else super().listed()
+    def lacking(self, column: str) -> tuple[str, str]:
+        others = [table for table in self.tables if column not in table.columns]
+        few = f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''}, which others have"
+        return (few, others[0].listed()) if len(others) < len(self.tables) else (self.name, self.listed())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0
