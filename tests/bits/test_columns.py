@@ -99,6 +99,13 @@ def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as
     assert len(text) == characters and (first == again).all() and (of_model.read(column, ROWS) == first).all()
 
 
+def test_a_model_of_so_many_bits_names_the_row_that_has_others():
+    reader = BitColumn("bits", "file", Form.binary)
+    reader.num_bits = 8
+    with pytest.raises(UserError, match="row 1: column 'bits': 16 characters where others have 8"):
+        reader.read(pa.array(["01" * 8, "0110011"[:7] + "1"]), ROWS)
+
+
 def test_one_odd_row_at_the_beginning_decides_neither_form_nor_length():
     with pytest.raises(UserError, match="row 1: column 'bits': 'x' at place 1 is no binary digit"):
         BitColumn("bits", "file").read(pa.array(["x110", "0110", "0111"]), ROWS)

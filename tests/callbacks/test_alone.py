@@ -219,6 +219,16 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
     assert "on_train_batch_end" not in vars(breaking) and "on_before_backward" not in vars(timer)
 
 
+@pytest.mark.parametrize(
+    ("metric", "shown"), [("recall", ["recall"]), ("loss", ["f1", "auroc", "mae"]), (None, ["f1", "auroc", "mae"])]
+)
+def test_a_line_shows_the_metric_that_decides_wherever_it_stands_and_no_loss_twice(metric, shown):
+    said: list[str] = []
+    line = ProgressLine(metric=metric, say=said.append)
+    line.on_validation(1, 1.0, {f"val/{name}": 0.5 for name in ("loss", "f1", "auroc", "mae", "recall")})
+    assert said == ["epoch   1.00  step      1  val loss 0.5000  " + "  ".join(f"val {name} 0.5000" for name in shown)]
+
+
 def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
     said: list[str] = []
     line = ProgressLine(2, say=said.append)

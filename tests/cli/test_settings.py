@@ -43,17 +43,17 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         "  does     Rows one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  128",
-        "  example  data.batch_size=128",
+        "  example  data.batch_size=256",
         "data.batch_size  (data=bits)",
         "  does     Records one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  256",
-        "  example  data.batch_size=256",
+        "  example  data.batch_size=512",
         "data.batch_size  (data=sequence)",
         "  does     Recordings, windows or chunks one device computes at once.",
         "  allowed  a whole number, 1 or more",
         "  default  64",
-        "  example  data.batch_size=64",
+        "  example  data.batch_size=128",
     ]
 
 

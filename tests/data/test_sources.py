@@ -74,10 +74,17 @@ def test_the_one_file_that_lacks_a_column_is_named_with_its_own_columns(tmp_path
     assert str(caught.value).startswith(said)
 
 
+def test_columns_that_every_file_has_are_to_choose_from(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("sms,category,target\none,two,three\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"which column of .* holds the labels: 'category' or 'target'\?"):
+        check(TextDataConfig(source=[str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]))
+
+
 def test_an_empty_name_is_not_the_folder_one_works_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("text,label\none,two\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"data.source: is empty. Name a file: data.source=FILE.$"):
+    with pytest.raises(UserError, match=r"data.source: is empty. Name a file, or leave it out.$"):
         check(TextDataConfig(source=""))
 
 

@@ -160,8 +160,10 @@ def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeyp
     (folder,) = (package / "runs" / "default").iterdir()
     before, longer = (folder / "overrides.txt").read_bytes(), ["trainer.max_epochs=3", f"resume={folder}"]
     assert run_train([*words, *longer, "task.lr=0.01"], monkeypatch) == 2
-    assert "this is not the run that was begun: task.lr was 0.05 and is 0.01" in capsys.readouterr().err
+    assert "this is not the run that was begun: task.lr as typed was 0.05 and is 0.01" in capsys.readouterr().err
     assert (folder / "overrides.txt").read_bytes() == before
+    assert run_train([*words, f"resume={folder}", "task.lr=0.01"], monkeypatch) == 2  # not "nothing left to train"
+    assert run_train([*words, f"resume={folder}", "task.lr=0.05"], monkeypatch) == 0
     assert run_train([*words, *longer, "task.lr=0.05"], monkeypatch) == 0
 
 

@@ -81,10 +81,11 @@ class BitColumn:
         if self.form is Form.base64:
             texts = pc.utf8_rtrim(texts, "=")
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        width = self._width or Counter(lengths.tolist()).most_common(1)[0][0]
+        bits = _BITS_A_CHARACTER[self.form]
+        fitting = [each for each in lengths.tolist() if self.num_bits == (each * bits + 7 * (bits < 6)) // 8 * 8]
+        width = self._width or Counter(fitting or lengths.tolist()).most_common(1)[0][0]
         if (odd := np.flatnonzero(lengths != width)).size:
-            what = f"{int(lengths[odd[0]]):,} characters where others have {width:,}"
-            self._fail(rows[odd[0]], what, _CORRECT)
+            self._fail(rows[odd[0]], f"{int(lengths[odd[0]]):,} characters where others have {width:,}", _CORRECT)
         if width == 0:
             self._fail(rows[0], "no value", _CORRECT)
         digits = _TABLES[self.form][bytes_of(texts)[0]].reshape(len(texts), width)
@@ -94,7 +95,7 @@ class BitColumn:
             character = texts[row].as_py()[place : place + 1]
             self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
         self._width = width
-        return self._alike(_packed_digits(digits, _BITS_A_CHARACTER[self.form]), rows)
+        return self._alike(_packed_digits(digits, bits), rows)
 
     def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""

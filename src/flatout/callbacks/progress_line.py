@@ -52,9 +52,8 @@ class ProgressLine(ProgressBar):
         """Say the metrics of a validation."""
         known = {"train": self._loss, "val": values.get("val/loss")}
         losses = "  ".join(f"{split} loss {loss:.4f}" for split, loss in known.items() if loss is not None)
-        names = [name for name in values if name != "val/loss"][:_MOST_SHOWN]
-        if self.metric is not None:
-            names = [f"val/{self.metric}"] if f"val/{self.metric}" in names else names
+        names = [name for name in values if name != "val/loss"]
+        names = [own] if (own := f"val/{self.metric}") in names else names[:_MOST_SHOWN]
         shown = "  ".join(f"{name.replace('/', ' ')} {values[name]:.4f}" for name in names)
         self.say("  ".join(filter(None, [f"epoch {epoch:6.2f}  step {step:6d}", losses, shown])))
 

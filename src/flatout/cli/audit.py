@@ -93,6 +93,7 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     from flatout.audit.numbers import WORST
     from flatout.run.kinds import kind_of
 
+    require(not settings.has_own_parts, "audit", "reads no data of your own", hint="Name data.source=FILE.")
     began, folder = time.perf_counter(), Path(config.out)
     measure, name = (_audit_texts, SUSPECTS) if kind_of(settings.data).keeps_rows else (_audit_numbers, WORST)
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())

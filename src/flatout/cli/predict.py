@@ -40,7 +40,7 @@ from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, R
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
-MANIFEST = "answers.json"
+MANIFEST, _UNITS_NS = "answers.json", (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)  # in which disks keep times
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _MANY = "Write --out FOLDER/ for a folder of answers."
 
@@ -80,7 +80,7 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     if _is_folder(arguments.out):
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
-        if folders := [each.name for each in Path(arguments.file).glob("[!.]*/") if each.is_dir()]:
+        if folders := [each.name for each in Path(arguments.file).expanduser().glob("[!.]*/") if each.is_dir()]:
             print(f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}", file=sys.stderr)
         weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
         asked = {"run": Path(arguments.run).resolve().name, "weights": xxhash.xxh3_64_hexdigest(weights)}
@@ -128,7 +128,8 @@ def answer_files(
     """
 
     def is_answered(out: Path) -> bool:
-        return out.exists() and out.stat().st_mtime_ns == Path(named[out]).stat().st_mtime_ns
+        asked_ns = Path(named[out]).stat().st_mtime_ns
+        return out.exists() and any(out.stat().st_mtime_ns == asked_ns // unit * unit for unit in _UNITS_NS)
 
     named, what = dict[Path, str](), f"{folder} holds the files that are read"
     for file in map(Path, files):
@@ -144,6 +145,8 @@ def answer_files(
     waiting, rows = [(file, out) for out, file in own if not is_answered(out)], 0
     if len(waiting) < len(own):
         print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
+    if waiting:  # a list of all files comes with the last one
+        write_atomically(folder / MANIFEST, json.dumps({"asked": asked}, indent=1))
     for given, out in waiting:
         times = Path(given).stat()
         rows += answer_one(given, str(out))

@@ -109,8 +109,9 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
 
 def _example(key: str, about: About, default: Any) -> str:
     """Words of a command line that set a setting: its own, else a switch turned, or another choice."""
-    others = (not default,) if isinstance(default, bool) else about.choices or ()
-    words = about.example or as_word(next((each for each in others if each != default), default))
+    is_number = isinstance(default, int | float) and about.holds(2 * default)
+    choices = (not default,) if isinstance(default, bool) else about.choices or ((2 * default,) if is_number else ())
+    words = about.example or as_word(next((each for each in choices if each != default), default))
     if "=" not in words.partition(" ")[0]:
         words = f"{key}={words}"
     beside = next((f"{others} " for group, others in _BESIDE.items() if key.startswith(group)), "")

@@ -91,11 +91,7 @@ class OptimConfig:
     eps: float = setting(1e-8, "Added to the denominator.", least=0, example="1e-6")
     schedule: Schedule = setting(Schedule.linear, "How the learning rate falls after the warm-up.")
     warmup: float = setting(
-        0.06,
-        "Share of all steps in which the learning rate rises; 1 or more: that many steps.",
-        least=0,
-        allowed="0 or more: a share below 1, or a number of steps",
-        example="100",
+        0.06, "Share of all steps in which the learning rate rises; 1 or more: that many steps.", least=0, example="100"
     )
     final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
     layer_decay: float = setting(1.0, "A layer's rate, as a share of the one above it.", above=0, most=1, example="0.9")

@@ -51,7 +51,8 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
             return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
         folder = same[0]
     folder = folder.absolute()
-    if read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
+    is_same = not config.has_own_parts or _is_same_command(folder, settings, overrides)
+    if is_same and read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
         return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
     return Found(folder)
 

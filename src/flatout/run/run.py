@@ -109,8 +109,8 @@ def facts_to_compare(
         plan = plan_facts(feeds.train, settings.batches or 0)
         return facts_of_run(settings.values, data.info.key, module.model, plan, precision)
     plan = {} if isinstance(data, StoreData) else {"devices": ranks.world}
-    typed = (word.lstrip("+").partition("=") for word in overrides)  # a part of your own shows no other arguments
-    own = {key: value for key, _, value in typed if str(settings.values.get(key.partition(".")[0])).startswith("<")}
+    typed = (word.lstrip("+~").partition("=") for word in overrides)  # a part of your own shows no other arguments
+    own = {f"{key} as typed": to for key, _, to in typed if str(settings.values.get(key.split(".")[0]))[:1] == "<"}
     return facts_of_run({**settings.values, **own}, None, module, plan, precision)
 
 

@@ -59,7 +59,7 @@ def find_roles(
     if not unclear:
         return Roles(given or found["text"], found["label"][0], join)
     for key, names in zip(found, known, strict=True):
-        of_files = (_found(file, names) for file in table.tables if key in unclear)
+        of_files = (_found(file, names) for file in table.tables if not found[key])
         for name in next(filter(None, of_files), ()):
             who, there = table.lacking(name)
             raise UserError(f"data.{key}", f"no column {name!r} in {who}", allowed=there)

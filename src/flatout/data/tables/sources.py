@@ -114,7 +114,7 @@ def format_of(file: Path) -> Format | None:
 
 def _path_of(given: str | Path, where: str) -> Path:
     """A path that is named, or where a copy lies of what an address names."""
-    require(bool(str(given)), where, "is empty", hint=f"Name a file: {where}=FILE.")
+    require(bool(str(given)), where, "is empty", hint="Name a file, or leave it out.")
     return Path(fetch(str(given), where) if is_address(given) else given).expanduser()
 
 

@@ -218,7 +218,7 @@ class ManyFiles(Table):
     def lacking(self, column: str) -> tuple[str, str]:
         others = [table for table in self.tables if column not in table.columns]
         few = f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''}, which others have"
-        return (few, others[0].listed()) if len(others) < len(self.tables) else (self.name, self.listed())
+        return (few, others[0].listed()) if 0 < len(others) < len(self.tables) else (self.name, self.listed())
 
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0
