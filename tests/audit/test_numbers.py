@@ -16,8 +16,8 @@ from tests.verbs import verb
 from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers, read_number_rows
 from flatout.data import SequenceData
 
-SMALL = ["data=sequence", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
-BITS = ["data=bits", "data.sample.rows=600", "data.encoding.size=256"]
+SMALL = ["data=cells", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
+BITS = ["data=people", "data.sample.rows=600", "data.encoding.size=256"]
 
 
 def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None) -> NumberRows:
@@ -38,7 +38,7 @@ def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(p
     rows = made_up(20, 7, noise=0.3)
     folds = _Folds(rows, 4)
     rank_R = np.random.default_rng(0).permutation(20)
-    found, expected = folds.losses(0.5, part), np.empty(20)
+    (found, _), expected = folds.losses(0.5, part), np.empty(20)
     for fold in range(4):
         taught_R = (rank_R % 4 != fold) & (rank_R < 20 * [1 / 8, 1 / 4, 1 / 2, 1][part])
         taught_N = torch.from_numpy(taught_R)[rows.row_N].numpy()

@@ -146,8 +146,8 @@ class _Folds:
         count, products = torch.tensor(len(inputs_ND)), inputs_ND.T @ inputs_ND
         return products, inputs_ND.T @ answers_NO, inputs_ND.sum(0), answers_NO.sum(0), count
 
-    def losses(self, penalty: float, part: int, judged: int | None = None) -> Floats:
-        """Mean loss of each row of all folds or one, by models of a part of the others."""
+    def losses(self, penalty: float, part: int, judged: int | None = None) -> tuple[Floats, Tensor]:
+        """Mean loss of each row of all folds or one, by models of a part of the others; and what these answer."""
         rows, answers_NO = self.rows, torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
         for fold in range(self.num_folds) if judged is None else (judged,):
             cells = [sums for (own, its), sums in self._cells.items() if own != fold and its <= part]
@@ -159,11 +159,10 @@ class _Folds:
             is_judged_N = self.fold_N == fold
             inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
             answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()
-        self.answers_NO = answers_NO
         kept_N = slice(None) if judged is None else self.fold_N == judged
         loss_N, row_N = rows.loss(answers_NO[kept_N], rows.answers_NO[kept_N]).double(), rows.row_N[kept_N]
         sums_R = torch.zeros(len(rows.names)).double().index_add(0, row_N, loss_N)
-        return (sums_R / torch.bincount(rows.row_N)).numpy()
+        return (sums_R / torch.bincount(rows.row_N)).numpy(), answers_NO
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +223,9 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     count, folds = len(rows.names), _Folds(rows, num_folds)
     fold_R, parts, by_part = folds.fold_R.numpy(), range(len(PARTS)), list[Floats]()
     for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
-        tried = [folds.losses(penalty, part, judged=0).sum() for penalty in PENALTIES]
-        by_part.append(folds.losses(PENALTIES[int(np.argmin(tried))], part))
-    loss_R = by_part[-1]
+        tried = [folds.losses(penalty, part, judged=0)[0].sum() for penalty in PENALTIES]
+        loss_R, answers_NO = folds.losses(PENALTIES[int(np.argmin(tried))], part)
+        by_part.append(loss_R)
     means = np.array([[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)])
     sizes, now = np.array(PARTS) * count * (1 - 1 / num_folds), sum("train" in each for each in rows.splits)
     errors, ahead = means**0.5 if rows.unit else means, None
@@ -239,7 +238,7 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     sums = torch.zeros(int(folds.group_R.max()) + 1, 2).double().index_add(0, folds.group_R, of_rows)
     drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])}).get("score")
     interval = "" if drawn is None else f"{drawn[0]:.4g} to {drawn[1]:.4g}"
-    return MeasuredNumbers(rows, loss_R, folds.answers_NO, interval, sizes, rows.shown(means), ahead)
+    return MeasuredNumbers(rows, loss_R, answers_NO, interval, sizes, rows.shown(means), ahead)
 
 
 def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Path, page: Path) -> None:

@@ -27,10 +27,10 @@ _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
 _OF_A_RUN = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 """Words of a run that are about its data, and its pretrained encoder."""
 _IMPLIED = {
-    "data.problem=tags": ("task=tagging", "model=transformer"),
+    **dict.fromkeys(("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")),
     "data.problem=label": ("model=rnn",),
-    "data=sequence": ("task=sequence", "model=rnn"),
-    "data=bits": ("task=grams", "model=bitmlp"),
+    **dict.fromkeys(("data=sequence", "data=cells"), ("task=sequence", "model=rnn")),
+    **dict.fromkeys(("data=bits", "data=people"), ("task=grams", "model=bitmlp")),
 }  # what only a training would ask for
 
 
