@@ -151,7 +151,7 @@ def test_the_first_commands_run_one_after_the_other(tmp_path, monkeypatch, capsy
         assert len(list(csv.DictReader(file))) == 20
     printed = capsys.readouterr().out
     assert "written to answers.csv: 20 rows" in printed
-    assert "example  data.batch_size=64" in printed
+    assert "example  data.batch_size=256" in printed
 
 
 def iter_commands(*commands: str) -> list[str]:
