@@ -248,7 +248,7 @@ MISTAKES = {
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
     ("compare", "nowhere"): "nowhere: no exposure.json there",
     ("predict", "RUN", "OTHERS", "--text", "x"): "--text: this run answers encodings. Leave it out.",
-    ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 6 characters where others have 512",
+    ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 24 bits where others have 512",
     ("evaluate", "RUN", "OTHERS", "--bits", "blomfilter"): "Did you mean 'bloomfilter'?",
 }
 
