@@ -187,7 +187,7 @@ def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, 
         assert found[name] == pytest.approx(result.metrics[f"test/{name}"], rel=1e-4), name
 
 
-def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line(tmp_path, capsys):
+def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refused_where_all_are(tmp_path, capsys):
     result, folder = train(tmp_path / "runs", "forecast"), write_cells(tmp_path / "cells")
     verb("predict", result.folder, folder, "--out", tmp_path / "whole.csv")
     pq.write_table(cells_of("test").slice(0, 9), folder / "short.parquet")
@@ -198,11 +198,10 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line(tmp_path, 
     pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
     assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "(14 samples of 15). Name a longer one." in line
+    assert "(14 samples of 15). Leave them out." in line
     pq.write_table(cells_of("test").slice(0, 9), tmp_path / "short.parquet")
-    assert verb("predict", result.folder, tmp_path / "short.parquet", "--out", tmp_path / "none.csv") == 0
-    said = capsys.readouterr()
-    assert "(9 samples of 12)" in said.err and "none.csv: 0 rows" in said.out
+    assert verb("predict", result.folder, tmp_path / "short.parquet", "--out", tmp_path / "none.parquet") == 2
+    assert "(9 samples of 12). Leave them out." in capsys.readouterr().err and not (tmp_path / "none.parquet").exists()
 
 
 def waves(first: int, runs: int) -> pa.Table:

@@ -236,16 +236,20 @@ class SequencePredictor(RunPredictor):
     def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
         """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
         needed = (self.shape.lookback or 1) if self.shape.horizon else 0
-        for recording in self._long_enough(self.read_long(table), needed):
+        for recording in self._long_enough(self.read_long(table), needed, "predict"):
             yield from self._answer_recording(recording)
 
-    def _long_enough(self, recordings: Iterator[Recording], needed: int) -> Iterator[Recording]:
-        """Without those that are too short, which the notes name, as in training."""
+    def _long_enough(self, recordings: Iterator[Recording], needed: int, verb: str) -> Iterator[Recording]:
+        """Without those that are too short, which the notes name, as in training; refused where all are."""
+        count, short = 0, list[str]()
         for recording in recordings:
             if len(recording.times) >= needed:
+                count += 1
                 yield recording
             else:
-                self.found.brief.append(f"{recording.name} ({len(recording.times):,} samples of {needed:,})")
+                short.append(f"{recording.name} ({len(recording.times):,} samples of {needed:,})")
+        self.found.brief += short
+        require(count > 0 or not short, verb, f"all are too short: {', '.join(short[:3])}", hint="Leave them out.")
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time, samples = self.rules.time or "step", len(recording.times)
@@ -273,16 +277,13 @@ class SequencePredictor(RunPredictor):
             return self._score_labels(table, options.label, advance)
         shape, targets = self.shape, self.names
         needed = (shape.lookback or 1) + shape.horizon if shape.horizon else 0
-        columns = self.rules.columns if shape.horizon else [*self.rules.columns, *targets]
+        rules = replace(self.rules, columns=[*self.rules.columns, *(() if shape.horizon else targets)])
         scores, total = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]), 0
-        recordings = self.read(table, replace(self.rules, columns=columns))
-        for number, recording in enumerate(self._long_enough(recordings, needed)):
+        for number, recording in enumerate(self._long_enough(self.read(table, rules), needed, "evaluate")):
             for answers, truths in self.compare(recording.values):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += len(answers)
             advance(len(recording.times))
-        what = f"each recording is too short: {', '.join(self.found.brief[:3])}"
-        require(total > 0 or not self.found.brief, "evaluate", what, hint="Name a longer one.")
         self.require_rows(total, table)
         return Scored({"rows": total}, scores.values(), remarks=self.found.lines(), intervals=scores.intervals())
 
