@@ -16,7 +16,6 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, library
 from torch._decomp.decompositions import gru_impl, lstm_impl
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "elsewhere"
@@ -79,8 +78,8 @@ class There(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        leaves = tree_leaves((args, kwargs))
-        of_host = [each for each in leaves if isinstance(each, Tensor) and not isinstance(each, There)]
+        tensors = _tensors([args, *kwargs.values()])
+        of_host = [each for each in tensors if not isinstance(each, There)]
         if name in ("copy_", "_to_copy", "_copy_from"):
             _check_copy(name, args, kwargs, of_host)
         elif here := [each for each in of_host if each.dim()]:
@@ -91,17 +90,30 @@ class There(Tensor):
                 raise WaitError(f"{func} makes the host wait")
         goes_here = name == "_to_copy" and torch.device(kwargs.get("device") or NAME).type == "cpu"
         target = args[0] if args else None
-        found = func(*tree_map(_numbers, args), **tree_map(_numbers, kwargs))
+        found = func(*_each(_numbers, args), **{key: _each(_numbers, value) for key, value in kwargs.items()})
         if name == "copy_" or (func._schema.is_mutable and name.endswith("_") and not name.startswith("_")):
             return target
         if goes_here:
             return found
-        known = {id(each.numbers): each for each in leaves if isinstance(each, There)}
+        known = {id(each.numbers): each for each in tensors if isinstance(each, There)}
 
         def moved(value: Any) -> Any:
             return (known[id(value)] if id(value) in known else There(value)) if isinstance(value, Tensor) else value
 
-        return tree_map(moved, found)
+        return _each(moved, found)
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """What an operator takes or gives, each part changed; torch's own walk through trees takes five times as long."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_each(change, part) for part in value])
+    return change(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _numbers(value: Any) -> Any:
@@ -212,7 +224,7 @@ def _cast_to(kind: torch.dtype | None, operator: Any, only: torch.dtype | None =
             return value.to(wanted) if is_number else value
 
         with torch._C._ExcludeDispatchKeyGuard(key):
-            return operator(*tree_map(cast, arguments), **tree_map(cast, named))
+            return operator(*_each(cast, arguments), **{key: _each(cast, value) for key, value in named.items()})
 
     return run
 
