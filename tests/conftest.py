@@ -10,6 +10,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
 
+import gc
 import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from tests.soak import choosing
 settings.register_profile("flatout", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("flatout")
 torch.set_num_threads(1)
+gc.set_threshold(10_000, 20, 50)  # what tests import late is searched for garbage again and again: a tenth of the time
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell in the background: commands inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

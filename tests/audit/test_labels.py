@@ -10,10 +10,11 @@ from flatout.audit.measure import _Trained, forecast, round_number
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
-    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1]))
+    labels = np.array([0, 0, 0, 1, 1, 1])
+    found = find_suspects(probabilities, labels)
     assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
-    assert found.joint.sum() == pytest.approx(1) and mixed_up(found.joint, 6) == [(0, 1, 1), (1, 0, 1)]
+    assert found.joint.sum() == pytest.approx(1) and mixed_up(labels, found) == [(0, 1, 1), (1, 0, 1)]
 
 
 def test_suspects_can_be_put_in_the_order_of_another_model():

@@ -121,7 +121,7 @@ def test_scores_that_are_no_numbers_reach_no_threshold():
 def test_of_two_classes_one_is_answered_where_the_other_is_not():
     outputs, targets = 4 * torch.randn(300, 2), torch.randint(0, 2, (300,))
     binned = measured(Problem.single, 2, outputs, targets).counted().binned
-    assert binned.shape[1] == 2 and binned.sum() == 2 * 200 * 300
+    assert binned.shape[1] == 2 and binned.sum() == 2 * len(binned) * 300
     assert np.array_equal(binned[:, 0], np.flip(binned[:, 1], (0, 1, 2)))
 
 

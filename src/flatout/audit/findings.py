@@ -63,7 +63,7 @@ def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
 
 def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     rows, bound, (rate, low, high) = measured.rows, measured.forecast, measured.noise
-    between = mixed_up(measured.suspects.joint, len(rows), 1)
+    between = mixed_up(rows.labels, measured.suspects, 1)
     mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
     share = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
     what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
@@ -119,7 +119,7 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     yield f"luck:   folds from {folds} %; on {test:,} test rows two runs differ by {luck}"
     share = f"{100 * noise[0]:.1f} % of the labels look wrong ({_span(*noise[1:])})"
     yield f"labels: {len(measured.suspects.places):,} suspects; {share}"
-    for given, likely, count in mixed_up(measured.suspects.joint, len(rows)):
+    for given, likely, count in mixed_up(rows.labels, measured.suspects):
         yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {count:,} rows"
     gain, least, most = measured.without_suspects
     yield f"        without the suspects in training: {100 * gain:+.1f} points ({_span(least, most)})"
@@ -200,7 +200,7 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
             [*_row(measured, place), rows.classes[likely], f"{sure:.3f}"]
             for place, likely, sure in zip(found.places[:_SHOWN], found.likely, found.sure, strict=False)
         ],
-        mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(found.joint, len(rows), 10)],
+        mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(rows.labels, found, 10)],
         charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],
         forecast=measured.forecast.line(),
         slices=[[each.name, f"{each.rows:,}", f"{100 * each.score:.1f} %"] for each in slices(measured)[:_SHOWN]],

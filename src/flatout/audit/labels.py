@@ -8,6 +8,7 @@ comes from planted errors: as many of the rows as look like those can be wrong, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,10 +94,7 @@ def noise_rate(observed: NDArray[np.float64], planted: NDArray[np.float64]) -> t
     return best[0], best[2], best[1]
 
 
-def mixed_up(joint: NDArray[np.float64], num_rows: int, most: int = 5) -> list[tuple[int, int, int]]:
+def mixed_up(labels: Classes, suspects: Suspects, most: int = 5) -> list[tuple[int, int, int]]:
     """Pairs of classes (given, likely) that the suspects lie between, with their rows, the most first."""
-    rows = np.rint(joint * num_rows).astype(int)
-    np.fill_diagonal(rows, 0)
-    order = np.argsort(-rows, axis=None, kind="stable")[:most]
-    pairs = [(int(place // len(rows)), int(place % len(rows))) for place in order]
-    return [(given, likely, int(rows[given, likely])) for given, likely in pairs if rows[given, likely] > 0]
+    pairs = Counter(zip(labels[suspects.places].tolist(), suspects.likely.tolist(), strict=True))
+    return [(*pair, rows) for pair, rows in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:most]]

@@ -135,9 +135,9 @@ class GramDecoder(Task):
             self._step_began_at = self.recombined[0].next
             self._is_within_step = True
 
-    def after_optimizer_step(self) -> None:
+    def after_optimizer_step(self, uncounted: int = 0) -> None:
         self._is_within_step = False
-        super().after_optimizer_step()
+        super().after_optimizer_step(uncounted)
 
     def reset_step(self) -> None:
         """Back to the texts that the step began with: its passes are repeated."""

@@ -6,6 +6,7 @@ In a plain Trainer it takes the place of Lightning's own bar: step, loss of the 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import lightning as L
@@ -17,6 +18,7 @@ from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of, is_fitting
 from flatout.run_log import Say
 
+_OF_VALIDATION = re.compile("(^|[/_])val")
 _MOST_SHOWN = 3  # metrics of a validation in its line, where none was named
 
 
@@ -82,7 +84,8 @@ class ProgressLine(ProgressBar):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         step = trainer.global_step
-        self._newest = outputs.get("loss") if isinstance(outputs, dict) else None
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        self._newest = None if getattr(loss, "numel", int)() > 1 else loss
         if step != self._step and step % self.every_n_steps == 0:
             self.on_flush(step, 0.0, self._shown_of_step(trainer))
         self._step = step
@@ -90,9 +93,14 @@ class ProgressLine(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
             self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
-            found = {name: float(value) for name, value in trainer.callback_metrics.items() if "val" in name}
-            values = {f"val/{name.removeprefix('val').lstrip('/_')}": value for name, value in found.items()}
-            self.on_validation(trainer.global_step, float(trainer.current_epoch + 1), values)
+            found = {
+                name: float(value) for name, value in trainer.callback_metrics.items() if _OF_VALIDATION.search(name)
+            }
+            values = {"val/" + re.sub("^val[/_]", "", name): value for name, value in found.items()}
+            part = trainer.fit_loop.epoch_loop.batch_progress.current.ready / trainer.num_training_batches
+            self.on_validation(
+                trainer.global_step, trainer.current_epoch + (part or 1.0), values
+            )  # of a stream: epochs
 
     def on_train_end(self, *_: Any) -> None:
         self.close()

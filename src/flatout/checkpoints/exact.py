@@ -6,7 +6,8 @@ A checkpoint lies between two optimizer steps: after each validation, every so m
 the run to end, when an exception ends it outside of an update, and at the end. Here is *when*; `position.py` has *what*
 a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py` how one is written, `same_run.py` who may go on.
 
-DataModules of flatout keep their position inside an epoch. A loader without `state_dict` starts its epoch again.
+DataModules of flatout keep their position inside an epoch. A loader without `state_dict` is read from its start for the
+rest of the epoch, as in Lightning.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock
 from flatout.checkpoints.folder import ABOUT, Unwritable, as_plain, leave_out_settings, require_whole, route_folders
-from flatout.checkpoints.kept import Best, find_checkpoint, link, shelve
+from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
@@ -137,6 +138,12 @@ class ExactCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_known = self.boundary.at.step == trainer.global_step
+        is_fresh = not trainer.global_step and not getattr(trainer, "fast_dev_run", False)
+        hint = "Pass ckpt_path=exact.latest() to go on with it, or name another folder."
+        what = f"{self.folder} has checkpoints of another training, which this one would remove"
+        require(not (is_fresh and newest_first(self.folder)), "ExactCheckpoint", what, hint=hint)
+        if self.best_so_far.monitor is not None and not trainer.enable_validation and trainer.is_global_zero:
+            self.run_log.say(f"ExactCheckpoint: no validation, so no best by {self.best_so_far.monitor}")
         self.boundary.begin(trainer)
         self._saved = self._saved if is_known else self.boundary.at  # where a training begins it needs no checkpoint
         call_before_validation(trainer, partial(self.boundary.begin_validation, trainer))

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,7 +90,7 @@ class FolderCheckpointIO(CheckpointIO):
 
 
 class RoutedCheckpointIO(CheckpointIO):
-    """Folders below one folder are ours; the Trainer's own plugin reads and writes everything else."""
+    """The folders `step-N` below one folder are ours; the Trainer's own plugin reads and writes everything else."""
 
     def __init__(self, ordinary: CheckpointIO, folder: Path) -> None:
         self.ordinary, self.folder, self._folders = ordinary, folder.absolute(), FolderCheckpointIO()
@@ -108,7 +109,9 @@ class RoutedCheckpointIO(CheckpointIO):
         self.ordinary.teardown()
 
     def _io_of(self, path: Any) -> CheckpointIO:
-        return self._folders if Path(path).absolute().parent == self.folder else self.ordinary
+        target = Path(path).absolute()
+        is_ours = target.parent == self.folder and re.fullmatch(r"step-\d+", target.name)
+        return self._folders if is_ours else self.ordinary
 
 
 def route_folders(trainer: L.Trainer, folder: Path) -> None:
@@ -136,7 +139,12 @@ def require_whole(folder: Path) -> dict[str, Any]:
             raise ValueError("its manifest names other files than a checkpoint has")
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=REMOVE_IT) from None
+        hint = (
+            REMOVE_IT
+            if folder.name.startswith("step-")
+            else "Name one of its folders step-N, such as RUN/checkpoints/last."
+        )
+        raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=hint) from None
     what = f"damaged: {', '.join(broken)} differ from what was written"
     require(not broken, f"checkpoint {folder}", what, hint=REMOVE_IT)
     return about
@@ -213,12 +221,16 @@ class Unwritable(UserError):
 
 def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
+    while path in tensors:  # of another value whose keys are joined to the same
+        path += "'"
     if isinstance(value, Tensor) and value.layout == torch.strided:
         tensors[path] = value.detach().contiguous()
         return {"~tensor": path}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[path] = torch.from_numpy(np.asarray(value, order="C"))
         return {"~array": path}
+    if isinstance(value, Counter):  # the milestones of a MultiStepLR
+        return {"~counter": as_plain(list(value.items()), path, tensors)}
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("~") for key in value):
             return {key: as_plain(item, f"{path}/{key}", tensors) for key, item in value.items()}
@@ -271,6 +283,8 @@ def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[value["~tensor"]]
     if "~array" in value:
         return tensors[value["~array"]].numpy()
+    if "~counter" in value:
+        return Counter(dict(_with_tensors(value["~counter"], tensors)))
     if "~tuple" in value:
         return tuple(_with_tensors(item, tensors) for item in value["~tuple"])
     if "~pairs" in value:

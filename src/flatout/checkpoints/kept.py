@@ -61,8 +61,9 @@ def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
         link(folder, "best", best)
         steps = [int(path.name.removeprefix("step-")) for path in newest_first(folder)]
         before = [step for step in steps if step < last][: keep - 1]
+        linked = (folder / "best").resolve().name  # where the best could not be written, the one before it
         for step in steps:
-            if step not in (last, best, *before):  # one of more steps is from a training that was given up
+            if step not in (last, best, *before) and f"step-{step}" != linked:  # more steps: of a training given up
                 shutil.rmtree(folder / f"step-{step}")
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)

@@ -96,7 +96,7 @@ class Boundary:
         # `_batches_that_stepped` counts it after them, so the batch that has just ended is added.
         stepped = loop._batches_that_stepped + 1
         self.at = Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped)
-        self._taken = _batches_ended(trainer)
+        self._taken, self._before_validation = _batches_ended(trainer), None
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
         # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
         self._random = random_state(trainer.strategy.root_device, with_others=self._others_draw)
@@ -111,6 +111,8 @@ class Boundary:
         self._before_validation = {key: state for key, state in states.items() if state}, _position_states(trainer)
 
     def end_validation(self, trainer: L.Trainer) -> None:
+        if self._taken != _batches_ended(trainer):  # inside a step: a resume repeats that, and the validation with it
+            return
         self._before_validation = None
         self.at = replace(self.at, validated=self.at.step)
         self._random = random_state(trainer.strategy.root_device)

@@ -68,7 +68,10 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
         place, row = f"{file}:{number}", (line.get("row") or "").strip()
         require(row.isdecimal() and int(row) > 0, key, f"{place} names row {row!r}", allowed="1 or more")
         require(key != "data.relabel" or bool(_label(line)), key, f"{place} has no label", hint="Fill in its label.")
-        found[_split_of(key, place, line, tables)][int(row) - 1] = line
+        of_split = found[_split_of(key, place, line, tables)]
+        is_same = _label(of_split.get(int(row) - 1, line)) == _label(line) or key != "data.relabel"
+        require(is_same, key, f"{place} gives row {row} another label than a line above", hint="Leave one of them.")
+        of_split[int(row) - 1] = line
     return found
 
 

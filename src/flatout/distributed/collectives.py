@@ -34,7 +34,7 @@ def of_all_ranks(value: Any) -> list[Any]:
 def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
     if not are_several():
         return counts
-    summed = torch.from_numpy(np.asarray(counts)).to(device)
+    summed = torch.tensor(counts, device=device)  # a copy: it is added to in place
     dist.all_reduce(summed)
     return summed.cpu().numpy()
 

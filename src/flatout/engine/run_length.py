@@ -45,10 +45,11 @@ def batches_in_epoch(trainer: dict[str, Any], feed: Feed) -> int:
 def planned_steps(trainer: dict[str, Any], feed: Feed) -> int:
     """Optimizer steps of the whole run."""
     epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps")
-    if most is not None and most != -1:
-        require(most > 0, "trainer.max_steps", f"{most}", allowed="1 or more")
-        return int(most)
-    return epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
+    whole = epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
+    if most is None or most == -1:
+        return whole
+    require(most > 0, "trainer.max_steps", f"{most}", allowed="1 or more")
+    return int(most) if epochs == -1 else min(int(most), whole)  # Lightning ends at whichever comes first
 
 
 def _count(given: float, total: int) -> int:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flatout.distributed.collectives import are_several
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 
 _MOST_IN_A_ROW = 20  # steps that may be skipped one after the other
 NotFinite = StrEnum("NotFinite", "stop skip")
@@ -26,7 +26,8 @@ class StepLosses:
     """What is not read yet of the steps taken, and which steps were left out."""
 
     def __init__(self, policy: NotFinite, describe_rows: Callable[[int], str]) -> None:
-        self.policy, self.describe_rows = policy, describe_rows
+        require(policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite))
+        self.policy, self.describe_rows = NotFinite(policy), describe_rows
         self.values: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.skipped: list[int] = []
@@ -87,9 +88,9 @@ class StepLosses:
         both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()
         losses_of, norms_of = both[:count], both[count:]
         wrong = {place for place, value in enumerate(losses_of) if not math.isfinite(value)}
-        left_out = wrong | {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
+        left_out = {place for place, value in enumerate(norms_of) if not math.isfinite(value)} if norms_of else wrong
         if not is_scaled:  # a scaler looks for steps it must leave out by just that
-            wrong = left_out
+            wrong = wrong | left_out
         first = steps_done - count
         if wrong and (self.policy is NotFinite.stop or is_scaled):
             raise self._not_finite(first + min(wrong))

@@ -132,7 +132,8 @@ class Classifier(Task):
         assert isinstance(self.metrics, MultiMetrics)
         self.metrics.thresholds.copy_(torch.tensor(self.thresholds))
         span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
-        log.decision("thresholds", span, "best F1 of each label", "on the validation rows")
+        known = "on the validation rows; 0.50 where fewer than 20 of them have it"
+        log.decision("thresholds", span, "best F1 of each label", known)
         return facts
 
     def count_answers(self) -> None:

@@ -30,7 +30,8 @@ _MORE_IS_BETTER = (
 _LESS_IS_BETTER = "mae rmse max_error mse_scaled mae_scaled perplexity".split()
 BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTER, "min") | {"masked_accuracy": "max"}
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
-_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 198).sigmoid().tolist(), 1.0]
+_FINER = 16  # thresholds of the area for one of the curve that is drawn: a weak model's scores lie close together
+_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(), 1.0]
 _MOST_CLASSES_FOR_AUROC = 50
 
 
@@ -137,7 +138,7 @@ class TaskMetrics(nn.Module, ABC):
         reached = torch.bucketize(scores.nan_to_num(-1).contiguous(), self.auroc.edges, right=True)
         self.auroc.update(reached, is_theirs)
         if rows is not None:
-            self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.uint8), is_theirs))
+            self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.int16), is_theirs))
 
     def _binned(self) -> NDArray[np.int64] | None:
         """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
@@ -290,14 +291,15 @@ class NumberMetrics(TaskMetrics):
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
         self.r2, self.pearson = _R2(), PearsonCorrCoef()
+        for metric in self._metrics():  # sums of squares in fp32 lose a spread that is small against the mean
+            metric.set_dtype(torch.float64)
         self.sums = RowSums(8)
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        answers, truths = outputs.flatten(), targets.flatten()
+        answers, truths = outputs.flatten().double(), targets.flatten().double()
         for metric in self._metrics():
             metric.update(answers, truths)
         if rows is not None:
-            answers, truths = answers.double(), truths.double()
             errors, products = answers - truths, [truths, truths**2, answers, answers**2, answers * truths]
             self.sums.add(rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1))
 

@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.distributed.collectives import of_all_ranks, sum_over_ranks
+from flatout.distributed.collectives import sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
 from flatout.errors import UserError, require, settings_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
 
 AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
+EPOCHS_DONE = "epochs_done"
 SPLITS = {"val": "validation", "test": "test"}  # splits of a store, by what Lightning's hooks call them
 
 
@@ -254,11 +255,11 @@ class Task(L.LightningModule):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.after_optimizer_step()
+        self.after_optimizer_step(1)  # Lightning counts the step after this
 
-    def after_optimizer_step(self) -> None:
+    def after_optimizer_step(self, uncounted: int = 0) -> None:
         """Update the mean of the weights, and let layers train whose time has come."""
-        done = self.trainer.global_step
+        done = self.trainer.global_step + uncounted
         if self.average is not None:
             self.average.add(done - 1)
         if self.network.thaw(self._epochs_done(done)):
@@ -302,6 +303,7 @@ class Task(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
             checkpoint[AVERAGE] = self.average.state_dict()
+        checkpoint[EPOCHS_DONE] = self._epochs_done(self.trainer.global_step)
         from flatout.models import MODELS, kind_of
 
         settings: dict[str, Any] = {"config": asdict(self.config), "optim": asdict(self.optim)}
@@ -313,8 +315,7 @@ class Task(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Before the optimizer and the mean of the weights are there."""
         self._kept_average = checkpoint.get(AVERAGE, {})
-        if checkpoint["global_step"] and self.total_steps:
-            self.network.thaw(self._epochs_done(checkpoint["global_step"]))
+        self.network.thaw(checkpoint.get(EPOCHS_DONE, 0.0))
 
     # What a run asks for beyond Lightning.
 
@@ -345,18 +346,17 @@ class Task(L.LightningModule):
 
     @torch.inference_mode()
     def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
-        """What all ranks make of a feed's first batches, on the host, until there are so many rows of it."""
+        """What is made of a feed's batches, on the host, until there are so many rows of it; the same on each rank."""
         self.model.eval()
         found: list[tuple[Tensor, ...]] = []
         count = 0
-        for batch in feed.afresh():
+        for batch in feed.afresh(shuffle=feed.split.num_rows > most):  # its first rows are its shortest
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
-            count += int(self.over_ranks(np.array([len(found[-1][0])]))[0])
+            count += len(found[-1][0])
             if count >= most:
                 break
-        own = [torch.cat(parts) for parts in zip(*found, strict=True)]
-        return [torch.cat(parts) for parts in zip(*of_all_ranks(own), strict=True)]
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     def kept_rows(self, batch: FlatBatch) -> Tensor | None:
         """Numbers of the rows of a batch that count, where what they add to the metrics is kept."""
@@ -374,7 +374,8 @@ class Task(L.LightningModule):
         self._rows_judged = 0
 
     def _epochs_done(self, steps: int) -> float:
-        return steps / (self.total_steps or 1) * (self.trainer.max_epochs or 1)
+        batches = int(min(self.trainer.num_training_batches, 1 << 62))  # of a stream nobody knows
+        return steps / max(1, -(-batches // self.trainer.accumulate_grad_batches))
 
 
 def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:

@@ -90,10 +90,11 @@ class Feed:
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 
-    def afresh(self) -> Feed:
-        """The rows of all ranks from the beginning, read without moving this feed."""
+    def afresh(self, *, shuffle: bool = False) -> Feed:
+        """The rows of all ranks from the beginning, or in a random order, read without moving this feed."""
         kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
-        feed = Feed(self.split, replace(self.plan, rank=0, world=1), kind=kind, device=self.device)
+        plan = replace(self.plan, rank=0, world=1, shuffle=shuffle or self.plan.shuffle)
+        feed = Feed(self.split, plan, kind=kind, device=self.device)
         feed._gatherer = self._gatherer
         return feed
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows
+from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, stream
 
 WINDOW_ROWS, RUN_ROWS = 1 << 24, 1 << 20
 _SAMPLED, _UNEVEN = 512, 0.6
@@ -29,8 +29,7 @@ class LargePlan(Plan):
         self._step_rows = settings.rows_per_batch * settings.parts
         self._window_steps = max(1, WINDOW_ROWS // self._step_rows)
         # The order of runs is drawn from a stream that no window's own order has.
-        random = np.random.Generator(np.random.Philox(key=[settings.seed & (2**64 - 1), (1 << 63) + self.epoch]))
-        self._runs = random.permutation(-(-len(lengths) // RUN_ROWS))
+        self._runs = stream(settings.seed, (1 << 63) + self.epoch).permutation(-(-len(lengths) // RUN_ROWS))
         self._ends = np.cumsum(np.minimum(RUN_ROWS, len(lengths) - self._runs * RUN_ROWS))
         self._number, self._window = -1, (np.empty(0, np.int64), Plan(lengths[:0], settings))
 

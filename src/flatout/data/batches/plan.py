@@ -134,13 +134,17 @@ def count_batches(lengths: Ints, settings: PlanSettings) -> int:
     return Plan(lengths, settings).num_batches
 
 
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Random numbers of a seed and a number of 64 bits each; of a list of both numpy would make rounded floats."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed & (2**64 - 1), number], np.uint64)))
+
+
 def _global_steps(lengths: Ints, settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned without those before it.
-    key = [settings.seed & (2**64 - 1), (0 if settings.repeats else epoch) + (window << 40)]
-    random = np.random.Generator(np.random.Philox(key=key))
+    random = stream(settings.seed, (0 if settings.repeats else epoch) + (window << 40))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
     if settings.tokens_per_batch is not None:
         order, bounds = _cut_by_tokens(order, lengths, settings, settings.tokens_per_batch)
@@ -294,8 +298,7 @@ class StreamPlan(Plan):
         # Equal numbers stand side by side, so a recording is a run of rows: its first row and its count say all of it.
         firsts = np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1])) if len(recordings) else np.empty(0)
         counts = np.diff(np.append(firsts, len(recordings))).astype(np.int64)
-        key = [settings.seed & (2**64 - 1), 0 if settings.repeats else epoch]
-        random = np.random.Generator(np.random.Philox(key=key))
+        random = stream(settings.seed, 0 if settings.repeats else epoch)
         # Recordings are shuffled, never their chunks: the order inside one is what a carried state depends on.
         drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))
         firsts, counts = firsts[drawn].astype(np.int64), counts[drawn]

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from flatout.data.batches.gather import HostColumn, runs_of
+from flatout.data.batches.plan import stream
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import RecordingRules
 from flatout.data.sequences.recordings import ReadingNotes, Recording, read_recordings
@@ -106,7 +107,7 @@ class SeededOrder(RandomSampler):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        random = np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), self.epoch]))
+        random = stream(self.seed, self.epoch)
         self.epoch += 1
         order = np.arange(self.num_samples, dtype=np.int32 if self.num_samples < 2**31 else np.int64)
         random.shuffle(order)
