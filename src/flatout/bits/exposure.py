@@ -142,10 +142,7 @@ class ExposureStudy:
         return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
-        """Dice after training on few known pairs of text and encoding, on more, and on all of them.
-
-        Ridge regression is solved again for every size. The network has its detectors solved again.
-        """
+        """Dice after training on few, more and all known pairs, each solved anew: ridge and the network's detectors."""
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)

@@ -73,10 +73,7 @@ class GramMetrics(Metric):
 
 
 def record_scores(found: Tensor, answered: Tensor, there: Tensor) -> tuple[Tensor, ...]:
-    """Dice, precision, recall, F1 and exactness from counts of each record.
-
-    A record without grams for which nothing is answered is right: all scores are 1.
-    """
+    """Dice, precision, recall, F1 and exactness from counts of each record; 1 where none is there nor answered."""
     both_empty = (answered + there) == 0
     dice = torch.where(both_empty, 1.0, 2 * found / (answered + there).clamp(min=1))
     precision = torch.where(both_empty, 1.0, found / answered.clamp(min=1))

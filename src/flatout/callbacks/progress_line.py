@@ -93,14 +93,13 @@ class ProgressLine(ProgressBar):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
             self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
+            logged = trainer.callback_metrics.items()
             found = {
-                name: float(value) for name, value in trainer.callback_metrics.items() if _OF_VALIDATION.search(name)
+                re.sub("^val[/_]", "", name): float(value) for name, value in logged if _OF_VALIDATION.search(name)
             }
-            values = {"val/" + re.sub("^val[/_]", "", name): value for name, value in found.items()}
             part = trainer.fit_loop.epoch_loop.batch_progress.current.ready / trainer.num_training_batches
-            self.on_validation(
-                trainer.global_step, trainer.current_epoch + (part or 1.0), values
-            )  # of a stream: epochs
+            epoch = trainer.current_epoch + (part or 1.0)  # of a stream whole ones alone are known
+            self.on_validation(trainer.global_step, epoch, {f"val/{name}": value for name, value in found.items()})
 
     def on_train_end(self, *_: Any) -> None:
         self.close()

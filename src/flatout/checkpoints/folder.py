@@ -139,11 +139,7 @@ def require_whole(folder: Path) -> dict[str, Any]:
             raise ValueError("its manifest names other files than a checkpoint has")
         broken = [name for name, written in files.items() if not _is_as_written(folder / name, written)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = (
-            REMOVE_IT
-            if folder.name.startswith("step-")
-            else "Name one of its folders step-N, such as RUN/checkpoints/last."
-        )
+        hint = REMOVE_IT if folder.name.startswith("step-") else "Name one of its folders step-N, or last in it."
         raise UserError(f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=hint) from None
     what = f"damaged: {', '.join(broken)} differ from what was written"
     require(not broken, f"checkpoint {folder}", what, hint=REMOVE_IT)

@@ -47,10 +47,7 @@ class Batches:
 
 @runtime_checkable
 class KeepsPosition(Protocol):
-    """A module or callback with a state of its own on each rank, which changes with each step.
-
-    It is what the next step depends on beyond `state_dict`, and what was not reported yet.
-    """
+    """A module or callback with a state of its own on each rank, beyond `state_dict`, that the next step needs."""
 
     def position_state(self) -> dict[str, Any]: ...
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None: ...
@@ -212,10 +209,7 @@ def _batches_taken(trainer: L.Trainer) -> Batches:
 
 
 def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
-    """Lightning's own account of its loops, as it would be at a position.
-
-    Lightning compares these counts to find out in which hook a checkpoint was made.
-    """
+    """Lightning's account of its loops at a position: from these counts it finds the hook a checkpoint was made in."""
     taken = dict.fromkeys(("ready", "started", "processed", "completed"), batches.in_epoch)
     taken_in_all = dict.fromkeys(taken, batches.in_all)
     # Inside an epoch: it has begun, and is neither processed nor completed. `current_epoch` reads `processed`.

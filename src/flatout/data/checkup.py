@@ -34,10 +34,7 @@ from flatout.errors import UserError
 
 
 def count_unknown(splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig) -> dict[str, tuple[int, int]]:
-    """Of each split its words that training does not know, and all of them, without a tokenizer.
-
-    Words are compared by their hashes, so hundreds of thousands of rows take a tenth of a second.
-    """
+    """Of each split its words that training does not know, and all, without a tokenizer; by hashes, so it is quick."""
     lowered = {split: map(pc.utf8_lower, texts) if config.lowercase else texts for split, texts in splits.items()}
     words = {split: np.concatenate([*map(word_hashes, texts)]) for split, texts in lowered.items()}
     of_training, counts = np.unique(words["train"], return_counts=True)

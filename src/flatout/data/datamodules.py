@@ -77,10 +77,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
 
 
 class TagData(StoreData[TextDataConfig, TagInfo]):
-    """Words with a tag each.
-
-    Tags stand at the first piece of a word. So the vocabulary is one of word pieces, or `tokenizer` names one.
-    """
+    """Words with a tag each, at their first piece: the vocabulary is one of word pieces, or `tokenizer` names one."""
 
     settings = TextDataConfig
 

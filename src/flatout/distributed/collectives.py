@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray

@@ -263,9 +263,6 @@ def _who_has_tf32() -> str:
 
 
 def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """The arithmetic of a finished run's answers: auto is fp32 on a CPU; on a GPU it is sixteen bits, as in training.
-
-    Without them no fused kernel for rows of unequal length is used there.
-    """
+    """The arithmetic of a finished run's answers: auto is fp32 on a CPU, on a GPU sixteen bits, as its kernels need."""
     is_plain = asked is Precision.auto and device.type != "cuda"
     return arithmetic(Precision.fp32 if is_plain else choose_precision(asked, device).value, device)

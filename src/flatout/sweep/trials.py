@@ -179,10 +179,7 @@ class Readings:
         self._size = self._told = 0
 
     def new(self) -> list[float]:
-        """Values of the column since the last call; a row that is not finished is left for the next.
-
-        A resumed trial removes rows after its checkpoint and writes them again: each counts once.
-        """
+        """New values of the column, each once though a resumed trial writes rows again; an unfinished row waits."""
         path = self.folder / "metrics.csv"
         size = path.stat().st_size if path.is_file() else 0
         if size == self._size:

@@ -110,10 +110,7 @@ def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
-    """Ragged ids as `[B, C]` zeros and ones on their device; `offsets` `[B+1]` say where each row's begin.
-
-    Ids beyond the classes are left out.
-    """
+    """Ragged ids, each row's from `offsets` `[B+1]` on, as `[B, C]` zeros and ones; ids beyond the classes fall out."""
     counts_B = offsets[1:] - offsets[:-1]
     rows_B = torch.arange(len(counts_B), device=ids.device)
     row_of_id = torch.repeat_interleave(rows_B, counts_B, output_size=ids.shape[0])

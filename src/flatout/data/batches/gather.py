@@ -52,10 +52,7 @@ class FixedColumn:
 
 
 class HostColumn:
-    """A ragged column in the host's memory: numbers, or samples `[T, C]`, of which rows may overlap.
-
-    numpy gathers there in a third of torch's time.
-    """
+    """A ragged column in the host's memory, whose rows may overlap; numpy gathers in a third of torch's time."""
 
     def __init__(self, column: Ragged) -> None:
         self.lengths, self.offsets, self.values = column.lengths, column.offsets, column.values

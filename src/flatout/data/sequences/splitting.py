@@ -122,10 +122,7 @@ _LEAST_UNEXPLAINED, _ROUNDING = 1e-6, 1e-9
 
 
 class Copies:
-    """Adds up samples, then names the features that hold a target: its values, or its values in another unit.
-
-    A network that reads one of them learns nothing else. Sums of products are kept.
-    """
+    """Adds up products of samples, then names features that hold a target, in any unit: nothing else is learnt then."""
 
     def __init__(self, columns: list[str], targets: list[str]) -> None:
         self._targets = [name for name in columns if name in targets]

@@ -41,10 +41,7 @@ def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
 
 @contextmanager
 def lock(folder: Path, key: str, *, waits: bool = True) -> Iterator[bool]:
-    """Hold the lock on building `key`; waits for another process that builds it unless `waits` is false.
-
-    False where there are no locks, or where another process holds it and is not waited for.
-    """
+    """Hold the lock on building `key`; false where there are no locks, or it is held and not waited for."""
     held = file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
     try:
         is_held = acquire(held, _PRINT_AFTER_S if waits else 0, _LOOK_S)

@@ -94,10 +94,7 @@ class LayeredEncoder(Network, nn.Module):
         self._frozen_at_first = len(self._waiting)
 
     def thaw(self, epochs: float) -> bool:
-        """Let frozen layers join the training, from the last to the first, as the epochs pass; the embeddings last.
-
-        Whether any has joined just now.
-        """
+        """Let frozen layers train as epochs pass, the last first, embeddings last; whether any has joined just now."""
         if not self._waiting:
             return False
         waited, weights = len(self._waiting), dict(self.named_parameters())

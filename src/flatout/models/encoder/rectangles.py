@@ -57,10 +57,7 @@ class Layout:
     _by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def by_head(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Index of `[T, parts, H]` vectors for `[parts, P*H]` places, each rectangle `[N, H, L]`; and the way back.
-
-        Made once a batch and used by every layer.
-        """
+        """Index of `[T, parts, H]` vectors for `[parts, P*H]` places of rectangles `[N, H, L]`, and the way back."""
         # Layers that read all tokens ask for 1 and 3 parts, one that reads first tokens for 2 as well.
         if (heads, parts) not in self._by_head:
             there, back = self._of_one(heads) if parts == 1 else self._of_several(heads, parts)
