@@ -295,3 +295,18 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     assert again[1].total.rows == 2 * ROWS == 2 * first[1].total.rows
     assert again[0].total.batches == 2 * ROWS // BATCH
     assert again[0].step_times.first == first[0].step_times.first
+
+
+def test_the_line_names_metrics_in_full_and_parts_of_an_epoch(tmp_path):
+    class Logs(Small):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("valid_loss", 0.5)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("interval", 1.0)
+            return super().training_step(batch, batch_idx)
+
+    said: list[str] = []
+    train(tmp_path, [ProgressLine(2, say=said.append)], module=Logs(), val_check_interval=5)
+    assert said[0].startswith("epoch   0.50  step      5") and said[1].startswith("epoch   1.00  step     10")
+    assert said[0].endswith("val valid_loss 0.5000") and "interval" not in said[0]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
-from flatout.checkpoints.folder import require_whole
-from flatout.checkpoints.kept import newest_first
+from flatout.checkpoints.folder import FolderCheckpointIO, require_whole
+from flatout.checkpoints.kept import link, newest_first, shelve
 from tests.callbacks.plain import Small
 from tests.checkpoints.plain_training import loops, parts, train, train_until_killed
 from tests.warm import Command
@@ -170,3 +172,45 @@ def test_settings_out_of_range_are_refused(tmp_path):
         ExactCheckpoint(tmp_path, keep=0)
     with pytest.raises(UserError, match=r"ExactCheckpoint\.mode: 'highest'"):
         ExactCheckpoint(tmp_path, mode="highest")
+
+
+def test_a_training_that_begins_anew_leaves_the_checkpoints_of_another_one_alone(tmp_path):
+    train("text", tmp_path / "kept", max_epochs=1)
+    before = names(tmp_path / "kept")
+    with pytest.raises(UserError, match=r"has checkpoints of another training.*ckpt_path=exact\.latest\(\)"):
+        train("text", tmp_path / "kept", max_epochs=1)
+    assert names(tmp_path / "kept") == before
+
+
+def test_files_of_lightning_stay_files_in_the_folder_of_exact_checkpoints(tmp_path):
+    train("text", tmp_path / "kept", ModelCheckpoint(tmp_path / "kept", save_last=True), max_epochs=1)
+    assert (tmp_path / "kept" / "last.ckpt").is_file()
+    assert torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)["global_step"] > 0
+
+
+def test_the_best_stays_where_a_better_one_cannot_be_written(tmp_path):
+    for step in (2, 3, 4):
+        (tmp_path / f"step-{step}").mkdir()
+    link(tmp_path, "best", 2)
+    shelve(tmp_path, last=4, best=9, keep=1)
+    assert (tmp_path / "best").resolve().name == "step-2" and names(tmp_path) == ["step-4", "step-2"]
+
+
+def test_a_validation_inside_a_step_is_repeated_with_it(tmp_path):
+    whole = train("text", tmp_path / "whole", val_check_interval=3)
+    with pytest.raises(Stopped):
+        train("text", tmp_path / "cut", StopAt(4), val_check_interval=3, every_steps=None)
+    assert torch.equal(train("text", tmp_path / "cut", resume=True, val_check_interval=3), whole)
+
+
+def test_milestones_and_keys_with_slashes_come_back_as_they_were(tmp_path):
+    state = {
+        "milestones": Counter([2, 4, 4]),
+        "a/b": torch.tensor(1.0),
+        "a": {"b": torch.tensor(2.0)},
+        "mean": np.array(0.5),
+    }
+    FolderCheckpointIO().save_checkpoint(state, tmp_path / "step-1")
+    found = FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")
+    assert type(found["milestones"]) is Counter and found["milestones"] == state["milestones"]
+    assert (float(found["a/b"]), float(found["a"]["b"])) == (1.0, 2.0) and found["mean"].shape == ()

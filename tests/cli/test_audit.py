@@ -51,6 +51,9 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     assert any("data.exclude" in remark.what and remark.count == len(suspects) for remark in found.remarks)
     relabelled = check(TextDataConfig(source=str(rows), relabel="audit/suspects.csv"))
     assert sum(relabelled.rows.values()) == NUM_ROWS and relabelled.classes != found.classes
+    Path("twice.csv").write_text(f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"data\.relabel: twice\.csv:3 gives row 5 another label than a line above"):
+        check(TextDataConfig(source=str(rows), relabel="twice.csv"))
     assert verb("audit", f"data.source={rows}") == 2  # what a person decided is not overwritten
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
 

@@ -160,3 +160,13 @@ def test_a_feed_of_windows_continues_where_it_was():
     continued = feed()
     continued.load_state_dict(broken.state_dict())
     assert [batch.rows.tolist() for batch in continued] == whole[position:]
+
+
+def test_each_epoch_and_each_seed_lays_the_runs_in_an_order_of_its_own():
+    lengths = np.ones(40 * RUN, np.int32)
+    firsts = set()
+    for seed in (-2, -1, 0, 1):
+        for epoch in range(3):
+            plan = LargePlan(lengths, PlanSettings(rows_per_batch=4, seed=seed), epoch)
+            firsts.add(tuple(sorted(row // RUN for batch in real_rows(plan, 0, WINDOW // 4) for row in batch)))
+    assert len(firsts) == 12  # which runs meet in the first window

@@ -9,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 
+from flatout import UserError
 from flatout.engine.fast_loop import FastLoop
 from tests.data.tiny_module import quiet_trainer
 
@@ -55,3 +56,37 @@ def test_what_a_checkpoint_keeps_of_the_losses_is_on_the_host():
         losses.values, losses.norms = [torch.ones((), device="cuda")], [torch.ones((), device="cuda")]
         state = losses.state()
     assert {state[name].device.type for name in ("losses", "norms")} == {"cpu"}
+
+
+class Infinite(Line):
+    """A loss that is infinite in the second step, whose gradient is not."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + (torch.inf if batch_idx == 1 else 0.0)
+
+
+def test_a_step_that_was_taken_is_not_among_those_left_out(tmp_path):
+    loop, module = FastLoop(not_finite="skip"), Infinite()
+    quiet_trainer(callbacks=[loop], max_epochs=1).fit(module, DataLoader(torch.randn(6, 3), 2))
+    losses, _ = loop.take_losses()
+    assert loop.skipped == [] and len(losses) == 2
+
+
+@pytest.mark.parametrize(("given", "ends"), [("stop", UserError), ("skip", None)])
+def test_what_is_not_finite_stops_or_is_left_out_also_where_a_text_says_so(tmp_path, given, ends):
+    rows = torch.randn(6, 3)
+    rows[3] = torch.nan
+    loop, module = FastLoop(not_finite=given), Line()
+    trainer = quiet_trainer(callbacks=[loop], max_epochs=1)
+    if ends is None:
+        trainer.fit(module, DataLoader(rows, 2))
+        assert loop.skipped == [1]
+    else:
+        with pytest.raises(ends, match="step 2"):
+            trainer.fit(module, DataLoader(rows, 2))
+
+
+def test_another_word_is_refused():
+    with pytest.raises(UserError, match=r"^not_finite: 'foo' \(stop or skip\)"):
+        FastLoop(not_finite="foo")

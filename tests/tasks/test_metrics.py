@@ -188,3 +188,21 @@ def test_the_auroc_of_a_confident_model_is_seen():
     values = measured(Problem.single, 2, 8 * outputs, targets, batch=3_000).compute()
     exact = sk.roc_auc_score(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
     assert values["auroc"] == pytest.approx(exact, abs=0.005)
+
+
+def test_numbers_far_from_zero_have_the_r2_of_their_rows():
+    truths = 1e6 + torch.arange(40.0)
+    answers = truths + torch.tensor([1.0, -2.0] * 20)
+    metrics = TaskMetrics.build(Problem.regression, [])
+    for rows in torch.arange(40).split(8):
+        metrics.update(answers[rows], truths[rows])
+    expected = 1 - ((answers - truths).double() ** 2).sum() / ((truths.double() - truths.double().mean()) ** 2).sum()
+    assert metrics.compute()["r2"] == pytest.approx(float(expected), abs=1e-3)
+
+
+def test_the_area_of_scores_that_lie_close_together_is_that_of_their_ranks():
+    logits = torch.linspace(-1.05, -1.0, 200)
+    targets = (torch.arange(200) % 3 + torch.arange(200) // 100 > 1).long()
+    metrics = TaskMetrics.build(Problem.single, ["a", "b"])
+    metrics.update(torch.stack([torch.zeros(200), logits], 1), targets)
+    assert metrics.compute()["auroc"] == pytest.approx(sk.roc_auc_score(targets, logits), abs=0.03)

@@ -29,8 +29,10 @@ from flatout import (
 )
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
+from flatout.callbacks import ExactCheckpoint
 from flatout.data import TagData, TextData
 from flatout.engine import FastLoop
+from flatout.engine.run_length import planned_steps
 from flatout.tasks import Classifier, Tagger
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -241,3 +243,92 @@ def test_a_script_of_a_user_runs_with_mixed_precision_accumulation_and_clipping(
     trainer.fit(task, datamodule=data)
     assert trainer.global_step > 3
     assert task.results["accuracy"] > 0.9
+
+
+class MeansOfWeights(L.Callback):
+    """The running mean of the weights after each step."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        means = pl_module.average.state_dict()
+        self.of_steps.append(torch.cat([means[name].flatten() for name in sorted(means)]))
+
+
+def test_the_mean_of_the_weights_is_the_same_in_both_loops(tmp_path):
+    found = []
+    for loop in ([], [FastLoop()]):
+        L.seed_everything(3, verbose=False)
+        data, task = parts("text")
+        task.optim, means = replace(OPTIM, ema=0.9), MeansOfWeights()
+        quiet_trainer(tmp_path, callbacks=[*loop, means], limit_val_batches=0).fit(task, datamodule=data)
+        found.append(means.of_steps)
+    assert len(found[0]) == len(found[1]) > 5
+    for plain, fast in zip(*found, strict=True):
+        torch.testing.assert_close(plain, fast, atol=1e-6, rtol=0)
+
+
+class Opens(torch.nn.Module):
+    """The mean of vectors that are trained from the second epoch on."""
+
+    unfreeze_epochs = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.vectors, self.line = torch.nn.EmbeddingBag(400, 8), torch.nn.Linear(8, 4)
+        self.vectors.weight.requires_grad_(False)
+
+    def thaw(self, epochs: float) -> bool:
+        joins = epochs >= 1 and not self.vectors.weight.requires_grad
+        self.vectors.weight.requires_grad_(joins or self.vectors.weight.requires_grad)
+        return joins
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.line(self.vectors(batch.tokens.long() % 400, batch.offsets[:-1]))
+
+
+def thawed_weights(folder: Path, checkpoint: Path | None = None, **settings: Any) -> torch.Tensor:
+    L.seed_everything(3, verbose=False)
+    data = TextData(sample=HEADLINES, batch_size=32, seed=3)
+    data.prepare_data()
+    task = Classifier(Opens(), labels=data.info.labels, optim=OPTIM)
+    exact = ExactCheckpoint(folder, every_steps=4, every_minutes=None, keep=20)
+    settings = {"max_epochs": 3, "enable_checkpointing": True, "limit_val_batches": 0, **settings}
+    quiet_trainer(folder.parent, callbacks=[exact], **settings).fit(task, datamodule=data, ckpt_path=checkpoint)
+    assert task.model.vectors.weight.requires_grad
+    return torch.cat([weight.detach().flatten() for weight in task.parameters()])
+
+
+def test_layers_thaw_by_epochs_also_where_steps_are_counted_and_resume_thawed(tmp_path):
+    whole = thawed_weights(tmp_path / "whole")  # of ten steps an epoch
+    assert torch.equal(thawed_weights(tmp_path / "again", tmp_path / "whole" / "step-12"), whole)
+    assert torch.equal(thawed_weights(tmp_path / "steps", max_epochs=-1, max_steps=30), whole)
+
+
+def test_the_rows_that_a_temperature_is_found_on_are_short_and_long_ones(tmp_path):
+    task, sample = parts("text")[1], replace(HEADLINES, eval_rows=3000)
+    data = TextData(sample=sample, batch_size=32, seed=3)
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(task, datamodule=data)
+    lengths = data.feeds.validation.split.lengths("tokens")
+    rows = task.gathered(data.feeds.validation, lambda batch: (batch.rows,), most=600)[0].numpy()
+    assert len(set(rows)) == len(rows) < len(lengths)
+    assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("length", "steps"),
+    [
+        ({"max_epochs": 2}, 20),
+        ({"max_epochs": 2, "max_steps": 1000}, 20),
+        ({"max_epochs": 2, "max_steps": 7}, 7),
+        ({"max_epochs": -1, "max_steps": 1000}, 1000),
+    ],
+)
+def test_a_schedule_ends_with_the_epochs_or_the_steps_whichever_come_first(length, steps):
+    data = parts("text")[0]
+    data.prepare_data()
+    data.setup("fit")
+    assert planned_steps(length, data.feeds.train) == steps

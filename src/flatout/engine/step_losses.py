@@ -88,7 +88,7 @@ class StepLosses:
         both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()
         losses_of, norms_of = both[:count], both[count:]
         wrong = {place for place, value in enumerate(losses_of) if not math.isfinite(value)}
-        left_out = {place for place, value in enumerate(norms_of) if not math.isfinite(value)} if norms_of else wrong
+        left_out = {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
         if not is_scaled:  # a scaler looks for steps it must leave out by just that
             wrong = wrong | left_out
         first = steps_done - count

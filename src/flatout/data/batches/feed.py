@@ -93,7 +93,9 @@ class Feed:
     def afresh(self, *, shuffle: bool = False) -> Feed:
         """The rows of all ranks from the beginning, or in a random order, read without moving this feed."""
         kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
-        plan = replace(self.plan, rank=0, world=1, shuffle=shuffle or self.plan.shuffle)
+        plan = replace(self.plan, rank=0, world=1)
+        if shuffle:  # rows of any length in each batch, so that the first ones are like all
+            plan = replace(plan, shuffle=True, megabatch_steps=1)
         feed = Feed(self.split, plan, kind=kind, device=self.device)
         feed._gatherer = self._gatherer
         return feed
