@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     predictors, options = load_predictors(arguments), file_options(arguments)
-    require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="0 or more")
+    require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options):
         what = f"this run answers {predictors[0].answers_to}"
         require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
