@@ -113,10 +113,10 @@ def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     return None, lines
 
 
-def set_aside(start: Start, folder: Path) -> None:
+def set_aside(start: Start | None, folder: Path) -> None:
     """Rename checkpoints that were passed over, so that they count for none."""
     for path in newest_first(folder):
-        if path == start.checkpoint:
+        if start is not None and path == start.checkpoint:
             return
         shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
         path.rename(path.with_name(f"damaged-{path.name}"))

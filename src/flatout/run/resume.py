@@ -125,7 +125,7 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
         position = start.about["position"]
         folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
     folder.begin()
-    if start is not None and folder.is_first:
+    if folder.is_first:
         set_aside(start, folder.path / CHECKPOINTS)
     return start
 
