@@ -142,7 +142,7 @@ class ExposureStudy:
         return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
-        """Dice after training on few, more and all known pairs, each solved anew: ridge and the network's detectors."""
+        """Dice after few, more and all known pairs; ridge and the network's detectors are solved for each."""
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)

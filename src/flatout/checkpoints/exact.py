@@ -139,7 +139,7 @@ class ExactCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_known = self.boundary.at.step == trainer.global_step
         is_fresh = not trainer.global_step and not getattr(trainer, "fast_dev_run", False)
-        hint = "Pass ckpt_path=exact.latest() to go on with it, or name another folder."
+        hint = "Pass ckpt_path=exact.latest() to continue it, or name another folder."
         what = f"{self.folder} has checkpoints of another training, which this one would remove"
         require(not (is_fresh and newest_first(self.folder)), "ExactCheckpoint", what, hint=hint)
         if self.best_so_far.monitor is not None and not trainer.enable_validation and trainer.is_global_zero:
