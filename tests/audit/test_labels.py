@@ -34,6 +34,19 @@ def test_a_class_without_rows_has_no_suspects():
     assert 1 not in find_suspects(probabilities, np.array([0, 0, 2])).likely
 
 
+def test_a_class_of_fewer_rows_than_folds_takes_no_part():
+    labels = np.repeat([0, 1, 2], [60, 60, 2])
+    probabilities = np.where(np.eye(3)[labels] > 0, 0.75, 0.1)
+    probabilities[:, 2] = 0.15  # above the mean of its own two rows
+    probabilities[labels == 2] = [0.8, 0.15, 0.05]
+    probabilities[0] = [0.1, 0.75, 0.15]
+    found = find_suspects(probabilities, labels, least=5)
+    assert found.places.tolist() == [0] and found.likely.tolist() == [1]
+    assert len(find_suspects(probabilities, labels).places) > 1
+    planted, places = plant(labels, found.joint, 0.3, least=5)
+    assert len(places) == 37 and (labels[places] != 2).all() and (planted[places] != 2).all()
+
+
 def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors():
     random = np.random.default_rng(0)
     wrong, right = random.normal(0.6, 0.2, 4_000), random.normal(-0.6, 0.2, 4_000)

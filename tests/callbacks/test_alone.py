@@ -236,12 +236,15 @@ def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
     assert trainer.progress_bar_callback is line
     assert not [each for each in trainer.callbacks if isinstance(each, TQDMProgressBar)]
     assert len(said) == 2 and said[1].startswith("epoch   2.00  step     20  train loss ")
-    assert line.total_steps == 20 and "nan" not in said[1] and "val loss" in said[1]
+    train(tmp_path / "again", [line], enable_progress_bar=True, max_epochs=1)
+    assert line._total == 10 and "nan" not in said[1] and "val loss" in said[1]
 
 
 def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
     said: list[str] = []
     train(tmp_path, [ProfileSteps(wait=2, warmup=1, active=3, say=said.append)])
+    train(tmp_path / "other", [ProfileSteps(wait=2, active=3, folder=tmp_path / "new" / "one", say=said.append)])
+    assert (tmp_path / "new" / "one" / "operators.csv").is_file()
     assert said[0] == "profile: 3 steps, 4 to 6: trace.json.gz for ui.perfetto.dev, operators.csv"
     with gzip.open(tmp_path / "trace.json.gz", "rt", encoding="utf-8") as trace:
         assert "ProfilerStep#3" in trace.read()
@@ -274,7 +277,12 @@ def test_no_callback_reads_a_number_of_the_device_in_a_step(tmp_path):
     assert reads(timed, "timed") == reads([], "bare")
 
 
-@pytest.mark.parametrize("kind", [StepTimer, Throughput, HardwareMonitor])
+def test_a_monitor_that_looks_every_0_seconds_is_refused():
+    with pytest.raises(UserError, match=r"every_s: 0 \(more than 0\)"):
+        HardwareMonitor(every_s=0)
+
+
+@pytest.mark.parametrize("kind", [StepTimer, Throughput, HardwareMonitor, ProgressLine])
 def test_a_flush_every_0_steps_is_refused(kind):
     with pytest.raises(UserError, match=r"every_n_steps: 0 \(1 or more\)"):
         kind(0)

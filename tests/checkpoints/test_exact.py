@@ -203,14 +203,16 @@ def test_a_validation_inside_a_step_is_repeated_with_it(tmp_path):
     assert torch.equal(train("text", tmp_path / "cut", resume=True, val_check_interval=3), whole)
 
 
-def test_milestones_and_keys_with_slashes_come_back_as_they_were(tmp_path):
+def test_milestones_keys_with_slashes_and_complex_numbers_come_back_as_they_were(tmp_path):
     state = {
         "milestones": Counter([2, 4, 4]),
         "a/b": torch.tensor(1.0),
         "a": {"b": torch.tensor(2.0)},
         "mean": np.array(0.5),
+        "wave": torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128),
     }
     FolderCheckpointIO().save_checkpoint(state, tmp_path / "step-1")
     found = FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")
     assert type(found["milestones"]) is Counter and found["milestones"] == state["milestones"]
     assert (float(found["a/b"]), float(found["a"]["b"])) == (1.0, 2.0) and found["mean"].shape == ()
+    assert found["wave"].dtype == torch.complex128 and torch.equal(found["wave"], state["wave"])

@@ -54,6 +54,10 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     Path("twice.csv").write_text(f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"data\.relabel: twice\.csv:3 gives row 5 another label than a line above"):
         check(TextDataConfig(source=str(rows), relabel="twice.csv"))
+    suspect = suspects[0]["row"]
+    Path("both.csv").write_text(f"row,label\n{suspect},sport\n", encoding="utf-8")
+    with pytest.raises(UserError, match=rf"data\.relabel: row {suspect} is in data\.exclude, too"):
+        check(TextDataConfig(source=str(rows), exclude="audit/suspects.csv", relabel="both.csv"))
     assert verb("audit", f"data.source={rows}") == 2  # what a person decided is not overwritten
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
 
@@ -138,6 +142,7 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
         (["folds=1"], "folds: 1 (2 to 50)"),
         (["folds=many"], "folds: 'many' does not fit (a whole number)"),
         (["column=author"], "no column 'author'"),
+        (["top=5"], "top: says how many rows of unlabelled= to label next. Name them: unlabelled=FILE."),
         (["data.split_by=group", "data.group=label", "folds=4"], "data.label: the training rows have only one class"),
     ],
 )

@@ -197,9 +197,8 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     rows = table(600)
     random = np.random.default_rng(1)
     labels = ["|".join([label, *(["odd"] if random.random() < 0.15 else [])]) for label in rows["label"]]
-    data = TextDataConfig(
-        train=rows | {"label": labels}, problem=Problem.multi, label_delimiter="|", cache=str(tmp_path)
-    )
+    lists = [label.split("|") for label in labels]
+    data = TextDataConfig(train=rows | {"label": lists}, problem=Problem.multi, cache=str(tmp_path))
     result = run(tmp_path, data)
     saved = json.loads((result.folder / "model" / "config.json").read_text())["thresholds"]
     assert len(saved) == 3
@@ -215,7 +214,7 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
         for row in shares.tolist()
     ]
     assert [each.label for each in result.predict(rows["text"][:50])] == expected
-    given = {"text": rows["text"][:50], "label": labels[:50]}
+    given = {"text": rows["text"][:50], "label": labels[:50]}  # as a csv of answers has them
     capsys.readouterr()
     assert verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", given), "--json") == 0
     scores = json.loads(capsys.readouterr().out)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 
 from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout.data import SequenceData
+from flatout.data.batches.flat_batch import cut_batch
 from flatout.distributed.processes import warm_start
+from flatout.tasks import SequenceRegressor
 
 CELLS = CellsConfig(cells=4, cycles=3, samples=60)
 WAYS: dict[str, dict[str, Any]] = {
@@ -54,3 +59,27 @@ def test_two_ranks_train_as_one_does(tmp_path, way):
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0, msg=name)
     for name, value in one.metrics.items():
         assert two.metrics[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_hidden_states_of_all_ranks_go_on_where_fewer_ranks_do(tmp_path):
+    data = SequenceData(sample=CELLS, batch_size=4, chunk=20)
+    data.setup()
+    task = SequenceRegressor(RNNConfig(hidden=8))
+    task.build(data.info)
+    task.trainer = L.Trainer(logger=False, enable_checkpointing=False, default_root_dir=tmp_path, barebones=True)
+    first, second, *_ = data.train_dataloader()
+
+    def answers(*of_ranks: dict[str, Any]) -> torch.Tensor:
+        task.load_position_state(list(of_ranks), 0)
+        task._begin(second, "train")
+        return task.model(second)
+
+    of_ranks = []
+    for part in [first, *cut_batch(first, 2)]:
+        task.load_position_state([{}], 0)
+        task._begin(replace(part, cut_from=None), "train")
+        task.model(part)
+        of_ranks.append(task.position_state())
+    whole, *halves = of_ranks
+    assert len(halves) == 2 and (answers(whole) - answers({})).abs().max() > 1e-3
+    torch.testing.assert_close(answers(*halves), answers(whole))

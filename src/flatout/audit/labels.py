@@ -44,13 +44,13 @@ def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[
     return others.max(axis=1) - own
 
 
-def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Suspects:
-    """Confident learning: the rows off the diagonal of the confident joint."""
+def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64], least: int = 1) -> Suspects:
+    """Confident learning: the rows off the diagonal of the confident joint; classes of fewer rows take no part."""
     num_classes = probabilities.shape[1]
     rows = np.bincount(labels, minlength=num_classes)
-    own = [probabilities[labels == each, each].mean() if rows[each] else np.inf for each in range(num_classes)]
+    own = [probabilities[labels == each, each].mean() if rows[each] >= least else np.inf for each in range(num_classes)]
     counted = np.where(probabilities >= np.array(own), probabilities, 0.0)
-    is_counted = counted.any(axis=1)
+    is_counted = counted.any(axis=1) & (rows >= least)[labels]
     likely = np.where(is_counted, counted.argmax(axis=1), labels)
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
@@ -60,15 +60,19 @@ def find_suspects(probabilities: Probabilities, labels: NDArray[np.int64]) -> Su
     return Suspects(places, likely[places], sure[places], joint).in_order_of(sure)
 
 
-def plant(labels: Classes, joint: Probabilities, share: float, spread: float = SPREAD) -> tuple[Classes, NDArray]:
+def plant(
+    labels: Classes, joint: Probabilities, share: float, spread: float = SPREAD, least: int = 1
+) -> tuple[Classes, NDArray[np.int64]]:
     """Some labels replaced by wrong ones, as the suspects' are, and `spread` of these more; which rows they are."""
     random, weights = np.random.default_rng(1), joint.T.copy()
     np.fill_diagonal(weights, 0)
     weights += (spread * weights.sum() + 1e-6) / weights.size  # so that no class is without a wrong label to draw
     np.fill_diagonal(weights, 0)
-    of_rows = weights.sum(axis=1)[labels] / np.bincount(labels, minlength=len(weights))[labels]
-    number = max(2 * _LEAST_PLANTED, round(share * len(labels)))
-    places = random.choice(len(labels), min(number, len(labels) // 2), replace=False, p=of_rows / of_rows.sum())
+    rows = np.bincount(labels, minlength=len(weights))
+    weights *= np.outer(rows >= least, rows >= least)
+    of_rows = weights.sum(axis=1)[labels] / rows[labels]
+    number = min(max(2 * _LEAST_PLANTED, round(share * len(labels))), int(np.count_nonzero(of_rows)) // 2)
+    places = random.choice(len(labels), number, replace=False, p=of_rows / of_rows.sum())
     planted = labels.copy()
     for place in places:
         row = weights[labels[place]]

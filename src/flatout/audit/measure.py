@@ -86,11 +86,12 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
     probabilities = trained.answers(rows.labels)
-    suspects = find_suspects(trained.second_look(rows.labels, probabilities), rows.labels)
+    least = num_folds if (np.bincount(rows.labels) >= num_folds).sum() > 1 else 1
+    suspects = find_suspects(trained.second_look(rows.labels, probabilities, least), rows.labels, least)
     better = trained.answers(rows.labels, suspects.places)
     suspects = suspects.in_order_of(1 - better[np.arange(len(rows)), rows.labels])
     # A word outside that is called an entity stands out more than a wrong type does, which is the usual error.
-    planted, places = plant(rows.labels, suspects.joint, _PLANTED, 0.0 if rows.is_tagged else SPREAD)
+    planted, places = plant(rows.labels, suspects.joint, _PLANTED, 0.0 if rows.is_tagged else SPREAD, least)
     of_planted = margins(trained.answers(planted), planted)
     is_planted = np.isin(np.arange(len(rows)), places)
     is_right = probabilities.argmax(axis=1) == rows.labels
@@ -127,9 +128,9 @@ class _Trained:
     def head(self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH) -> Head:
         return Head(Problem.single, self.num_classes, strength).fit(self.features[taught], labels[taught])
 
-    def second_look(self, labels: Integers, first: Floats) -> Floats:
+    def second_look(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
         """Probabilities to judge labels by: wrong ones teach the first model, and few of them the second."""
-        return self.answers(labels, find_suspects(first, labels).places, _SURER)
+        return self.answers(labels, find_suspects(first, labels, least).places, _SURER)
 
     def answers(self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH) -> Floats:
         """Probabilities of each row by a model of the other folds, of which some rows may be left out."""

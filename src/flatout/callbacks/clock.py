@@ -79,6 +79,8 @@ class Clock:
     def look(self, step: int) -> None:
         """A step has ended; 0 is the start of training."""
         self.looks_closely = step in _LOOK_CLOSELY_AT
+        if step == _LOOK_CLOSELY_AT[0]:
+            self.reads.clear()  # of a training before
         if step in (0, FIRST_STEPS):
             self.compiled = compiled_so_far()
 

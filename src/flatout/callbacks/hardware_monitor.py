@@ -23,6 +23,7 @@ from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.gpu import Card, watched_card
 from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
+from flatout.errors import require
 from flatout.run_log import Say
 
 HOST_CURVES = {
@@ -173,6 +174,7 @@ class HardwareMonitor(CurveSource):
     ) -> None:
         """`sources`: what to sample; None: this machine, and the card of the Trainer."""
         super().__init__(every_n_steps)
+        require(every_s > 0, "every_s", f"{every_s:g}", allowed="more than 0")
         self.sources, self.every_s, self.say = sources, every_s, say
         self.watch = Watch(sources or [], say, every_s)
 

@@ -180,6 +180,7 @@ class ProfileSteps(Callback):
         wanted = "" if self._kept == self.config.active else f" of {self.config.active}"
         beside = self.folder / f".new-{TRACE}"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             done.export_chrome_trace(str(beside))
             beside.replace(self.folder / TRACE)
             averages = done.key_averages()

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of, is_fitting
+from flatout.errors import require
 from flatout.run_log import Say
 
 _OF_VALIDATION = re.compile("(^|[/_])val")
@@ -36,8 +37,9 @@ class ProgressLine(ProgressBar):
     ) -> None:
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
+        require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
         self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
-        self._is_live, self._step = live, 0
+        self._is_live, self._step, self._total = live, 0, total_steps
         self._loss: float | None = None  # of the last flush; None where none is known, as in manual optimisation
         self._newest: Any = None  # the loss of the last batch, on its device
         self._bar: Progress | None = None
@@ -77,9 +79,8 @@ class ProgressLine(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
-        if self.total_steps is None:
-            total = trainer.estimated_stepping_batches
-            self.total_steps = int(total) if total != float("inf") else None
+        total = self.total_steps or trainer.estimated_stepping_batches
+        self._total = int(total) if total != float("inf") else None
         self._open()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
@@ -119,7 +120,7 @@ class ProgressLine(ProgressBar):
                 transient=True,
                 disable=not (self._is_live and console.is_terminal),
             )
-            self._bar.add_task("", total=self.total_steps or 1)
+            self._bar.add_task("", total=self._total or 1)
             self._bar.start()
         return self._bar
 

@@ -220,9 +220,10 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     while path in tensors:  # of another value whose keys are joined to the same
         path += "'"
     if isinstance(value, Tensor) and value.layout == torch.strided:
-        tensors[path] = value.detach().contiguous()
-        return {"~tensor": path}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        is_wide = value.dtype == torch.complex128  # safetensors has none
+        tensors[path] = (torch.view_as_real(value.detach().resolve_conj()) if is_wide else value.detach()).contiguous()
+        return {"~complex" if is_wide else "~tensor": path}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.dtype != np.complex128:
         tensors[path] = torch.from_numpy(np.asarray(value, order="C"))
         return {"~array": path}
     if isinstance(value, Counter):  # the milestones of a MultiStepLR
@@ -277,6 +278,8 @@ def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if "~tensor" in value:
         return tensors[value["~tensor"]]
+    if "~complex" in value:
+        return torch.view_as_complex(tensors[value["~complex"]])
     if "~array" in value:
         return tensors[value["~array"]].numpy()
     if "~counter" in value:

@@ -113,6 +113,8 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, source:
     from flatout.models.encoder.transformer import TransformerConfig
 
     folder = Path(config.out)
+    is_used = config.top == AuditConfig().top or config.unlabelled is not None
+    require(is_used, "top", "says how many rows of unlabelled= to label next", hint="Name them: unlabelled=FILE.")
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     _require_same(source, rows.files[0])
     require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")

@@ -182,7 +182,7 @@ class Predictor(RunPredictor):
 
     def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
-        problem, delimiter = self.labels.problem, self.label_delimiter
+        problem, delimiter = self.labels.problem, self.label_delimiter or "|"  # as answers are written
         for rows, block in self.blocks(table, roles.columns):
             clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
             labels = normalise_labels(clean.labels, clean.rows, problem=problem, delimiter=delimiter, source=table.name)

@@ -185,10 +185,10 @@ class CarriedState:
         rows, state = self._before
         return {"rows": torch.from_numpy(rows.copy()), "state": [part.cpu() for part in state]}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
         self.reset()
-        if saved:
-            self._before = saved["rows"].numpy(), tuple(saved["state"])
+        self._now = [(each["rows"].numpy(), tuple(each["state"])) for each in saved if each]
+        self._close()
 
     def mark(self) -> Any:
         """Where a step begins, for `go_back` when it is repeated."""

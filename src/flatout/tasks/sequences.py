@@ -178,8 +178,9 @@ class SequenceRegressor(Task):
         return {} if carried is None else {"carried": carried.state_dict()}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        if self.network.carried is not None and rank < len(of_ranks):
-            self.network.carried.load_state_dict(of_ranks[rank].get("carried", {}))
+        if self.network.carried is not None:  # on other ranks than before a row may continue one of any of theirs
+            theirs = of_ranks[rank : rank + 1] if len(of_ranks) == self.trainer.world_size else of_ranks
+            self.network.carried.load_state_dict([each.get("carried", {}) for each in theirs])
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
         carried = self.network.carried if self.model.training else self.network.carried_of_others

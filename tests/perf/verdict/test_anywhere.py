@@ -422,6 +422,20 @@ def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
     assert verdict.evidence.ms["forward"] > 1.5
 
 
+def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_verdict(tmp_path):
+    timer, verdict = StepTimer(), Verdict(seconds=0, log=Notes())
+    files = ModelCheckpoint(tmp_path / "kept", save_last=True)
+    slow = trainer_of(tmp_path, timer, verdict, files, enable_checkpointing=True)
+    slow.fit(Small(forward=0.006), DataLoader(Rows(), 1), DataLoader(Rows(), 40))
+    assert verdict.evidence.ms["forward"] > 5 and verdict.evidence.counts["validation"] == 2
+    again = trainer_of(tmp_path, timer, verdict, files, max_epochs=3, enable_checkpointing=True)
+    again.fit(Small(forward=0.001), DataLoader(Rows(), 1), DataLoader(Rows(), 40), ckpt_path=files.last_model_path)
+    assert verdict.evidence.batches == 40 and verdict.evidence.counts["validation"] == 1
+    assert 1 < verdict.evidence.ms["forward"] < 5 and timer.total.batches == 120
+    trainer_of(tmp_path, timer, verdict).fit(Small(forward=0.001), DataLoader(Rows(), 1))
+    assert 1 < verdict.evidence.ms["forward"] < 5
+
+
 def test_it_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps(Verdict(seconds=3)))
     assert sent.seconds == 3 and sent.verdict is None and pickle.loads(pickle.dumps(FetchTimes())).ms is None

@@ -88,7 +88,9 @@ class Verdict(RunCurves):
         self._log.say(f"verdict: none, {why}")
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._began = time.perf_counter()
+        self._began, self._counts = time.perf_counter(), dict(self.clock.counts)
+        if self.timer not in self.parts and trainer.global_step >= FIRST_STEPS:
+            self.timer.times.mark_first()  # it may have counted trainings before, or this one before a resume
         super().begin(trainer, pl_module)
         if self.is_judging:
             self._fetches.on_train_start(trainer, pl_module)
@@ -142,7 +144,9 @@ class Verdict(RunCurves):
 
     def _evidence(self, trainer: L.Trainer) -> Evidence | None:
         self.timer.close()
-        return evidence_of_own(self, trainer, self._fetches.ms)
+        if (found := evidence_of_own(self, trainer, self._fetches.ms)) is not None:
+            found.counts = {name: number - self._counts[name] for name, number in found.counts.items()}
+        return found
 
     def _steps_of(self, trainer: L.Trainer) -> int:
         return self.throughput.volume.total.batches // trainer.accumulate_grad_batches
@@ -162,6 +166,7 @@ def in_python(words: str) -> str:
 
 def attach(trainer: L.Trainer) -> Verdict:
     """Add step timer, throughput, hardware monitor and verdict to a Trainer that is there already."""
+    require(isinstance(trainer, L.Trainer), "attach", f"takes a Trainer, not {type(trainer).__name__}")
     here = callbacks_of(trainer)
     ours = [StepTimer(), Throughput(), HardwareMonitor(), Verdict()]
     missing = [each for each in ours if not any(type(each) is type(other) for other in here)]
