@@ -47,8 +47,8 @@ def test_a_seed_without_partner_and_a_run_that_failed_are_left_out_by_name(group
     write_run(groups[1] / "failed", 8, 0.1, status="failed")
     found = compare_groups(*groups)
     assert found.seeds == [0, 1, 2]
-    assert any("seed 7: the other group has none" in line for line in found.left_out)
-    assert any(line.endswith("failed: failed") for line in found.left_out)
+    assert any("seed 7: the other group has none" in line for line in found.notes)
+    assert any(line.endswith("failed: failed") for line in found.notes)
 
 
 def test_an_error_is_no_share_and_smaller_is_better(tmp_path):
@@ -57,6 +57,16 @@ def test_an_error_is_no_share_and_smaller_is_better(tmp_path):
             write_run(tmp_path / name / str(seed), seed, value, metric="rmse")
     lines = compare_groups(tmp_path / "a", tmp_path / "b").lines()
     assert lines == ["difference of rmse: -1, 95 % interval -1 to -1; smaller is better"]
+
+
+def test_groups_that_were_judged_on_other_rows_are_compared_with_a_line_that_says_so(groups):
+    for seed in range(3):
+        file = groups[1] / f"run-{seed}" / "summary.json"
+        found = json.loads(file.read_text())
+        found["data"] |= {"source": "more.csv", "rows": {"train": 9_000, "val": 500, "test": 1_000}}
+        file.write_text(json.dumps(found))
+    first, *_ = compare_groups(*groups).lines()
+    assert first == "judged on other rows: 0 val rows of None; and 1,000 test rows of more.csv"
 
 
 def test_of_a_sweep_the_confirming_runs_count(tmp_path):

@@ -30,7 +30,7 @@ class Comparison:
     first: Group
     second: Group
     difference: Estimate  # of the second over the first; in points where the metric is a share
-    left_out: list[str]  # runs that have no partner, each with the reason
+    notes: list[str]  # runs that are left out, each with the reason; and other rows that the groups were judged on
     unit: str
 
     def lines(self) -> list[str]:
@@ -39,7 +39,7 @@ class Comparison:
         if not self.unit:
             sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
             said = f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"
-        return [*(f"left out: {each}" for each in self.left_out), said]
+        return [*self.notes, said]
 
 
 def compare_groups(first: Path, second: Path) -> Comparison:
@@ -50,14 +50,18 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     seeds = sorted(runs.keys() & others.keys())
     listed = " and ".join(", ".join(map(str, sorted(each))) for each in (runs, others))
     require(bool(seeds), "compare", f"no seed is in both groups (seeds {listed})", hint="Train both with seed=0,1,2.")
-    left_out += left_out_there
+    notes = left_out + left_out_there
     for group, folder in ((runs, first), (others, second)):
-        left_out += [f"{folder}, seed {seed}: the other group has none" for seed in sorted(group.keys() - set(seeds))]
+        alone = sorted(group.keys() - set(seeds))
+        notes += [f"left out: {folder}, seed {seed}: the other group has none" for seed in alone]
+    judged = [sorted({_judged_on(group[seed]) for seed in seeds}) for group in (runs, others)]
+    if judged[0] != judged[1]:
+        notes.append(f"judged on other rows: {', '.join(judged[0])}; and {', '.join(judged[1])}")
     is_share = metric not in _SMALLER_IS_BETTER and not metric.startswith("rmse")
     factor, unit = (100.0, "points") if is_share else (1.0, "")
     values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
     means, difference = [Group.of(each) for each in values], paired_difference(*values)
-    return Comparison(metric, seeds, means[0], means[1], difference, left_out, unit)
+    return Comparison(metric, seeds, means[0], means[1], difference, notes, unit)
 
 
 def summaries_in(folder: Path) -> list[Path]:
@@ -75,7 +79,7 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
     for path in paths:
         summary = read_summary(path.parent)
         if summary["status"] != "finished":
-            left_out.append(f"{path.parent}: {summary['status']}")
+            left_out.append(f"left out: {path.parent}: {summary['status']}")
             continue
         seed = int(summary["seed"])
         what = f"{folder} has two finished runs with seed {seed}"
@@ -86,6 +90,12 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
     what = f"{folder} has runs by {' and by '.join(metrics)}"
     require(len(metrics) == 1, "compare", what, hint="Compare like with like.")
     return found, left_out, metrics[0]
+
+
+def _judged_on(summary: Mapping[str, Any]) -> str:
+    rows = summary["data"]["rows"]
+    split = "test" if rows["test"] else "val"
+    return f"{rows[split] or 0:,} {split} rows of {summary['data']['source']}"
 
 
 def _value(summary: Mapping[str, Any], metric: str) -> float:
