@@ -77,8 +77,18 @@ MISTAKES = {
     "lists": ([[1, 0], [1]], r"people.csv row 12: column 'bits': 1 values where others have 2"),
     "bytes": ([b"ab", b"a"], r"people.csv row 12: column 'bits': 1 values where others have 2"),
     "a type": ([1.5, 2.5], r"column 'bits' of people.csv holds double \(texts of 0 and 1"),
-    "a number too large": (["[1, 99999999999]", "[2]"], r"column 'bits' of people.csv: .*99999999999"),
+    "a number too large": (["[1, 99999999999]", "[2]"], r"column 'bits' of people.csv holds .*99999999999"),
+    "a list with a gap": ([[1, None], [0, 1]], r"people.csv row 4: .* a list without one of its values"),
 }
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [("packed", ["0aff"]), ("packed", [[300, 1]]), ("packed", [5]), ("numbers", [b"ab"]), ("hex", [[0, 1]])],
+)
+def test_values_that_are_not_of_the_form_that_was_named_are_told(form, values):
+    with pytest.raises(UserError, match=rf"column 'bits' of people.csv holds .*({form}|range).*data.form=hex"):
+        BitColumn("bits", "people.csv", Form(form)).read(pa.array(values), np.array([3]))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

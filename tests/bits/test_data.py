@@ -157,6 +157,14 @@ def test_sets_of_numbers_know_the_commonest():
     assert "100 of" in read.facts["lines"][2]
 
 
+def test_more_than_65_536_numbers_are_told_apart():
+    plain, random = people(300), np.random.default_rng(0)
+    lists = [sorted(random.choice(200_000, 400, replace=False).tolist()) for _ in range(300)]
+    found = open_store(BitsDataConfig(source=plain.add_column(3, "twostephash", pa.array(lists)), vocabulary=100_000))
+    places = found.store.splits["train"].ragged("tokens").values
+    assert found.num_inputs > 66_000 and places.max() > 65_536
+
+
 def test_the_text_columns_are_those_before_the_encoding():
     assert open_store(BitsDataConfig(source=with_bits(Form.hex))).facts["columns"] == list(FIELDS)
     reordered = with_bits(Form.hex).select(["bloomfilter", "uid", *FIELDS])

@@ -94,6 +94,12 @@ def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
         assert verb("predict", result.folder, tmp_path / f"{name}.parquet", "--out", tmp_path / f"{name}.csv") == 0
     grouped, alone = ((tmp_path / f"{name}.csv").read_text().splitlines() for name in ("grouped", "alone"))
     assert [line.rpartition(",")[2] for line in grouped] == [line.rpartition(",")[2] for line in alone]
+    (tmp_path / "many").mkdir()
+    (tmp_path / "alone.parquet").rename(tmp_path / "many" / "a.parquet")
+    pq.write_table(rows, tmp_path / "many" / "b.parquet")  # several recordings, after a file that is one
+    assert verb("predict", result.folder, tmp_path / "many", "--out", f"{tmp_path / 'out'}/") == 0
+    assert verb("predict", result.folder, tmp_path / "many" / "b.parquet", "--out", tmp_path / "b.parquet") == 0
+    assert (tmp_path / "out" / "b.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code

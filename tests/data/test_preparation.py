@@ -152,6 +152,14 @@ def test_numbers_are_scaled_by_the_rows_that_are_kept():
     np.testing.assert_allclose(prepared.facts["target_spread"], np.std(kept))
 
 
+def test_of_rows_with_numbers_those_with_the_same_text_and_number_are_repeats():
+    rows = {"text": ["a a", "b b", "a a", "a a", "c c"], "label": [1.0, 2.0, 1.0, 5.0, 3.0]}
+    others = {"validation": {"text": ["v v"], "label": [1.0]}, "test": {"text": ["t t"], "label": [2.0]}}
+    clean = CleaningConfig(duplicates="drop")
+    config = TextDataConfig(train=rows, **others, problem=Problem.regression, clean=clean)
+    assert split_rows(config) == {"train": [0, 1, 3, 4], "validation": [0], "test": [0]}
+
+
 KNOWN = (
     [0, 6, 19, 20, 25, 37, 50, 62, 75, 85, 90, 120, 140, 142, 157, 165, 174],
     [9, 14, 15, 27, 31, 41, 51, 58, 66, 72, 73, 74, 77, 101, 114, 122, 127, 136, 148, 167, 172, 182, 186, 196],

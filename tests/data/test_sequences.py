@@ -168,6 +168,18 @@ def test_dates_are_times(tmp_path, zone):
     assert info.facts["step"] == 3600
 
 
+def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
+    columns = recording(30)
+    nanoseconds = [1_467_331_200_000_000_123 + 10**9 * number for number in range(30)]
+    for kind in (pa.timestamp("ns"), pa.duration("ns")):
+        table = pa.table(columns | {"t": pa.array(nanoseconds, pa.int64()).cast(kind)})
+        if pa.types.is_timestamp(kind):
+            assert open_data(table, split_by="time", split_at=[20, 25]).info.facts["step"] == 1
+            continue
+        with pytest.raises(UserError, match=r"t: holds duration\[ns\] \(numbers\)"):
+            open_data(table, split_by="time", split_at=[20, 25])
+
+
 def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
     parts = [
         {"run": f"r{number}", "kind": "fast" if number % 2 else "slow", "load": number / 2, **recording(20, number)}

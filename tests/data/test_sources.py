@@ -171,6 +171,32 @@ def test_class_names_of_a_parquet_file_and_of_an_arrow_file_are_used(tmp_path):
         assert [row["label"] for row in rows_of(open_source(str(path), where="x"))] == NAMED
 
 
+def test_lists_of_class_numbers_are_lists_of_names_and_a_row_without_one_has_none(tmp_path):
+    names = datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"]))
+    features = datasets.Features({"text": datasets.Value("string"), "label": names})
+    labels = [[0], None, [], [1, 0]]
+    found = datasets.Dataset.from_dict({"text": list("abcd"), "label": labels}, features=features)
+    table, expected = found.data.table, [["cat"], None, [], ["dog", "cat"]]
+    large = pa.large_list(pa.int64())
+    for way in (
+        table,
+        table.set_column(1, "label", table["label"].cast(large)).replace_schema_metadata(table.schema.metadata),
+    ):
+        for first in (0, 1):
+            rows = rows_of(open_source(way.slice(first), where="x"))
+            assert [row["label"] for row in rows] == expected[first:]
+
+
+def test_views_of_texts_are_texts(tmp_path):
+    table = pa.Table.from_pylist(ROWS, pa.schema([(name, pa.string_view()) for name in ROWS[0]]))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for source in (table, str(tmp_path / "rows.parquet")):
+        opened = open_source(source, where="x")
+        blocks = list(opened.blocks(opened.columns))
+        assert {str(kind) for block in blocks for kind in block.schema.types} == {"large_string"}
+        assert [row for block in blocks for row in block.to_pylist()] == ROWS
+
+
 def test_tables_of_python_are_read_whatever_they_are():
     frame = pd.DataFrame(ROWS)
     for rows in (frame, pa.Table.from_pandas(frame), datasets.Dataset.from_pandas(frame), frame.to_dict("list")):
@@ -194,6 +220,8 @@ def test_datasets_with_other_blocks_have_one_fingerprint():
 def test_a_split_may_not_be_given_twice(tmp_path):
     put(tmp_path / "train.csv", csv_of(ROWS[:8]))
     put(tmp_path / "test.csv", csv_of(ROWS[8:]))
+    with pytest.raises(UserError, match=r"several parts hold training rows \(parts: english, german\)"):
+        splits_of({"english": pd.DataFrame(ROWS[:8]), "german": pd.DataFrame(ROWS[8:])})
     with pytest.raises(UserError, match=r"data.test: data.source has test rows already"):
         splits_of(str(tmp_path), test=str(tmp_path / "train.csv"))
 

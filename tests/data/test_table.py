@@ -264,6 +264,14 @@ def test_a_later_type_is_told_by_its_row_in_a_long_file(tmp_path):
             pass
 
 
+def test_a_byte_that_is_no_utf_8_is_told_by_its_line_in_a_long_file_of_json(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "a fairly long text to fill a block"}\n' * 40_000 + b'{"text": "caf\xe9"}\n')
+    with pytest.raises(UserError, match=r"rows.jsonl line 40001: byte 0xe9 is not UTF-8"):
+        for _ in open_table(path, where="x").blocks(["text"]):
+            pass
+
+
 def test_a_quote_left_open_in_a_long_file_is_told_by_its_line(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b'text,label\na,1\na,"1\n' + b"a text of some words,3\n" * 2_000_000)

@@ -84,3 +84,15 @@ def test_a_threshold_is_where_f1_is_best_and_one_half_for_what_is_too_rare_to_te
     found = best_thresholds(torch.stack([shares, shares], 1), torch.stack([has, rare], 1))
     assert 0.2 < found[0] < 0.3
     assert found[1] == 0.5
+
+
+def test_a_threshold_lies_where_f1_is_best_among_equal_probabilities_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        shares = (torch.rand(200, 1, generator=generator) * 4).round() / 4
+        has = (torch.rand(200, 1, generator=generator) < shares / 2 + 0.05).float()
+
+        def f1(least: float, shares: torch.Tensor = shares, has: torch.Tensor = has) -> float:
+            return float(2 * ((shares >= least) * has).sum() / ((shares >= least).sum() + has.sum()))
+
+        assert f1(best_thresholds(shares, has)[0]) == max(map(f1, shares.unique().tolist()))

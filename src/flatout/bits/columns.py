@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
 from flatout.bits.grams import raw_texts
 from flatout.data.tables.splits import bytes_of
-from flatout.data.tables.table import Table, is_list, is_text
+from flatout.data.tables.table import Table, are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
 _FOREIGN, _LONGEST_SHOWN, _LOOKED_AT = 255, 24, 100
@@ -53,13 +53,23 @@ class BitColumn:
         """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""
         if column.null_count:
             self._fail(rows[int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])], "no value")
+        if is_list(column.type) and column.flatten().null_count:
+            self._fail(rows[0], "a list without one of its values, in this row or below")
         if self.form is Form.auto:
             self.form = self._form_of(column)
-        if self.form is Form.numbers:
-            return self._numbers(column, rows)
-        if self.form is Form.packed:
-            return self._packed(column, rows)
-        return self._characters(column.cast(pa.large_string()), rows)
+        try:
+            if self.form is Form.numbers:
+                return self._numbers(column, rows)
+            if self.form is Form.packed:
+                return self._packed(column, rows)
+            return self._characters(column.cast(pa.large_string()), rows)
+        except pa.ArrowException as error:
+            hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
+            found = (
+                f"{column.type}, not the form {self.form}" if isinstance(error, pa.ArrowNotImplementedError) else error
+            )
+            what = f"column {self.name!r} of {self.source} holds {found}"
+            raise UserError("data.bits", what, hint=hint) from None
 
     def _form_of(self, column: pa.Array) -> Form:
         kind = column.type
@@ -69,7 +79,7 @@ class BitColumn:
             if not are_bits and pa.types.is_integer(values.type) and len(values):  # zeros and ones alone are no set
                 are_bits = set(pc.min_max(values).as_py().values()) <= {0, 1}
             return Form.packed if are_bits else Form.numbers
-        if _are_bytes(kind):
+        if are_bytes(kind):
             return Form.packed
         what = f"column {self.name!r} of {self.source} holds {kind}"
         allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
@@ -99,7 +109,7 @@ class BitColumn:
 
     def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""
-        if are_bytes := _are_bytes(column.type):
+        if has_bytes := are_bytes(column.type):
             data = column.to_pylist()
             lengths, values = np.array(list(map(len, data))), np.frombuffer(b"".join(data), dtype=np.uint8)
         else:
@@ -108,7 +118,7 @@ class BitColumn:
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             self._fail(rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}")
         table = values.reshape(len(column), -1)
-        if not are_bytes and table.size and table.max() <= 1:
+        if not has_bytes and table.size and table.max() <= 1:
             table = np.packbits(table, axis=1)
         return self._alike(table, rows)
 
@@ -120,13 +130,9 @@ class BitColumn:
         return packed
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
-        try:
-            lists = self._written_numbers(column, rows) if is_text(column.type) else column
-            lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
-            return lists.flatten().cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
-        except pa.ArrowInvalid as error:
-            hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
-            raise UserError("data.bits", f"column {self.name!r} of {self.source}: {error}", hint=hint) from None
+        lists = self._written_numbers(column, rows) if is_text(column.type) else column
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
+        return lists.flatten().cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
 
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
         """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
@@ -153,10 +159,6 @@ def written_form(value: str) -> Form:
         r"[A-Za-z0-9+/]+=*": Form.base64,
     }
     return next((form for pattern, form in patterns.items() if re.fullmatch(pattern, value)), Form.binary)
-
-
-def _are_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
 def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:

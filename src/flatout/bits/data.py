@@ -30,7 +30,7 @@ from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
-from flatout.data.store.store import SCHEMA, Column, StoreWriter
+from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
 from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_source
@@ -173,7 +173,8 @@ class BitsPreparation:
     def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, dict[str, int]]:
         """Second pass, over all records; of each split its rows, and its bytes of bits or numbers of sets."""
         is_set = survey.numbers is not None
-        tokens = Column("uint16", ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
+        kind = smallest_token_type(survey.num_inputs)
+        tokens = Column(kind, ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
         targets, texts = Column("uint16", ragged=True), Column("uint8", ragged=True)
         columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}

@@ -309,7 +309,8 @@ class RunPredictor(ABC):
             return list(given)
         for name in columns:
             require(name in given, "predict", f"no column {name!r}", hint="Pass a list, or a table as in training.")
-        found = [pa.array(given[name]).to_pylist() for name in columns]
+        values = [given[name] for name in columns]
+        found = [pa.array([each] if isinstance(each, str | bytes) else each).to_pylist() for each in values]
         return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
     @staticmethod

@@ -70,6 +70,7 @@ class SequencePredictor(RunPredictor):
     found: ReadingNotes = field(default_factory=ReadingNotes)
     _squares: Floats = field(default_factory=lambda: np.zeros(()))  # of each column, summed over all answered samples
     _samples: int = 0
+    _group: list[str] | None = None  # the group's columns in the files that were trained on
 
     @classmethod
     def of(cls, task: Task) -> SequencePredictor:
@@ -226,8 +227,10 @@ class SequencePredictor(RunPredictor):
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
         table = open_source(file, where="FILE", reading=reading)
-        if not set(self.rules.group) & set(table.columns):  # one recording of a run whose files held several
-            self.rules = replace(self.rules, group=[])
+        if self._group is None:
+            self._group = self.rules.group
+        # Without it the file is one recording of a run whose files held several.
+        self.rules = replace(self.rules, group=self._group if set(self._group) & set(table.columns) else [])
         return table
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[Floats]:

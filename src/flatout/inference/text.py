@@ -21,7 +21,7 @@ from flatout.data.batches.flat_batch import flat_batch, multi_hot
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
-from flatout.data.checks.labels import normalise_labels
+from flatout.data.checks.labels import normalise_labels, plainly
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.reading import ReadingConfig
@@ -232,7 +232,10 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
     is_multi = predictor.labels.problem is Problem.multi
     values = pc.list_flatten(labels) if is_multi else labels
-    ids = pc.index_in(values, pa.array(classes, pa.large_string()))
+    ids, plain = pc.index_in(values, pa.array(classes, pa.large_string())), list(map(plainly, classes))
+    if ids.null_count and len({*plain}) == len(plain):  # written in another way, of which training may have made one
+        given = pa.array([plainly(each) for each in values.to_pylist()], pa.large_string())
+        ids = pc.index_in(given, pa.array(plain, pa.large_string()))
     if ids.null_count:
         unknown = pc.unique(values.filter(pc.is_null(ids))).to_pylist()
         what = f"{source}: labels that the run does not know: {', '.join(map(repr, unknown[:5]))}"

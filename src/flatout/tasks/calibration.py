@@ -120,6 +120,7 @@ def _best_threshold(shares_B: Tensor, has_B: Tensor) -> float:
     ordered = shares_B.sort(descending=True)
     right = has_B[ordered.indices].double().cumsum(0)
     f1 = 2 * right / (torch.arange(1, len(right) + 1) + has_B.sum())
+    f1[:-1][ordered.values[:-1] == ordered.values[1:]] = 0  # equal ones are answered alike
     best = int(f1.argmax())
     below = float(ordered.values[best + 1]) if best + 1 < len(right) else 0.0
     return (float(ordered.values[best]) + below) / 2

@@ -223,7 +223,7 @@ class LabelCensus:
     def _alike(self) -> list[list[str]]:
         groups: dict[str, list[str]] = {}
         for name in self._codes:
-            groups.setdefault(_plainly(name), []).append(name)
+            groups.setdefault(plainly(name), []).append(name)
         return [group for group in groups.values() if len(group) > 1]
 
     def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -257,7 +257,8 @@ def _told(train: Counter[str]) -> str:
     return f"{len(train):,} classes: {', '.join(named)}"
 
 
-def _plainly(name: str) -> str:
+def plainly(name: str) -> str:
+    """A class without case, blanks around it and the zeros of a whole number."""
     plain = name.strip().casefold()
     whole, point, zeros = plain.partition(".")
     return whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain

@@ -121,6 +121,8 @@ class TextSurvey:
         labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
         codes, words = self.census.code(labels), characters.words
         records = self._records(name, cleaned, characters, codes)
+        if self.problem is Problem.regression:  # rows with other numbers differ
+            records["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
@@ -184,8 +186,10 @@ class TextSurvey:
         """The split of every row, and what becomes of rows that have a twin."""
         stands_for = self.census.unify(self._rows_by_code)
         assign = assigner(self.splitting, files, self.census.strata(self._rows_by_code)[stands_for])
-        rows_by_split = np.zeros((len(SPLITS), len(stands_for)), np.int64)
-        read = ((records, stands_for[records["code"]], assign(records)) for records in files.parts())
+        has_classes = self.problem.has_classes
+        rows_by_split = np.zeros((len(SPLITS) * has_classes, len(stands_for)), np.int64)
+        in_all = ((records, records["code"], assign(records)) for records in files.parts())
+        read = ((records, stands_for[codes] if has_classes else codes, splits) for records, codes, splits in in_all)
         for (records, codes, splits), twins in _ahead(read, lambda each: find_twins(*each)):
             is_merged = codes != records["code"]
             is_dropped = self._dropped(records, splits, twins)
@@ -197,8 +201,8 @@ class TextSurvey:
                 self._is_changed[name][rows] |= is_merged[own]
             for number, rows_by_code in enumerate(rows_by_split):
                 rows_by_code += np.bincount(codes[~is_dropped & (splits == number)], minlength=len(rows_by_code))
-        for split, rows_by_code in zip(SPLITS, rows_by_split, strict=True):
-            if self.problem.has_classes and rows_by_code.any():
+        for split, rows_by_code in zip(SPLITS, rows_by_split, strict=False):
+            if rows_by_code.any():
                 self.census.settle(split, rows_by_code)
 
     def _dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.tables.table import Table, as_texts, decoded, is_text, require_columns
+from flatout.data.tables.table import Table, as_texts, decoded, is_plain, is_text, require_columns
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
     column = decoded(column)
     if is_text(column.type):
         column = _parse_texts(column, name, table, first)
-    elif not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
+    elif not is_plain(column.type) or pa.types.is_temporal(column.type):
         raise UserError(f"{table.name}: {name}", f"holds {column.type}", allowed="numbers")
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if (places := np.flatnonzero(np.isinf(numbers))).size:
@@ -99,7 +99,9 @@ def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tupl
     column = _with_dates(decoded(column))
     are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     if are_dates:
-        column = pc.divide(column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS)
+        column = pc.divide(
+            column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS
+        )
     seconds = _read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from flatout.data.tables.table import is_text
+from flatout.data.tables.table import are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
 FORMATS = (".csv", ".jsonl", ".parquet")
@@ -119,9 +119,11 @@ def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
 
 
 def _flat(column: pa.Array) -> pa.Array:
-    """Lists as one text each, separated by `|`, which is what a csv can hold; lists of more than words as JSON."""
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        return column
-    if pa.types.is_nested(column.type.value_type):
-        return pa.array([json.dumps(each, ensure_ascii=False) for each in column.to_pylist()], pa.string())
-    return pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+    """What a csv cannot hold as texts: lists separated by `|`, bytes in hexadecimal, the rest as JSON."""
+    if are_bytes(column.type):
+        return pa.array([each and each.hex() for each in column.to_pylist()], pa.string())
+    if is_list(column.type) and not pa.types.is_nested(column.type.value_type):
+        return pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+    if pa.types.is_nested(column.type):
+        return pa.array([json.dumps(each, ensure_ascii=False, default=str) for each in column.to_pylist()], pa.string())
+    return column

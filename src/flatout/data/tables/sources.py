@@ -135,9 +135,9 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
     if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
         named: dict[str | None, Any] = {}
         for name, rows in source.items():
-            if (split := _split_of(str(name))) in named and split is not None:
+            if (split := _split_of(str(name))) in named and (split or "train" not in map(_split_of, source)):
                 allowed = f"parts: {', '.join(map(str, source))}"
-                raise UserError(where, f"several parts hold {split} rows", allowed=allowed)
+                raise UserError(where, f"several parts hold {split or 'training'} rows", allowed=allowed)
             named[split] = rows
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
     if not isinstance(source, str | Path):

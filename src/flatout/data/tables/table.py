@@ -116,6 +116,10 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
+def are_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+
+
 def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
@@ -230,16 +234,22 @@ class ManyFiles(Table):
 
 
 def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of class numbers as names, where the file lists them, as `datasets` does."""
+    """Columns of class numbers as names, where the file lists them, as `datasets` does; views as plain texts."""
+    for place, column in enumerate(block.columns):
+        if pa.types.is_string_view(column.type):  # few of Arrow's functions take one
+            block = block.set_column(place, block.schema.names[place], column.cast(pa.large_string()))
     for name, names in class_names(schema).items():
         if name in block.schema.names:
             place = block.schema.names.index(name)
+            if is_list(kind := block.schema.field(name).type):
+                block = block.set_column(place, name, block.column(place).cast(pa.list_(kind.value_type)))
             column = block.column(place)
             if pa.types.is_integer(column.type):
                 block = block.set_column(place, name, names_of(column, names))
-            elif pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type):
+            elif is_list(column.type) and pa.types.is_integer(column.type.value_type):
                 values = names_of(column.values, names)
-                block = block.set_column(place, name, pa.ListArray.from_arrays(column.offsets, values))
+                lists = pa.ListArray.from_arrays(column.offsets, values)
+                block = block.set_column(place, name, pc.if_else(column.is_valid(), lists, None))
     return block
 
 

@@ -60,6 +60,7 @@ class JsonTable(FileTable):
         options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         try:
             found = pa_json.read_json(pa.BufferReader(piece), parse_options=options)
+            found.validate(full=True)  # any bytes were taken for texts
         except pa.ArrowException:
             return None
         blocks = found.select(columns).combine_chunks().to_batches()
