@@ -177,6 +177,8 @@ def test_keys_are_those_of_rfc_5869():
         ({"hashes": 0}, r"encoding.hashes: 0 \(1 or more\)"),
         ({"kind": "blom"}, r"Did you mean 'bloom'\?"),
         ({"kind": "minhash", "diffusion": 3}, r"encoding.diffusion: 3 does not apply to minhash"),
+        ({"kind": "minhash", "hashes": 20}, r"encoding.hashes: 20 does not apply to minhash. Set it to 10, or"),
+        ({"kind": "twostep", "hashing": "double"}, r"encoding.hashing: double does not apply to twostep"),
         ({"kind": "twostep", "hashes": 30}, r"encoding.hashes: 30 \(1 to 24 for twostep\)"),
         ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits. Set it to 64 or less"),
         ({"size": 1 << 17}, r"at most 65,536 bits"),

@@ -217,6 +217,7 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
         ({}, {"target": None}, "data.target: is not set. Name the column that is answered: data.target=COLUMN."),
         ({}, {"lookback": 10, "chunk": 5}, "data.chunk: with data.lookback. Leave one of them out."),
         ({}, {"problem": "forecast"}, "data.problem: forecast without data.lookback."),
+        ({}, {"horizon": 5}, "data.horizon: 5, but no forecast. Set data.problem=forecast."),
         (
             {},
             {"problem": "forecast", "lookback": 40, "horizon": 30},

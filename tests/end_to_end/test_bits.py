@@ -120,9 +120,9 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize("kind", ["minhash", "twostep"])
-def test_other_encodings_are_read_too(tmp_path, kind):
-    data = {"encoding": EncodingConfig(kind=kind, size=256, hashes=4), "vocabulary": 300}
+@pytest.mark.parametrize(("kind", "hashes"), [("minhash", {}), ("twostep", {"hashes": 4})])
+def test_other_encodings_are_read_too(tmp_path, kind, hashes):
+    data = {"encoding": EncodingConfig(kind=kind, size=256, **hashes), "vocabulary": 300}
     result = small_fit(tmp_path, rows=600, epochs=3, data=data)
     assert result.metrics["test/dice"] > result.summary["baseline"]["metrics"]["test/dice of the 20 commonest"]
     loaded = load_predictor(result.folder)
@@ -243,6 +243,8 @@ MISTAKES = {
     ("encode",): "FILE: name a file, or ask for built-in people with --sample N",
     ("encode", "--sample", "5", "--encoding", "blom"): "Did you mean 'bloom'?",
     ("encode", "--sample", "5", "--form", "packed"): "--form: packed bits are bytes. Write them to a .parquet file",
+    ("encode", "--sample", "5", "--encoding", "twostep", "--form", "hex"): "--form: hex does not apply to twostep",
+    ("encode", "OTHERS", "--typos", "0.5"): "--typos: is for --sample. Leave it out.",
     ("encode", "--sample", "5", "--columns", "Nme"): "--columns[0]: no column 'Nme'",
     ("encode", "--sample", "5", "--uid", "idd"): "--uid: no column 'idd'",
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",

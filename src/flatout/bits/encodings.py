@@ -59,9 +59,10 @@ class EncodingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "encoding")
-        for name, value in (("fold", self.fold), ("diffusion", self.diffusion)):
-            applies, what = value == 0 or self.kind is EncodingKind.bloom, f"{value} does not apply to {self.kind}"
-            require(applies, f"encoding.{name}", what, hint="Set it to 0, or the kind to bloom.")
+        for name, usual in (("fold", 0), ("diffusion", 0), ("hashing", Hashing.keyed), ("hashes", 10)):
+            is_read = self.kind is EncodingKind.bloom or (name == "hashes" and self.kind is EncodingKind.twostep)
+            what, hint = f"{(value := getattr(self, name))} does not apply to {self.kind}", f"Set it to {usual}"
+            require(is_read or value == usual, f"encoding.{name}", what, hint=f"{hint}, or the kind to bloom.")
         if self.kind is EncodingKind.twostep:
             fits = self.hashes <= _MOST_HASHES_TWO_STEP
             require(fits, "encoding.hashes", f"{self.hashes}", allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep")

@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
     columns = _columns(arguments, table, uid)
     config, form = _config(arguments), as_choice(Form, arguments.form, "--form")
     require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
+    are_bits = config.kind is not EncodingKind.twostep or form is Form.binary
+    require(are_bits, "--form", f"{form} does not apply to twostep: it makes sets of numbers", hint="Leave it out.")
     is_file = form is not Form.packed or (arguments.out or "").endswith(".parquet")
     require(is_file, "--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
@@ -68,6 +70,7 @@ def _table(arguments: argparse.Namespace) -> Table:
     require(is_one, "FILE", "name a file, or ask for built-in people with --sample N")
     if arguments.sample is not None:
         return PeopleTable(PeopleConfig(rows=arguments.sample, typos=arguments.typos))
+    require(not arguments.typos, "--typos", "is for --sample", hint="Leave it out.")
     return open_table(arguments.file, where="FILE")
 
 

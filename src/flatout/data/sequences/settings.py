@@ -178,6 +178,8 @@ class SequenceDataConfig(FeedingConfig):
         if self.problem is SequenceProblem.forecast:
             hint = "Set data.lookback to the samples that a forecast reads."
             require(self.lookback is not None, "data.problem", "forecast without data.lookback", hint=hint)
+        is_read = self.horizon == 1 or self.problem is SequenceProblem.forecast
+        require(is_read, "data.horizon", f"{self.horizon}, but no forecast", hint="Set data.problem=forecast.")
         if self.problem is SequenceProblem.label:
             is_whole, hint = self.lookback is None and self.chunk is None, "Leave out data.lookback and data.chunk."
             require(is_whole, "data.problem", "label reads whole recordings", hint=hint)
