@@ -192,10 +192,7 @@ def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDAr
 
 
 def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None) -> Forecast:
-    """The gain of `more` rows over `rows_now`; `errors`: a row a fold, a column a size.
-
-    They are shares of `judged` rows each, or without it figures that vary as the folds do.
-    """
+    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows where it is given."""
     random, gains = np.random.default_rng(0), list[float]()
     for _ in range(_CURVES):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)

@@ -200,9 +200,7 @@ class MinHashEncoder(Encoder):
 
 
 class TwoStepEncoder:
-    """Step one sets one bit a row of a bit matrix for each gram; step two turns each column that holds a bit into a
-    number that stands for the column and its bits.
-    """
+    """One bit a row of a matrix for each gram; then each column that holds bits is a number, of it and its bits."""
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config

@@ -35,10 +35,7 @@ class GramMetrics(Metric):
         self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        """Scores `[B, G]` from 0 to 1 (what lies outside counts as the nearer end), targets of zeros and ones.
-
-        `rows`: numbers of the records, for intervals at the threshold that is given.
-        """
+        """Scores `[B, G]` from 0 to 1, targets of zeros and ones; `rows`: numbers of the records, for intervals."""
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))

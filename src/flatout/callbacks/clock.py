@@ -85,10 +85,7 @@ class Clock:
             self.compiled = compiled_so_far()
 
     def plant(self, part: Any, name: str, value: Any) -> None:
-        """Set an attribute on one object, over its class's, until the training ends.
-
-        Values are methods and partials of them: a function in a function could not be pickled with the object.
-        """
+        """Set a method, or a partial of one, on an object over its class's until training ends; both can be pickled."""
         self._planted.append((part, name, value, vars(part).get(name)))
         vars(part)[name] = value
 
@@ -293,10 +290,7 @@ class DeviceTimes:
             self._passing[-1].outside_s = outside_s
 
     def take(self) -> tuple[dict[str, float], list[float]]:
-        """Seconds of each phase in the batches that the device has finished, and of each optimizer step among them.
-
-        The others come later. A step counts from the end of the one before.
-        """
+        """Seconds of each phase in the batches that the device has finished, and of each optimizer step among them."""
         seconds, steps_s = dict.fromkeys(PHASES, 0.0), []
         while self._passing and self._passing[0].events[-1].query():
             batch = self._passing.popleft()

@@ -162,10 +162,7 @@ def _first(pattern: str, text: str) -> str:
 
 
 def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = "") -> UserError:
-    """The mistake of a key that does not exist, beside the keys of its group.
-
-    `typed` is the whole key where Hydra names only its first part, and `file` is where the key stands.
-    """
+    """The mistake of an unknown key, beside those of its group; `typed`: the whole key, `file`: where it stands."""
     parent = key.rpartition(".")[0]
     if parent == "trainer":
         return _unknown_argument(key)

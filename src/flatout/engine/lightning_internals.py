@@ -222,10 +222,7 @@ def _warn_of(name: str) -> None:
 
 
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
-    """Let DDP wait for no gradients of these weights; False where torch has no such way.
-
-    Large embeddings on a CPU then exchange the rows that a step has used, instead of the whole table.
-    """
+    """Let DDP wait for no gradients of these weights, of which used rows are exchanged; False if torch has no way."""
     method = getattr(DistributedDataParallel, _LEFT_OUT, None)
     if method is None or list(inspect.signature(method).parameters) != ["module", "params_and_buffers_to_ignore"]:
         what = f"torch {torch.__version__} has no DistributedDataParallel.{_LEFT_OUT} as flatout knows it"

@@ -56,10 +56,7 @@ def in_short(error: BaseException) -> str:
 
 
 class ShortOfMemory:
-    """Around a pass, stops an error that says that memory did not suffice: `why` then has its first words.
-
-    Behind it the error is gone, and with it its frames, which hold the activations.
-    """
+    """Around a pass, stops an error that memory did not suffice, and drops its frames; `why` has its first words."""
 
     why = ""
 

@@ -49,10 +49,7 @@ def by_lightning_name(name: str) -> Precision:
 
 
 def choose_precision(asked: Precision, device: torch.device, before: str | None = None) -> Choice[Precision]:
-    """What was asked for, or bf16 where it is native and no slower, else fp16 on a GPU, else fp32.
-
-    `before`: what the run that resumes here chose; a CPU's products are not timed again then.
-    """
+    """What was asked for, or bf16 if native and no slower, else fp16 on a GPU, else fp32; `before`: a resumed run's."""
     if device.type == "cuda":
         _require_kernels(device)
     if asked is Precision.tf32 or (asked is Precision.bf16 and device.type == "cuda"):

@@ -86,10 +86,7 @@ def require_measurable(predictor: Any, where: str) -> None:
 
 
 def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
-    """Weights of 8 bits from an exported ONNX file: numbers between layers get theirs as they come, or as in texts.
-
-    What is left in fp32 is named in the lines to print.
-    """
+    """Weights of 8 bits, numbers between layers as they come or as in texts; what stays in fp32 is in the lines."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
     from transformers import AutoTokenizer

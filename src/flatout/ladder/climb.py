@@ -80,10 +80,7 @@ def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: f
 
 
 def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder: Path) -> Measured:
-    """A run of ours with some words, which also limit it.
-
-    Validations and checkpoints are not counted: a usual program has none, and seconds would weigh them too much.
-    """
+    """A run of ours with some words; validations and checkpoints are not counted: a usual program has none."""
     began = time.perf_counter()
     (folder / "run").mkdir(parents=True, exist_ok=True)
     result = job.train(folder / "run", words, resumes=False)

@@ -158,10 +158,7 @@ class BitMLP(Network, nn.Module):
         return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """Each record meets every weight once; a layer that reads sets only adds up rows, which is no product.
-
-        The composer's turns on recombined grams are not counted.
-        """
+        """Each record meets every weight once; sets only add up rows, and turns of the composer are not counted."""
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
         layers = [_product(rows, each) for each in self.composer.modules() if isinstance(each, nn.Linear | _SetLinear)]

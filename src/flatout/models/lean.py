@@ -35,10 +35,7 @@ def make_lean(model: nn.Module) -> None:
 
 
 class LeanEmbedding(nn.Embedding):
-    """An embedding that adds to one kept gradient while `keeps_gradient`.
-
-    Where the gradient is dropped (`zero_grad`), the next backward pass clears the table and puts it back.
-    """
+    """An embedding that adds to one kept gradient; after `zero_grad` the next pass clears it and puts it back."""
 
     keeps_gradient = False
 

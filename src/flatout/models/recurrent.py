@@ -26,10 +26,7 @@ State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beg
 
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
-    """States of a layer in one direction and the last ones.
-
-    Autocast would have cuDNN compute in fp16 where bf16 is asked for. There the kernel is called by itself.
-    """
+    """States of a layer in one direction and the last ones; by the kernel itself, as autocast may take fp16."""
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
     if kind == "cpu" and is_autocast and not _cpu_runs_bf16():

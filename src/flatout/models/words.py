@@ -175,8 +175,5 @@ class Pool(nn.Module):
 
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero on what is real and the least number elsewhere: added before a maximum it hides padding.
-
-    Unlike filling, adding needs no pass of its own over the gradient.
-    """
+    """Zero on what is real and the least number elsewhere: added before a maximum it hides padding."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)

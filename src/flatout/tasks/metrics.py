@@ -81,10 +81,7 @@ class TaskMetrics(nn.Module, ABC):
         """Take in a batch of answers; with the numbers of their rows, for intervals too."""
 
     def compute(self) -> dict[str, float]:
-        """Each metric over everything since the last reset; the area under the curve is a mean over classes.
-
-        It is that of the classes that some rows have and some have not; NaN where there are none.
-        """
+        """Each metric since the last reset; areas under curves are means over classes that some rows have, some not."""
         totals, count = self._totals(), len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
         if self.auroc is not None:

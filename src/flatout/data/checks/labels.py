@@ -136,10 +136,7 @@ class LabelCensus:
         return np.array([self._sets.setdefault(each, len(self._sets)) for each in kept] or [0], np.int64)
 
     def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each number of `code`, the class by which its rows are dealt out.
-
-        Rows of several labels go by their rarest one, which is the hardest to share out.
-        """
+        """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest to share."""
         total = self._by_label(rows_by_code)
         rarest = [min(labels, key=lambda label: (total[label], label), default=-1) for labels in self._sets]
         return np.array(rarest or [-1], np.int64) + 1

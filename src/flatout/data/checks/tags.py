@@ -221,10 +221,7 @@ class Entities:
 
 
 def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Entities:
-    """The entities of rows of tags, numbered as `TagCensus.names` lists them; `offsets` say where rows begin.
-
-    An I that continues nothing begins an entity, as the CoNLL tasks count it.
-    """
+    """The entities of rows of tags, numbered as `TagCensus.names`; an I that continues nothing begins one."""
     types = (ids.astype(np.int64) + 1) // 2
     letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
     block = TagBlock(letters, types, np.asarray(offsets, np.int64))

@@ -54,10 +54,7 @@ class RecordingRules:
 
 
 def read_blocks(table: Table, rules: RecordingRules) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
-    """Each block, its values, its times, and whether these are dates; rows are counted where there is no time.
-
-    So texts of a large file are never in memory together.
-    """
+    """Each block, its values, its times (rows are counted where there are none), and whether these are dates."""
     _require_columns(table, rules)
     names = dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))])
     for rows, block in table.numbered(list(names)):

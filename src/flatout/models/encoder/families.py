@@ -18,10 +18,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostNormNames:
-    """Modules of a layer that normalises after each sum, by their names inside the layer; empty: there is none.
-
-    What a family does not name otherwise has BERT's name.
-    """
+    """Modules of a layer that normalises after each sum, by their names; what is not named has BERT's name."""
 
     query: str = "attention.self.query"
     key: str = "attention.self.key"

@@ -105,10 +105,7 @@ class PostNormLayer(FlatLayer):
         return Scores(scale, share, None, None if apart is None else partial(apart.attend, apart.add_numbers))
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
-        """Weight and bias of each group of linear layers, joined, in the number format of products; one operator.
-
-        None where LoRA has put small matrices beside a layer.
-        """
+        """Weight and bias of each group of linear layers, joined; None where LoRA has put matrices beside one."""
         device, layers = states_TH.device.type, [[self.part(name) for name in group] for group in groups]
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_TH.dtype
         plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]

@@ -65,10 +65,7 @@ class Distances:
     def add_products(
         self, key: Tensor | None, query: Tensor | None, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor
     ) -> None:
-        """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that they meet.
-
-        Distances stand so that each place reads its own from the next one on.
-        """
+        """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that they meet."""
         asked, length = scores_HNQL.shape[2:]
         if key is not None:
             vectors_WHD = key.index_select(0, self.between(-length, asked - 1).flip(0))

@@ -78,10 +78,7 @@ class Apart:
         return int(self._process.pid)
 
     def ask(self, question: Callable[[Any], Answer], latest: float | None = None) -> Answer:
-        """What a function says of the thing that was made.
-
-        `Failed` where the process ended, or was ended soon after `latest` (of the system's clock): then close it.
-        """
+        """What a function says of the thing; `Failed` where the process ended, or was at `latest`: then close it."""
         try:
             with suppress(ConnectionError):  # it is gone already; its last words may be there
                 self._pipe.send(question)

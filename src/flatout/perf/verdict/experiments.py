@@ -170,10 +170,7 @@ def _steps(task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.
 
 
 def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, int]:
-    """The sides whose rounds fit into the time, warmed up, with their steps a round: it has equally many rows for all.
-
-    `rate`: rows a second of the first side, which is always among them.
-    """
+    """The sides whose rounds fit into the time, warmed up, and their steps a round; the first (`rate`) always."""
     kept: list[Steps] = []
     round_rows, row_s = ROUND_S * rate, 0.0
     for side in sides:

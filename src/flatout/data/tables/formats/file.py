@@ -98,10 +98,7 @@ class FileTable(Table):
         return as_file(_recoded(file, self.reading.encoding, self.path, self.where), file)
 
     def _head(self) -> tuple[bytes, bool]:
-        """The first lines, of long ones a megabyte, and whether they are all there are.
-
-        A file in UTF-16 is full of zeros, which some readers take for text: it is refused.
-        """
+        """The first lines, of long ones a megabyte, and whether they are all there are; UTF-16 is refused."""
         with self._open() as file:
             head = b""
             for size in (HEAD_BYTES >> 6, HEAD_BYTES >> 4, HEAD_BYTES):
