@@ -209,6 +209,17 @@ def test_the_calibration_error_of_pieces_is_that_of_all_rows():
     assert sureness.error() == pytest.approx(calibration_error(shares, targets))
 
 
+def test_labels_that_are_written_in_another_way_are_those_of_the_run(finished, rows, tmp_path, capsys):
+    file, scores = tmp_path / "other.csv", []
+    lines = list(csv.DictReader(Path(rows).read_text(encoding="utf-8").splitlines()))
+    others = "".join(f'"{line["text"]}", {line["label"].upper()} \n' for line in lines)
+    file.write_text(f"text,label\n{others}", encoding="utf-8")
+    for each in (rows, file):
+        assert verb("evaluate", finished.folder, each, "--json") == 0
+        scores.append(json.loads(capsys.readouterr().out))
+    assert scores[0] == scores[1]
+
+
 def test_a_file_without_a_label_says_how_it_is_mended(finished, tmp_path, capsys):
     file = tmp_path / "rows.csv"
     file.write_text("text,label\nsome words,\nmore words,\n")
