@@ -27,8 +27,16 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
     is_timed = interval is not None and not isinstance(interval, int | float)
     hint = "Count batches, or set data.accumulate=1: the clock knows no steps."
     require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", hint=hint)
+    every, most = settings.get("check_val_every_n_epoch", 1), batches_in_epoch(settings, feed)
+    require(every != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null")
+    fits = type(interval) is not int or 0 < interval <= (most if every else interval)
+    what, hint = (
+        f"{interval} of {most} batches an epoch",
+        "To count on over epochs set +trainer.check_val_every_n_epoch=null.",
+    )
+    require(fits, "trainer.val_check_interval", what, allowed=f"1 to {most}, or a share", hint=hint)
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
-        asked = _count(interval, batches_in_epoch(settings, feed))
+        asked = _count(interval, most)
         settings["val_check_interval"] = batches = _whole(asked, accumulate)
         if batches != asked:
             evidence = f"{accumulate} batches make a step, {asked} were asked for"
