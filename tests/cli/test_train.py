@@ -84,6 +84,7 @@ MISTAKES = {
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
     "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
+    "task.weights=balanced": "'balanced' does not fit. python -m flatout settings task.weights shows an example.",
     "+trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch: 0 (1 or more, or null)",
     "+trainer.val_check_interval=999": "trainer.val_check_interval: 999 of 2 batches an epoch (1 to 2, or a share). To",
     "threads=999": "threads: 999 (at most ",

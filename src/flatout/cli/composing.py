@@ -126,7 +126,8 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
     names = {"Integer": "a whole number", "Float": "a number", "bool": "true or false", "String": "a text"}
     last, allowed = message.rsplit("\nValue", 1)[-1], names.get(wanted, wanted)
     value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
-    hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else ""
+    hint = "" if allowed else f"python -m flatout settings {key} shows an example."
+    hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else hint
     if "is not a ListConfig" in last:
         allowed, hint = "a list", f"Write {key}=[{value}]."
     return UserError(key, f"{value!r} does not fit", allowed=allowed, hint=hint)
