@@ -75,10 +75,7 @@ class StepLosses:
         return broken
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
-        """Losses and gradient norms since the last call. The one place that waits for the device.
-
-        It comes before every validation, so no checkpoint is written of weights that a loss like this has spoilt.
-        """
+        """Losses and gradient norms since the last call: the one wait for the device, before each validation."""
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)

@@ -101,10 +101,7 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
 
 
 def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int) -> None:
-    """List a run on the page that `tensorboard --logdir` shows for its folder or a folder above.
-
-    Each metric becomes a curve of one point under `final/`; the run's own curves do not change.
-    """
+    """List a run on tensorboard's page for its folder, or one above: each metric a point under `final/`."""
     from torch.utils.tensorboard.summary import hparams
 
     found = {f"final/{name.replace('/', '_')}": value for name, value in metrics.items() if value is not None}
