@@ -65,9 +65,7 @@ class BitColumn:
             return self._characters(column.cast(pa.large_string()), rows)
         except pa.ArrowException as error:
             hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
-            found = (
-                f"{column.type}, not the form {self.form}" if isinstance(error, pa.ArrowNotImplementedError) else error
-            )
+            found = error if isinstance(error, pa.ArrowInvalid) else f"{column.type}, not the form {self.form}"
             what = f"column {self.name!r} of {self.source} holds {found}"
             raise UserError("data.bits", what, hint=hint) from None
 

@@ -59,9 +59,8 @@ def decide(tables: dict[str, Table], roles: Roles, files: Sequence[str | None], 
             into[split] = {row: _label(line) for row, line in lines.items()}
     excluded, labels = decided
     both = {row + 1 for split in tables for row in excluded[split].keys() & labels[split].keys()}
-    require(
-        not both, "data.relabel", f"row {min(both, default=0)} is in data.exclude, too", hint="Leave it in one of them."
-    )
+    what = f"row {min(both, default=0)} is in data.exclude, too"
+    require(not both, "data.relabel", what, hint="Leave it in one of them.")
     return {split: DecidedTable(table, roles, [*excluded[split]], labels[split]) for split, table in tables.items()}
 
 

@@ -30,10 +30,7 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
     every, most = settings.get("check_val_every_n_epoch", 1), batches_in_epoch(settings, feed)
     require(every != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null")
     fits = type(interval) is not int or 0 < interval <= (most if every else interval)
-    what, hint = (
-        f"{interval} of {most} batches an epoch",
-        "To count on over epochs set +trainer.check_val_every_n_epoch=null.",
-    )
+    what, hint = f"{interval} of {most} batches an epoch", "Or count on: +trainer.check_val_every_n_epoch=null."
     require(fits, "trainer.val_check_interval", what, allowed=f"1 to {most}, or a share", hint=hint)
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
         asked = _count(interval, most)

@@ -96,9 +96,8 @@ def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tupl
     column = _with_dates(decoded(column))
     are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     if are_dates:
-        column = pc.divide(
-            column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).cast(pa.float64()), _MICROSECONDS
-        )
+        microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        column = pc.divide(microseconds.cast(pa.float64()), _MICROSECONDS)
     seconds = _read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
