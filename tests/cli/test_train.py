@@ -86,7 +86,7 @@ MISTAKES = {
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
     "task.weights=balanced": "'balanced' does not fit. python -m flatout settings task.weights shows an example.",
     "+trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch: 0 (1 or more, or null)",
-    "+trainer.val_check_interval=999": "trainer.val_check_interval: 999 of 2 batches an epoch (1 to 2, or a share). Or count on",
+    "+trainer.val_check_interval=999": "trainer.val_check_interval: 999 of 2 batches an epoch (1 to 2, or a share).",
     "threads=999": "threads: 999 (at most ",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
     "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",

@@ -53,6 +53,17 @@ def test_pairs_become_the_ids_that_transformers_makes_of_them(subwords, theirs, 
     assert found == [theirs(*pair, truncation="longest_first", max_length=longest)["input_ids"] for pair in pairs]
 
 
+def test_a_character_of_private_use_in_one_text_makes_no_pairs_of_all(subwords):
+    texts = ["the cup", "a \ue003 budget"]
+    found = rows_of(subwords.encode(pa.array(texts, pa.large_string()), max_length=60))
+    assert found == [
+        *rows_of(subwords.encode(pa.array(texts[:1], pa.large_string()), max_length=60)),
+        *rows_of(subwords.encode(pa.array(texts[1:], pa.large_string()), max_length=60)),
+    ]
+    (frame,) = rows_of(subwords.encode(pa.array([""], pa.large_string()), max_length=60))
+    assert len(frame) == 2 and found[0][-1] == frame[-1] and frame[-1] not in found[0][:-1]
+
+
 def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_counted(subwords, theirs):
     rows = [["senate", "unheardof", "votes"], [], ["\x00", "cup"], ["budget"] * 20]
     found = subwords.encode_words(pa.array(rows, pa.list_(pa.large_string())), max_length=12)

@@ -51,12 +51,13 @@ def test_a_seed_without_partner_and_a_run_that_failed_are_left_out_by_name(group
     assert any(line.endswith("failed: failed") for line in found.notes)
 
 
-def test_an_error_is_no_share_and_smaller_is_better(tmp_path):
+@pytest.mark.parametrize("metric", ["rmse", "perplexity", "my_error"])
+def test_an_error_is_no_share_and_smaller_is_better(tmp_path, metric):
     for name, values in (("a", (2.0, 2.5)), ("b", (1.0, 1.5))):
         for seed, value in enumerate(values):
-            write_run(tmp_path / name / str(seed), seed, value, metric="rmse")
+            write_run(tmp_path / name / str(seed), seed, value, metric=metric)
     lines = compare_groups(tmp_path / "a", tmp_path / "b").lines()
-    assert lines == ["difference of rmse: -1, 95 % interval -1 to -1; smaller is better"]
+    assert lines == [f"difference of {metric}: -1, 95 % interval -1 to -1; smaller is better"]
 
 
 def test_groups_that_were_judged_on_other_rows_are_compared_with_a_line_that_says_so(groups):

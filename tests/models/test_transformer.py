@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, GPT2Config, GPT2ForSequenceClassification
 
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
@@ -169,6 +169,23 @@ def test_padded_rows_are_computed_under_autocast_too(family: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             found = model(batch)
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize(
+    ("family", "form"), [("gpt2", {}), ("llama", {}), ("bert", {"is_decoder": True}), ("esm", {}), ("eurobert", {})]
+)
+def test_a_row_has_the_same_answer_beside_rows_of_other_lengths(family: str, form: dict[str, Any], kind: str) -> None:
+    model = built(family, kind=kind, compute="padded", settings=form).eval()
+    lengths = [3, 9, 21]
+    batch = batch_of(lengths)
+    alone = [
+        flat_batch([batch.tokens[start : start + size]]) for start, size in zip(batch.offsets, lengths, strict=False)
+    ]
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch), torch.cat([model(each) for each in alone]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(batch), reference(model, batch), rtol=1e-5, atol=1e-5)
+    assert built("bert", settings={"is_decoder": True}).layout == "padded"
 
 
 @pytest.mark.parametrize("kernel", ["rectangles", "padded"])
@@ -520,6 +537,19 @@ def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:
     merge_lora(model.net)
     torch.testing.assert_close(model(batch), before, rtol=1e-5, atol=1e-5)
     assert not any("lora_" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("targets", [["query", "valeu"], ["uery"], ["LayerNorm"], ["attention"]])
+def test_a_target_of_lora_that_is_no_layer_with_a_matrix_is_refused(targets: list[str]) -> None:
+    with pytest.raises(UserError, match=r"model\.lora\.targets: no layer named .* \(dense, key, query, value\)"):
+        built("bert", lora=LoraConfig(rank=2, targets=targets))
+    assert built("bert", lora=LoraConfig(rank=2, targets=["query", "word_embeddings", "output.dense"]))
+
+
+def test_a_decoder_without_a_padding_token_is_refused() -> None:
+    net = GPT2ForSequenceClassification(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50))
+    with pytest.raises(UserError, match=r"gpt2 has no padding token\. Set pad_token_id in its config\.json\."):
+        Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,9 @@ def test_the_rows_that_a_temperature_is_found_on_are_short_and_long_ones(tmp_pat
     rows = task.gathered(data.feeds.validation, lambda batch: (batch.rows,), most=600)[0].numpy()
     assert len(set(rows)) == len(rows) < len(lengths)
     assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
+    words: dict[str, Any] = {"most": int(lengths.sum() / 4), "in_all": int(lengths.sum())}  # as a tagger counts
+    rows = task.gathered(data.feeds.validation, lambda each: (each.tokens, each.rows), **words)[1].numpy()
+    assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05) and len(rows) < len(lengths) / 2
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ class ModelFolder:
     def roles(self) -> Roles:
         """The columns of the tables that a model of texts was trained on."""
         columns = self.settings()["data"]["columns"]
-        return Roles(tuple(columns["texts"]), columns["label"], columns["join"])
+        join = PAIR if columns["join"] == "\ue003" else columns["join"]  # which stood between pairs before 0.3
+        return Roles(tuple(columns["texts"]), columns["label"], join)
 
     def write(
         self, network: nn.Module, config: Any, labels: list[str], settings: dict[str, Any], vocabulary: Any = None

@@ -18,7 +18,7 @@ from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
 _SWEEP = "sweep.json"
-_SMALLER_IS_BETTER = ("rmse", "mae", "max_error", "mse_scaled", "mae_scaled", "loss")
+_SMALLER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     judged = [sorted({_judged_on(group[seed]) for seed in seeds}) for group in (runs, others)]
     if judged[0] != judged[1]:
         notes.append(f"judged on other rows: {', '.join(judged[0])}; and {', '.join(judged[1])}")
-    is_share = metric not in _SMALLER_IS_BETTER and not metric.startswith("rmse")
+    is_share = not any(word in metric.lower() for word in _SMALLER_IS_BETTER)
     factor, unit = (100.0, "points") if is_share else (1.0, "")
     values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
     means, difference = [Group.of(each) for each in values], paired_difference(*values)

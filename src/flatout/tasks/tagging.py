@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.gather import TOKENS
 from flatout.data.checks.tags import find_entities
 from flatout.data.info import NO_TAG, TagLabels
 from flatout.errors import require
@@ -99,7 +100,7 @@ class Tagger(Task):
         return found.report(log)
 
     def answers(self, feed: Feed) -> list[Tensor]:
-        """Outputs, tags and rows of the words of a feed's first rows, on the host."""
+        """Outputs, tags and rows of the words of some rows of a feed, on the host."""
 
         def of_words(batch: FlatBatch) -> tuple[Tensor, ...]:
             outputs, tags = _real(self.outputs(batch), batch)
@@ -107,7 +108,7 @@ class Tagger(Task):
             is_word = tags != NO_TAG
             return outputs[is_word].float(), tags[is_word].long(), rows[is_word.cpu()]
 
-        return self.gathered(feed, of_words, most=100_000)
+        return self.gathered(feed, of_words, most=100_000, in_all=int(feed.split.lengths(TOKENS).sum()))
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The tag of each token, of which a word's first counts, and the tokens of each row."""

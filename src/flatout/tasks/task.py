@@ -345,12 +345,14 @@ class Task(L.LightningModule):
         return self.network.computed_tokens(batch)
 
     @torch.inference_mode()
-    def gathered(self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int) -> list[Tensor]:
-        """What is made of a feed's batches, on the host, until there are so many rows of it; the same on each rank."""
+    def gathered(
+        self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int, in_all: int | None = None
+    ) -> list[Tensor]:
+        """What is made of a feed's batches, on the host, until there is so much of it; the same on each rank."""
         self.model.eval()
         found: list[tuple[Tensor, ...]] = []
         count = 0
-        for batch in feed.afresh(shuffle=feed.split.num_rows > most):  # its first rows are its shortest
+        for batch in feed.afresh(shuffle=(in_all or feed.split.num_rows) > most):  # its first rows are its shortest
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
             count += len(found[-1][0])

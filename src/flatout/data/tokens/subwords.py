@@ -28,7 +28,7 @@ from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import EncodedBlock, Vocabulary, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 
-PAIR = "\ue003"  # stands between the two texts of a pair; a character of Unicode's private range
+PAIR = "\ufdd0"  # stands between the two texts of a pair; a code that Unicode keeps from being a character of any text
 _NOTHING, _BEGINS = "?", "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096

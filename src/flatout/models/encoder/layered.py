@@ -225,7 +225,10 @@ def add_lora(net: Any, config: LoraConfig) -> None:
     backbone = net.base_model
     linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
     targets = config.targets or linear
-    is_there = any(name.endswith(tuple(targets)) for name, _ in backbone.named_modules())
+    tables = [
+        f".{name}" for name, each in backbone.named_modules() if getattr(getattr(each, "weight", 0), "ndim", 0) == 2
+    ]
+    is_there = all(any(name.endswith(f".{each}") for name in tables) for each in targets)
     allowed = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
     require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
     alpha: Any = 2 * config.rank if config.alpha is None else config.alpha

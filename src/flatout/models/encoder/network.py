@@ -30,7 +30,7 @@ from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
-from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_not_flat
+from flatout.models.encoder.families import DECODER, FLAT_FAMILIES, classify_tokens, why_not_flat
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
@@ -71,6 +71,10 @@ class Transformer(LayeredEncoder):
         require(compute is not Compute.flat or not why, "model.compute", why, allowed=allowed, hint=hint)
         self.is_flat = not why and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
+        self._masks_itself = self.family not in FLAT_FAMILIES or self.family == "eurobert" or why.endswith(DECODER)
+        """Whether it adds to a mask, as decoders do, or counts by it: a finished one would take the place of all."""
+        is_padded = self.is_flat or self.answers_tokens or net.config.pad_token_id is not None
+        require(is_padded, "model", f"{self.family} has no padding token", hint="Set pad_token_id in its config.json.")
         self.padding_id: int = net.config.pad_token_id or 0
         places = getattr(getattr(net.base_model, "embeddings", None), "position_embeddings", None)
         padding_place = getattr(places, "padding_idx", None)  # where a table has one, rows begin after it
@@ -293,7 +297,7 @@ class Transformer(LayeredEncoder):
             # The library asks a plain mask whether it holds padding, and waits; fused attention takes a finished one,
             # in the place of windows, too.
             has_windows = "sliding_attention" in (getattr(self.described, "layer_types", None) or ())
-            is_fused = self.described._attn_implementation == "sdpa" and not has_windows
+            is_fused = self.described._attn_implementation == "sdpa" and not (has_windows or self._masks_itself)
             given["attention_mask"] = is_token_BL[:, None, None] if is_fused else is_token_BL.long()
         if self._numbers_pairs:
             is_separator_BL = torch.eq(tokens_BL, self.separator_id or 0).long()
