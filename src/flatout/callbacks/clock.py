@@ -267,10 +267,7 @@ class DeviceTimes:
         return type(self), (self._make,)
 
     def edge(self, number: int) -> float:
-        """The host's clock at the edge of a phase: 0 is the beginning of a batch, 1 to 3 are the ends of its phases.
-
-        Of a batch that goes through in pieces only the first forward pass counts as forward.
-        """
+        """The host's clock at the edge of a phase: 0 begins a batch, 1 to 3 end its phases, of pieces the first's."""
         if number == 0:
             self._free += self._open
             self._open = []

@@ -107,10 +107,7 @@ def known_peak(device: torch.device, precision: str) -> Peak | None:
 
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:
-    """The best of some products of matrices, timed on this device with as many threads as the run has.
-
-    Takes a tenth of a second or less, three on a busy machine; draws from a generator of its own.
-    """
+    """The best of some products of matrices, timed here with the run's threads; draws from a generator of its own."""
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
         return None

@@ -50,10 +50,7 @@ class LongTexts:
         return place * step, np.minimum(room, kept[text] - place * step), text
 
     def answers_of(self, sizes: Counts, text: Counts) -> NDArray[np.bool_]:
-        """Of each token of windows whether it is answered there, so that each is once, where it has most context.
-
-        Of the tokens that two neighbours share the earlier window answers the first half.
-        """
+        """Of each token of windows whether it is answered there: once, where it has most context around it."""
         half = (self.overlap + 1) // 2
         is_new = text[1:] != text[:-1]
         begins = np.where(np.append(True, is_new)[: len(text)], 0, half)

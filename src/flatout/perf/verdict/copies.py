@@ -46,10 +46,7 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 @contextmanager
 def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Gradients, statistics, random numbers and threads are afterwards what they were; prints and logs are dropped.
-
-    A copy may still reach the module itself, by a function that was put into it.
-    """
+    """Gradients, statistics, random numbers and threads are afterwards as before; prints and logs are dropped."""
     random, threads, logged = random_state(device), torch.get_num_threads(), logging.root.manager.disable
     gradients = [(weight, weight.grad) for weight in module.parameters()]
     statistics = [(each, each._version, each.clone()) for each in module.buffers()]
