@@ -72,6 +72,10 @@ def test_a_text_has_the_same_answer_among_others_of_other_lengths(finished):
     assert len(torch.unique(among_others.round(decimals=3), dim=0)) == len(texts), "answers that can be told apart"
 
 
+def test_a_table_of_one_text_has_one_answer(finished):
+    assert finished.predictor.predict({"text": "a cat"}) == finished.predict(["a cat"])
+
+
 def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = tmp_path / "rows.csv"

@@ -411,6 +411,8 @@ def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path
 
 
 def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
+    with pytest.raises(flatout.UserError, match="attach: takes a Trainer, not Small"):
+        flatout.attach(Small())
     trainer = trainer_of(tmp_path)
     verdict = flatout.attach(trainer)
     assert flatout.attach(trainer) is verdict
