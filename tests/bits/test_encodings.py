@@ -174,6 +174,7 @@ def test_keys_are_those_of_rfc_5869():
     [
         ({"size": 100}, r"encoding.size: 100 \(a multiple of 8 here\). Set it to 104."),
         ({"size": 24, "fold": 2}, r"a multiple of 32 here"),
+        ({"fold": 20}, r"encoding.fold: 20 \(0 to 13\)"),
         ({"hashes": 0}, r"encoding.hashes: 0 \(1 or more\)"),
         ({"kind": "blom"}, r"Did you mean 'bloom'\?"),
         ({"kind": "minhash", "diffusion": 3}, r"encoding.diffusion: 3 does not apply to minhash"),

@@ -190,6 +190,14 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
     assert "FILE: nothing came over standard input. Write: command | flatout evaluate RUN -" in said
 
 
+def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(finished, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"label,text\n")))
+    assert verb("evaluate", finished.folder, "-") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("FILE: standard input.csv: no rows below the line that names the columns.")
+    assert said.endswith("name the columns: --read columns=[text,label].\n")
+
+
 def test_evaluate_says_how_far_sureness_is_from_being_right(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)

@@ -174,6 +174,9 @@ def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
     for kind in (pa.timestamp("ns"), pa.duration("ns")):
         table = pa.table(columns | {"t": pa.array(nanoseconds, pa.int64()).cast(kind)})
         if pa.types.is_timestamp(kind):
+            text = table.set_column(table.column_names.index("t"), "t", table["t"].cast(pa.string()))
+            assert text["t"][0].as_py() == "2016-07-01 00:00:00.000000123"
+            assert open_data(text, split_by="time", split_at=[20, 25]).info.facts["step"] == 1
             assert open_data(table, split_by="time", split_at=[20, 25]).info.facts["step"] == 1
             continue
         with pytest.raises(UserError, match=r"t: holds duration\[ns\] \(numbers\)"):

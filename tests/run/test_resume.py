@@ -164,6 +164,19 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(tmp_pa
     assert read_summary(result.folder)["training"]["steps"] == 20
 
 
+def test_a_changed_run_without_a_checkpoint_is_refused_and_keeps_its_words(tmp_path, capfd):
+    with pytest.raises(Planted):
+        train(SMALL.planted(RaiseAt, place="on_train_start", step=0), tmp_path / "runs")
+    folder = run_folder(tmp_path / "runs")
+    words = (folder / "config.yaml").read_text(encoding="utf-8")
+    another = replace(SMALL, optim={"lr": 0.5})
+    with pytest.raises(UserError, match=r"not the run that was begun: optim\.lr was \S+ and is 0\.5\. Set it back"):
+        train(another, tmp_path / "runs", resume=str(folder))
+    assert (folder / "config.yaml").read_text(encoding="utf-8") == words
+    train(replace(another, settings={"resume_anyway": True}), tmp_path / "runs", resume=str(folder))
+    assert "resuming although optim.lr was" in capfd.readouterr().out
+
+
 def test_without_a_whole_checkpoint_left_nothing_starts_silently(cut_short, capfd):
     for path in (run_folder(cut_short) / CHECKPOINTS).glob("step-*"):
         (path / "MANIFEST.json").unlink()

@@ -54,7 +54,7 @@ class EncodingConfig:
         "What the hash functions follow from; who knows it can encode guesses.",
         example="'data.encoding.secret=${oc.env:FLATOUT_SECRET}'",
     )
-    fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0)
+    fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0, most=13)
     diffusion: int = setting(0, "Bloom filter: bits whose XOR a bit is.", least=0, allowed="0 to the filter's bits")
 
     def __post_init__(self) -> None:

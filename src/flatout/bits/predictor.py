@@ -188,8 +188,9 @@ class GramPredictor(RunPredictor):
     ) -> Scored:
         """Over all records of encodings and plain texts."""
         bits = options.bits or self.bits_column
-        columns = {f"column {number + 1} of the run": name for number, name in enumerate(self.text_columns)}
-        require_columns(table, {"--bits": bits, **columns})
+        require_columns(table, {"--bits": bits})
+        for name in self.text_columns:
+            require_columns(table, {"plain text of the records": name})
         metrics, total = GramMetrics(self.threshold), 0
         for probabilities, targets in in_order(self.outputs_and_targets, others, self._labelled(table, bits)):
             metrics.update(probabilities, targets, torch.arange(total, total + len(targets)))

@@ -180,21 +180,27 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
 
 @contextmanager
 def readable(file: str, verb: str) -> Iterator[str]:
-    """A file by its name; standard input goes into a temporary file first, so that its format can be found."""
-    if file != "-":
-        yield file
-        return
+    """A file by its name, or standard input laid down; a mistake that is found in it names the option of the verb."""
     with tempfile.TemporaryDirectory() as folder:
-        head = sys.stdin.buffer.read(4096)
-        hint = f"Write: command | flatout {verb} RUN -"
-        require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
-        begins = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-        kind = "parquet" if head.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
-        path = Path(folder, f"standard input.{kind}")
-        with path.open("wb") as laid_down:
-            laid_down.write(head)
-            shutil.copyfileobj(sys.stdin.buffer, laid_down)
-        yield str(path)
+        try:
+            yield file if file != "-" else _laid_down(folder, verb)
+        except UserError as mistake:
+            told = [part.replace("data.read.", "--read ").replace(f"{folder}/", "") for part in mistake.parts.values()]
+            raise type(mistake)(told[0], told[1], allowed=told[2], hint=told[3]) from None
+
+
+def _laid_down(folder: str, verb: str) -> str:
+    """Standard input in a file of this folder, so that its format can be found."""
+    head = sys.stdin.buffer.read(4096)
+    hint = f"Write: command | flatout {verb} RUN -"
+    require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
+    begins = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    kind = "parquet" if head.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
+    path = Path(folder, f"standard input.{kind}")
+    with path.open("wb") as laid_down:
+        laid_down.write(head)
+        shutil.copyfileobj(sys.stdin.buffer, laid_down)
+    return str(path)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:

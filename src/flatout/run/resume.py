@@ -15,7 +15,7 @@ import yaml
 
 from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, newest_first, set_aside
-from flatout.checkpoints.same_run import have_same_settings, is_free, length_of, require_same_run
+from flatout.checkpoints.same_run import deciding_settings, have_same_settings, is_free, length_of, require_same_run
 from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
@@ -110,6 +110,8 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
             why = f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
             hint = "Add resume_anyway=true to train it from the beginning."
             require(not lines or config.resume_anyway, "resume", why, hint=hint)
+            for line in [] if lines else _require_same_settings(folder.path, config, about):
+                folder.say(line)
             folder.say(f"resume: {why}: it starts from the beginning")
             return ""
         found.append(start)
@@ -128,6 +130,16 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
     if folder.is_first:
         set_aside(start, folder.path / CHECKPOINTS)
     return start
+
+
+def _require_same_settings(folder: Path, config: RunConfig, about: dict[str, Any]) -> list[str]:
+    """Of a run without a checkpoint only the settings can be compared; the lines to print."""
+    try:
+        then = deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return []
+    now = about | {"settings": deciding_settings(plain(config))}
+    return require_same_run(about | {"settings": then}, now, anyway=config.resume_anyway)
 
 
 def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:

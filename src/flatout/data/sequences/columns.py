@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,9 +115,9 @@ def _with_dates(column: pa.Array) -> pa.Array:
     """Texts that are dates as dates, with or without a zone; other columns as they stand."""
     if not is_text(column.type) or _is_number(next((text for text in column.slice(0, 100).to_pylist() if text), "")):
         return column
-    for zone in (None, "UTC"):
+    for unit, zone in product(("us", "ns"), (None, "UTC")):
         try:
-            return column.cast(pa.timestamp("us", zone))
+            return column.cast(pa.timestamp(unit, zone))
         except pa.ArrowException:
             continue
     return column

@@ -169,9 +169,6 @@ FLAT_FAMILIES = {
 }
 
 
-DECODER = "has no flat attention as a decoder"
-
-
 def why_not_flat(config: Any) -> str:
     """Why an encoder cannot run flat; empty where it can."""
     if config.model_type not in FLAT_FAMILIES:
@@ -179,7 +176,7 @@ def why_not_flat(config: Any) -> str:
     if getattr(config, "conv_kernel_size", 0):
         return f"{config.model_type} with a convolution has no flat layers"
     if getattr(config, "is_decoder", False):
-        return f"{config.model_type} {DECODER}"
+        return f"{config.model_type} has no flat attention as a decoder"
     heads = getattr(config, "attention_head_size", None)
     if heads is not None and heads * config.num_attention_heads != config.hidden_size:
         return f"{config.model_type} with heads of {heads} numbers has no flat layers"

@@ -30,7 +30,7 @@ from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
-from flatout.models.encoder.families import DECODER, FLAT_FAMILIES, classify_tokens, why_not_flat
+from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_not_flat
 from flatout.models.encoder.layered import LayeredEncoder, encoder_products, keep_tied_once, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.rectangles import FlatRows
@@ -71,7 +71,8 @@ class Transformer(LayeredEncoder):
         require(compute is not Compute.flat or not why, "model.compute", why, allowed=allowed, hint=hint)
         self.is_flat = not why and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
-        self._masks_itself = self.family not in FLAT_FAMILIES or self.family == "eurobert" or why.endswith(DECODER)
+        self._masks_itself = self.family not in FLAT_FAMILIES or self.family == "eurobert"
+        self._masks_itself |= getattr(net.config, "is_decoder", False)
         """Whether it adds to a mask, as decoders do, or counts by it: a finished one would take the place of all."""
         is_padded = self.is_flat or self.answers_tokens or net.config.pad_token_id is not None
         require(is_padded, "model", f"{self.family} has no padding token", hint="Set pad_token_id in its config.json.")
