@@ -265,6 +265,14 @@ def test_a_mistake_is_one_message_and_exit_code_2(finished, others, tmp_path, ar
     assert "Traceback" not in said
 
 
+def test_evaluating_encodings_alone_asks_for_the_plain_texts(finished, tmp_path, capsys):
+    file = tmp_path / "alone.csv"
+    file.write_text(f"bloomfilter\n{'01' * 256}\n")
+    assert verb("evaluate", finished.folder, file) == 2
+    said = capsys.readouterr().err
+    assert said == f"plain text of the records: no column 'GivenName' in {file} (columns: bloomfilter)\n"
+
+
 def test_texts_and_bit_strings_are_not_mixed_up(finished):
     with pytest.raises(UserError, match=r"model: bilstm does not fit bit strings\. Set model=bitmlp task=grams"):
         fit(BitsDataConfig(), BiLSTMConfig())

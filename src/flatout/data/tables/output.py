@@ -123,7 +123,8 @@ def _flat(column: pa.Array) -> pa.Array:
     if are_bytes(column.type):
         return pa.array([each and each.hex() for each in column.to_pylist()], pa.string())
     if is_list(column.type) and not pa.types.is_nested(column.type.value_type):
-        return pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+        lists = column.cast(pa.list_(pa.string())).to_pylist()  # one with a null in it, too, which `binary_join` drops
+        return pa.array([each if each is None else "|".join(word or "" for word in each) for each in lists])
     if pa.types.is_nested(column.type):
         return pa.array([json.dumps(each, ensure_ascii=False, default=str) for each in column.to_pylist()], pa.string())
     return column
