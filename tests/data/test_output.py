@@ -27,7 +27,8 @@ def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
 
 def test_a_csv_holds_lists_bytes_and_tables_in_cells_as_texts(tmp_path):
     bits = pa.array([[1, 0], [0, 1]], pa.list_(pa.uint8(), 2))
-    columns = {"bits": bits, "gaps": [["a", None, "b"], None], "packed": [b"\x01\xff", None], "more": [{"id": 1, "day": "x"}, None]}
+    columns = {"bits": bits, "gaps": [["a", None, "b"], None]}
+    columns |= {"packed": [b"\x01\xff", None], "more": [{"id": 1, "day": "x"}, None]}
     with block_writer(str(tmp_path / "answers.csv")) as write:
         write(pa.RecordBatch.from_pydict(columns))
     lines = (tmp_path / "answers.csv").read_text().splitlines()
