@@ -173,7 +173,8 @@ def test_padded_rows_are_computed_under_autocast_too(family: str) -> None:
 
 @pytest.mark.parametrize("kind", ["single", "tags"])
 @pytest.mark.parametrize(
-    ("family", "form"), [("gpt2", {}), ("llama", {}), ("bert", {"is_decoder": True}), ("esm", {}), ("eurobert", {})]
+    ("family", "form"),
+    [("gpt2", {}), ("llama", {}), ("qwen2", {}), ("bert", {"is_decoder": True}), ("esm", {}), ("eurobert", {})],
 )
 def test_a_row_has_the_same_answer_beside_rows_of_other_lengths(family: str, form: dict[str, Any], kind: str) -> None:
     model = built(family, kind=kind, compute="padded", settings=form).eval()

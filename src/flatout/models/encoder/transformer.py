@@ -186,7 +186,10 @@ class TransformerConfig:
         sizes[names["intermediate"]] = self.intermediate or 4 * self.hidden
         extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
         extra |= _OF_RANDOM_WEIGHTS.get(self.family, {})
-        return _config_class(self.family)(**sizes, **extra)
+        made = _config_class(self.family)(**sizes, **extra)
+        if hasattr(made, "num_key_value_heads"):  # of decoders: one a head, where model.settings name no fewer
+            made.num_key_value_heads = self.heads
+        return made
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
         for key, names in _DROPOUTS.items():
