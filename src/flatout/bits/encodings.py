@@ -272,10 +272,7 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
 
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
-    """64-bit numbers spread over all 64-bit numbers, one to one, in a way that follows from the secret.
-
-    Not meant to withstand cryptanalysis: it stands for the random numbers that a real encoder draws.
-    """
+    """64-bit numbers spread one to one, by the secret: instead of a real encoder's random numbers, not as a cipher."""
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
     for key, factor in zip(keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True):
         values = (values ^ key) * np.uint64(factor)

@@ -37,10 +37,7 @@ Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings an
 def run_ladder(
     ladder: Ladder, top: RunJob, compose: Compose, folder: Path, *, command: str, budget_s: float, seeds: int
 ) -> dict[str, Any]:
-    """Climb, and write `ladder.json`; what it holds. `top`: the run that the settings describe.
-
-    `seeds`: of the foot, the top and rungs that learn something else, trained to the end; 0: none is.
-    """
+    """Climb to `top`, and write `ladder.json`; what it holds. `seeds`: of what learns something else, to the end."""
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
     require_keywords(ladder)

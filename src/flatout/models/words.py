@@ -59,10 +59,7 @@ class WordsConfig(ABC):
 
 
 def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
-    """Write the vectors of known words into the rows of `embedding`; the share of the vocabulary that was found.
-
-    Other rows keep what they hold; of a word that stands there twice, the first counts.
-    """
+    """Write vectors of known words into the rows of `embedding`; the share that was found. The first of two counts."""
     file, width = Path(path), embedding.shape[1]
     hint = "Check the name, or leave model.vectors out."
     require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)

@@ -112,10 +112,7 @@ def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, st
 
 
 def known_gain(cache: Path, override: str, device: str) -> str | None:
-    """What an override, or its key alone, brought in the newest ladder on this device; None where none measured it.
-
-    Such as: bf16 brought 1.9× (1.8–2.0) in your ladder tweets of 2026-11-22.
-    """
+    """What an override, or its key alone, brought in the newest ladder on this device, in words; None without."""
     found: list[tuple[str, str, str]] = []
     for path in (cache / _LADDERS).glob("*.json"):
         # A verdict does without a damaged note.

@@ -208,10 +208,7 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
 def evaluate(
     training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, metric: str | None
 ) -> dict[str, float]:
-    """Metrics on the validation rows, and on the test rows where there are any; answers are tuned before.
-
-    `metric` decides which checkpoint is best, and is also scored by whether a row was cut.
-    """
+    """Metrics on the validation rows and any test rows, answers tuned before; `metric` is scored by cuts, too."""
     metrics, device = dict[str, float](), training.trainer.strategy.root_device
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host

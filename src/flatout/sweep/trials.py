@@ -50,10 +50,7 @@ def endings(
     limit_s: float | None = None,
     until: float | None = None,
 ) -> Generator[tuple[Trial, Ending], None, None]:
-    """Run what `ask` names until it names no more, as many at once as there are slots; trials as they end.
-
-    `limit_s` is the most a trial may take; at `until` (of the monotonic clock) all are stopped.
-    """
+    """Run what `ask` names, as many at once as slots, each for `limit_s`, all to `until`; trials as they end."""
     if any(slots):
         warm_start()
         wait_until_warm()

@@ -209,10 +209,7 @@ class CutScores:
         self.metrics.update(outputs, targets, self.is_cut[rows.cpu()].long())
 
     def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
-        """A metric of both kinds of rows, and how many there are of each; empty where not all rows were judged.
-
-        The usual metric stands in for a named one that is no sum over rows. Every rank takes part.
-        """
+        """A metric (the usual one, if the named is no sum) of cut and whole rows, and their counts; by every rank."""
         sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
         whole_rows, full_rows = sums_2S[:, -1].tolist()
         if whole_rows + full_rows != len(self.is_cut):

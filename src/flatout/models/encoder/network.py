@@ -139,10 +139,7 @@ class Transformer(LayeredEncoder):
             layers[-1].register_forward_hook(self._add_scores)
 
     def _add_scores(self, _: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-        """Beside the logits the query's product with the vector that they are made of, while there are windows.
-
-        The last layer is linear, so weighted logits are the logits of weighted vectors.
-        """
+        """The query's product with the vector that logits are made of, beside them, while there are windows."""
         if not self.window:
             return logits
         assert self.window_query is not None

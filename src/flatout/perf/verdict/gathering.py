@@ -78,10 +78,7 @@ def evidence_in(folder: Path) -> Evidence:
 
 
 def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None) -> Evidence | None:
-    """What was measured with the user's own loader, whose batch size and tokens are not known.
-
-    `fetch_ms`: what a batch took to come out of the loader; the wait that curves show has Lightning's own work in it.
-    """
+    """What was measured with the user's own loader; `fetch_ms`: what a batch took to come, Lightning's work apart."""
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
     epochs = curves.throughput.volume.counted().batches / max(1.0, float(trainer.num_training_batches))
     loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)

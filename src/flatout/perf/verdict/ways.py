@@ -69,10 +69,7 @@ def _feed_overrides(feed: Feed, evidence: Evidence) -> Iterator[tuple[str, FeedK
 
 
 def most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
-    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead.
-
-    A process makes no more than a thread; a thread may make more than a process, whose batches have a way to go.
-    """
+    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead."""
     is_leaving_workers = was.kind is FeedKind.workers and feed.kind is not FeedKind.workers
     if alone is None or is_leaving_workers or (feed.kind is FeedKind.resident and was.kind is not feed.kind):
         return float("inf")

@@ -157,10 +157,7 @@ class CsvTable(FileTable):
         return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", hint)
 
     def _misfit(self) -> tuple[int, int, int, bool]:
-        """Row, line and number of values of the first row that does not fit, and whether it goes over several lines.
-
-        The last row of all when every row fits, and no values when the row has no end.
-        """
+        """Row, line, number of values (0: without an end) of the first row that does not fit, and if it has lines."""
         line, next_line, values = 1, 1, 0
         row = 0 if self.reading.columns else -1  # the line that names the columns is row 0
         limit = csv.field_size_limit(LONGEST_ROW)
