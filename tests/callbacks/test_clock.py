@@ -104,7 +104,7 @@ def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
     curves.timer.clock = clock
     parts = dict.fromkeys(curves.timer.times.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
     curves.timer.times.total = Split(batches=100, seconds=2.0, parts_s=parts)
-    curves.throughput.volume.total = Volume(batches=100, rows=200, tokens=600, computed=600, seconds=2.0)
+    curves.throughput.volume.total = Volume(batches=100, steps=100, rows=200, tokens=600, computed=600, seconds=2.0)
     found = evidence_of(curves, feed, "32-true", 1.0)
     assert found is not None and found.ms["callbacks"] == pytest.approx(2.0)
     assert found.callbacks == pytest.approx({"mine": 4.0 / 3, "other": 2.0 / 3})

@@ -201,7 +201,7 @@ def test_the_closing_text_tells_every_choice_with_its_evidence(finished):
     rows = [line for line in told.splitlines() if line.startswith("|")]
     for choice in summary["choices"]:
         assert any(choice["name"] in row and choice["why"].split()[0] in row for row in rows), choice
-    assert "rows/s" in told and "each step" in told and "test/accuracy" in told.replace("\\", "")
+    assert "rows/s" in told and "each batch" in told and "test/accuracy" in told.replace("\\", "")
 
 
 def test_what_stands_in_a_cell_cannot_leave_it():

@@ -106,7 +106,7 @@ class ProfileSteps(Callback):
         self.folder, self.say = None if folder is None else Path(folder), say
         self.window: Window | None = None
         self._profiler: profile | None = None
-        self._done, self._kept, self._has_written = 0, 0, False
+        self._done, self._seen, self._kept, self._has_written = 0, 0, 0, False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for hook in _LEFT_OUT:  # of a training before
@@ -116,7 +116,7 @@ class ProfileSteps(Callback):
         if not trainer.is_global_zero or is_second(self, trainer):
             self._leave()
             return
-        self._trainer, self._done = trainer, trainer.global_step
+        self._trainer, self._done, self._seen = trainer, trainer.global_step, trainer.global_step
         if self.folder is None:
             self.folder = Path(log_dir or trainer.default_root_dir)
         self.window = window(self.config, self._done, *_steps_and_breaks(trainer))
@@ -127,10 +127,9 @@ class ProfileSteps(Callback):
             self._begin(self.window)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        step = trainer.global_step
-        if step == self._done or self.window is None:
+        if trainer.global_step == self._seen or self.window is None:
             return
-        self._done = step
+        self._seen, self._done = trainer.global_step, self._done + 1  # a step of several optimizers is one
         if self._profiler is not None:
             self._kept = max(0, self._done - self.window.start - self.window.warmup)
             self._profiler.step()

@@ -80,7 +80,7 @@ class ProgressLine(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
         total = self.total_steps or trainer.estimated_stepping_batches
-        self._total = int(total) if total != float("inf") else None
+        self._total = int(total) if 0 < total < float("inf") else None  # of a stream nobody knows
         self._open()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
@@ -114,13 +114,13 @@ class ProgressLine(ProgressBar):
             self._bar = Progress(
                 TextColumn("step"),
                 BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}  {task.description}"),
+                TextColumn(f"{{task.completed:.0f}}{f'/{self._total}' if self._total else ''}  {{task.description}}"),
                 TimeRemainingColumn(),
                 console=console,
                 transient=True,
                 disable=not (self._is_live and console.is_terminal),
             )
-            self._bar.add_task("", total=self._total or 1)
+            self._bar.add_task("", total=self._total)
             self._bar.start()
         return self._bar
 

@@ -8,6 +8,7 @@ fast loop times its own phases. Others' callbacks are timed by name; logging, va
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -198,9 +199,10 @@ def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
 
 def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
     """Callbacks of others by the names of their classes, without those that save: saving counts by itself."""
-    found: dict[str, L.Callback] = {}
+    found, count = dict[str, L.Callback](), Counter[str]()
     for each in callbacks_of(trainer):
         name = type(each).__name__
         if not (type(each).__module__.startswith("flatout.") or isinstance(each, L.pytorch.callbacks.Checkpoint)):
-            found[name if name not in found else f"{name} {len(found) + 1}"] = each
+            count[name] += 1
+            found[name if count[name] == 1 else f"{name} {count[name]}"] = each
     return found

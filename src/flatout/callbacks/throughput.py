@@ -30,6 +30,7 @@ from flatout.models.contract import Network, contract
 class Volume(Sums):
     """What was trained, over all ranks."""
 
+    steps: int = 0  # of however many optimizers
     rows: int = 0
     tokens: int = 0
     computed: int = 0  # tokens with their padding
@@ -91,6 +92,7 @@ class Throughput(CurveSource):
         self._lengths.append(batch.lengths if batch.num_real == batch.num_rows else batch.lengths[: batch.num_real])
 
     def end_step(self, step: int) -> None:
+        self.volume.now.steps += 1
         if step == FIRST_STEPS:
             self._close()
             self.volume.mark_first()

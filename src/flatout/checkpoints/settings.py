@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 from flatout.errors import check_settings, setting
 from flatout.tasks.metrics import BEST_MODE
+
+Mode = StrEnum("Mode", "auto min max")
+_ERRORS = ("loss", "error", "mae", "mse", "perplexity", "mape", "nll", "entropy", "rmsle")
+_SHORT = frozenset("wer cer ppl bpc bpb ece brier distance crps mase wape fid eer deviance regret".split())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -18,6 +24,7 @@ class CheckpointConfig:
         allowed="a metric of the problem, with a loss as val_loss, or null",
         example="macro_f1",
     )
+    mode: Mode = setting(Mode.auto, "Whether a lower metric is better (min) or a higher (max); auto: by its name.")
     patience: int | None = setting(5, "Validations with no better metric before training stops; null: never.", least=1)
     min_delta: float = setting(0.0, "Least change that counts as better.", least=0, example="0.001")
     every_minutes: float | None = setting(10.0, "Minutes between checkpoints; null: only after validations.", above=0)
@@ -26,7 +33,13 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         check_settings(self, "checkpoint")
 
+    def mode_of(self, metric: str) -> str:
+        """Whether a metric is better when higher (`max`) or lower (`min`): as `mode` says, as known, or by its name."""
+        by_name = BEST_MODE.get(metric) or ("min" if is_better_lower(metric) else "max")
+        return by_name if self.mode is Mode.auto else str(self.mode)
 
-def best_mode(metric: str) -> str:
-    """Whether a metric is better when higher (`max`) or lower (`min`)."""
-    return "min" if metric == "loss" or metric.startswith("rmse_") else BEST_MODE[metric]
+
+def is_better_lower(metric: str) -> bool:
+    """Whether a metric of any name is an error, by the words that people have for one."""
+    name = metric.lower()
+    return any(each in name for each in _ERRORS) or not _SHORT.isdisjoint(re.split(r"[\W\d_]+", name))

@@ -66,9 +66,11 @@ def _whole(batches: int, accumulate: int) -> int:
     return -(-batches // accumulate) * accumulate
 
 
-def validations(trainer: Mapping[str, Any]) -> int:
-    """How many times a run validates, if nothing stops it early."""
+def validations(trainer: Mapping[str, Any]) -> int | None:
+    """How many times a run validates, if nothing stops it early; None where that takes the batches of an epoch."""
     epochs = trainer.get("max_epochs") or EPOCHS
     share = trainer.get("val_check_interval") or 1.0
+    if epochs < 0 or not isinstance(share, float):
+        return None
     in_epoch = int(1 / share) if isinstance(share, float) and share < 1 else 1
     return max(1, epochs * in_epoch // int(trainer.get("check_val_every_n_epoch") or 1))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.checkpoints.settings import is_better_lower
 from flatout.errors import require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 
 _SWEEP = "sweep.json"
-_SMALLER_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "perplexity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,7 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     judged = [sorted({_judged_on(group[seed]) for seed in seeds}) for group in (runs, others)]
     if judged[0] != judged[1]:
         notes.append(f"judged on other rows: {', '.join(judged[0])}; and {', '.join(judged[1])}")
-    is_share = not any(word in metric.lower() for word in _SMALLER_IS_BETTER)
-    factor, unit = (100.0, "points") if is_share else (1.0, "")
+    factor, unit = (1.0, "") if is_better_lower(metric) else (100.0, "points")
     values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
     means, difference = [Group.of(each) for each in values], paired_difference(*values)
     return Comparison(metric, seeds, means[0], means[1], difference, notes, unit)

@@ -46,7 +46,7 @@ def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str
         **about,
         "rungs": rungs,
         "whole": _whole([step for step in steps if step.found], rows),
-        "skipped": [{"name": step.rung.name, "why": step.skipped} for step in steps if step.skipped],
+        "skipped": [{"name": step.rung.name, "why": step.skipped} for step in steps if step.skipped and not step.found],
         "is_complete": not any(step.skipped == TOO_SHORT for step in steps),
         "quality": None,
     }

@@ -122,7 +122,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("speed", ", ".join(known))] if known else []
     if parts := parts_of_step(speed["step_ms"]):
         shares = ", ".join(f"{name} {share:.1%}" for name, _, share in parts if share >= 0.001)
-        rows.append(("each step", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
+        rows.append(("each batch", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
     if text := gpu_text(speed["gpu"]):
         rows.append(("card", text))
     if text := verdict_text(summary["verdict"]):

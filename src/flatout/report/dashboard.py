@@ -188,7 +188,7 @@ def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
         axes = add_axes(figure, left=12, right=12, top=44, bottom=12)
         axes.set(xlim=(0, 1), ylim=(2.4 + 0.65 * len(parts), 0))
         axes.set_axis_off()
-        axes.set_title(f"each step: {sum(ms for _, ms, _ in parts):.2f} ms", loc="left", fontsize=15)
+        axes.set_title(f"each batch: {sum(ms for _, ms, _ in parts):.2f} ms", loc="left", fontsize=15)
         before = 0.0
         for row, ((name, value, share), colour) in enumerate(zip(parts, COLOURS, strict=False)):
             y = 2.4 + 0.65 * row

@@ -118,7 +118,7 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
     rates, model = total.values(), module if feeds is None else module.model
     if feeds is None:
-        rows_per_step = round(total.rows / max(1, trainer.global_step))
+        rows_per_step = round(total.rows / max(1, total.steps))
     else:
         rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
     count = sum(weight.numel() for weight in model.parameters())

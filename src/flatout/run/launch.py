@@ -32,7 +32,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
-from flatout.checkpoints.settings import best_mode
 from flatout.config import RunConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
@@ -47,7 +46,7 @@ from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_la
 from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, answers_of, finished_result
 from flatout.run.kinds import kind_of
-from flatout.run.own_parts import mode_of, plain_name
+from flatout.run.own_parts import plain_name
 from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
@@ -324,7 +323,7 @@ def fit(
     require(not unknown, "fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
     config = RunConfig(**given, **settings)
     if epochs is not None:
-        config.trainer = {**config.trainer, "max_epochs": epochs}
+        config = replace(config, trainer={**config.trainer, "max_epochs": epochs})
     return start(config, folder=None if folder is None else Path(folder))
 
 
@@ -350,10 +349,9 @@ class RunJob:
     @property
     def mode(self) -> str:
         """Whether its metric is better when higher (`max`) or lower (`min`)."""
-        if self.config.has_own_parts:
-            return mode_of(self.metric)
-        require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
-        return best_mode(self.metric)
+        if not self.config.has_own_parts:
+            require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
+        return self.config.checkpoint.mode_of(self.metric)
 
     @property
     def metrics(self) -> list[str]:
@@ -363,8 +361,8 @@ class RunJob:
         return kind_of(self.config.data).metrics(self.config.data)
 
     @property
-    def validations(self) -> int:
-        """How many times it validates, if nothing stops it early."""
+    def validations(self) -> int | None:
+        """How many times it validates, if nothing stops it early; None: not known before there is any data."""
         return validations(self.config.trainer)
 
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:

@@ -49,12 +49,6 @@ def plain_name(name: str, split: str) -> str:
     return re.sub(rf"(?i)^{split}(id|idation)?[/_.-]+(?=.)", "", name)
 
 
-def mode_of(metric: str) -> str:
-    """Whether a metric of the user's is better when higher or lower, by its name."""
-    lower_is_better = ("loss", "error", "mae", "mse", "rmse", "perplexity")
-    return "min" if any(word in metric.lower() for word in lower_is_better) else "max"
-
-
 class KeepResults(L.Callback):
     """Keeps what the module logged in a validation where the curves look for it."""
 

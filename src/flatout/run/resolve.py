@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from flatout.checkpoints.settings import best_mode
+from flatout.checkpoints.settings import Mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
@@ -28,7 +28,7 @@ from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_ste
 from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
 from flatout.report.summary import plain
-from flatout.run.own_parts import mode_of, plain_name
+from flatout.run.own_parts import plain_name
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import Choice
 from flatout.tasks.metrics import require_metric
@@ -59,7 +59,9 @@ def resolve(
     """Decide, and give the task its length and its learning rate."""
     if feeds is None:  # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
         precision, name = resolve_precision(config.precision, device, ranks, folder), config.checkpoint.metric
-        trainer, mode = trainer_of_own(config, ranks.world), mode_of(name or "")
+        trainer, mode = trainer_of_own(config, ranks.world), config.checkpoint.mode_of(plain_name(name or "", "val"))
+        if name is not None and config.checkpoint.mode is Mode.auto:
+            folder.decision("checkpoint.mode", mode, f"{name} is better so, by its name", "min and max set it")
         metric = None if name is None else plain_name(name, "val")
         return Settings(config, plain(config), trainer, precision, config.optim, metric=metric, monitor=name, mode=mode)
     trainer = whole_steps(config.trainer, feeds.train, folder)
@@ -82,7 +84,7 @@ def resolve(
         total_steps=total_steps,
         metric=metric,
         monitor=f"val/{metric}",
-        mode=best_mode(metric),
+        mode=config.checkpoint.mode_of(metric),
     )
 
 

@@ -110,6 +110,7 @@ def build_training(
     trainer = _quiet_trainer(arguments, callbacks)
     disable_signal_handling(trainer)
     folder.summary.set("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
+    folder.summary.write()  # the doctor may look before the run has ended
     return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 

@@ -41,8 +41,10 @@ _ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialSta
 class Study:
     """The trials of one sweep, those that have ended and those to come."""
 
-    def __init__(self, folder: Path, space: Space, search: SweeperSettings, *, mode: str, validations: int) -> None:
-        """`validations`: the most that a trial has."""
+    def __init__(
+        self, folder: Path, space: Space, search: SweeperSettings, *, mode: str, validations: int | None
+    ) -> None:
+        """`validations`: the most that a trial has; None: nobody knows."""
         self.space, self.search, self.mode = space, search, mode
         self._grid = grid(space) if search.sampler is Sampler.grid else []
         self.total = len(self._grid) or search.trials
@@ -145,12 +147,13 @@ class _Tpe(TPESampler):
         return {key: values for key, values in sorted(known.items()) if not values.single()}
 
 
-def _pruner(kind: Pruner, most_validations: int, trials: int) -> BasePruner:
+def _pruner(kind: Pruner, most: int | None, trials: int) -> BasePruner:
     """Of few trials, or of few validations, a third after the first would leave hardly one: half, in the middle."""
-    first, factor = (max(1, most_validations // 2), 2) if min(most_validations, trials) < _FEW else (1, 3)
+    known = most or _FEW
+    first, factor = (max(1, known // 2), 2) if min(known, trials) < _FEW else (1, 3)
     made: dict[Pruner, BasePruner] = {
         Pruner.asha: SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor),
-        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most_validations, reduction_factor=3),
+        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most or "auto", reduction_factor=3),
         Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
         Pruner.none: NopPruner(),
     }

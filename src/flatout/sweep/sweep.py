@@ -8,6 +8,7 @@ best settings' results with other seeds.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 import traceback
@@ -145,7 +146,7 @@ class _Run:
 
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
         """A trial at its last validation has cost all it can: it is not pruned any more."""
-        return self.study.should_end(trial.number, count, value) and count < trial.job.validations
+        return self.study.should_end(trial.number, count, value) and count < (trial.job.validations or math.inf)
 
     def _endings(self, ask: Ask, total: int, judge: Judge | None = None) -> Iterator[tuple[Trial, Ending]]:
         board = Board(f"sweep in {self.searched.folder}", f"val/{self.metric}", self.study.mode, total)

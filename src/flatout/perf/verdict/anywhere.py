@@ -35,7 +35,8 @@ from flatout.run_log import RunLog
 _LOOK_S = 2.0  # a look takes some 2 ms of the processor: each second it would be the most that the verdict costs
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"~callbacks\.(TQDM|Rich)ProgressBar\b": "Trainer(enable_progress_bar=False)",
-    r"~callbacks\.(\w+)": r"leaving \1 out of Trainer(callbacks=…)",
+    r"~callbacks\.(\w+(?: \d+)?)": r"leaving \1 out of Trainer(callbacks=…)",
+    r"\++trainer\.(\w+)=(\S+) \++trainer\.(\w+)=(\S+)": r"Trainer(\1=\2, \3=\4)",
     r"\++trainer\.(\w+)=(\S+)": r"Trainer(\1=\2)",
     r"(?<!\S)threads=(\d+)": r"torch.set_num_threads(\1)",
     r"(?<!\S)precision=(\w+)": lambda found: f'Trainer(precision="{LIGHTNING_NAMES[Precision(found[1])]}")',
@@ -101,7 +102,7 @@ class Verdict(RunCurves):
     def flush(self, trainer: L.Trainer) -> None:
         self._steps_since = self._batches_since = 0
         self.settle()
-        if self.is_judging and self._is_early and self._steps_of(trainer) >= EARLY:
+        if self.is_judging and self._is_early and self.throughput.total.steps >= EARLY:
             self._is_early = False
             if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
                 self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
@@ -125,7 +126,7 @@ class Verdict(RunCurves):
         if not (self.is_judging and trainer.is_global_zero):
             return
         if (evidence := self._evidence(trainer)) is None:
-            needed, had = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}", self._steps_of(trainer)
+            needed, had = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}", self.throughput.total.steps
             self._leave(f"a verdict needs {needed}, this training had {had}")
             return
         try_own(trainer, pl_module, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
@@ -147,9 +148,6 @@ class Verdict(RunCurves):
         if (found := evidence_of_own(self, trainer, self._fetches.ms)) is not None:
             found.counts = {name: number - self._counts[name] for name, number in found.counts.items()}
         return found
-
-    def _steps_of(self, trainer: L.Trainer) -> int:
-        return self.throughput.volume.total.batches // trainer.accumulate_grad_batches
 
 
 def split_line(evidence: Evidence) -> str:

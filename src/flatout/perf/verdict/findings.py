@@ -53,8 +53,8 @@ class Finding:
         return f"try {self.override}" if self.gain is None or self.gain.high > RECOMMENDED else None
 
     def in_words(self, say: Callable[[str], str]) -> Finding:
-        """The same with another way of writing its override."""
-        return self if self.override is None else replace(self, override=say(self.override))
+        """The same with another way of writing its override and its advice."""
+        return replace(self, override=self.override and say(self.override), advice=self.advice and say(self.advice))
 
     def sentence(self) -> str:
         text = f"limited by {self.limit}: {self.share:.0%} of the time"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,9 +64,10 @@ def evidence_in(folder: Path) -> Evidence:
         device="cuda" if gpu else "cpu",
         steps=steps,
         batches=steps,
-        rows_per_batch=mean("speed/rows_per_s") * (sum(ms.values()) - ms.get("validation", 0.0)) / 1000,
+        rows_per_batch=statistics.mean(map(_rows_a_batch, later)),
         ms=ms,
-        host={name.removeprefix("host/"): mean(name) for name in rows[0] if name.startswith("host/")},
+        # Shares of cores mean nothing where their number is not known.
+        host={name[5:]: mean(name) for name in rows[0] if name.startswith("host/") and hardware["cores"]},
         gpu=gpu,
         world=hardware["count"] or 1,
         machine_cores=hardware["cores"] or 1,
@@ -75,6 +78,12 @@ def evidence_in(folder: Path) -> Evidence:
         mfu=mean("speed/mfu") or None,
         padding_share=mean("speed/padding_share"),
     )
+
+
+def _rows_a_batch(row: Mapping[str, str]) -> float:
+    """Of one row of the curves: the product of two means would be another number."""
+    ms = sum(float(row.get(f"time/{part}_ms") or 0.0) for part in PARTS if part != "validation")
+    return float(row["speed/rows_per_s"]) * ms / 1000
 
 
 def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None) -> Evidence | None:
@@ -94,8 +103,7 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
     """What was measured so far; None where it is too little for a verdict."""
     throughput, plan, clock = curves.throughput, feed.plan, curves.clock
     counted = throughput.volume.counted()
-    batches = counted.batches
-    steps = batches // plan.accumulate
+    batches, steps = counted.batches, counted.steps
     if steps < LEAST_STEPS:
         return None
     seen, split = curves.monitor.summary(), curves.timer.times.counted().split()

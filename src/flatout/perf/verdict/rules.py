@@ -7,6 +7,7 @@ rule is a function here and its name in `RULES`; what it tries, if it tries some
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import fmean as mean
@@ -131,13 +132,14 @@ def validating(evidence: Evidence) -> Finding | None:
     saving = evidence.ms.get("checkpoint", 0.0) * (times / max(evidence.counts.get("checkpoint", 0), times))
     why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
     saved = (spent + saving) * (1 - needed / times)
-    return by_removing(evidence, saved, "validation", "validations", why, override="++trainer.val_check_interval=1.0")
+    fix = "++trainer.val_check_interval=1.0 ++trainer.check_val_every_n_epoch=1"  # null takes no share
+    return by_removing(evidence, saved, "validation", "validations", why, override=fix)
 
 
 def saving(evidence: Evidence) -> Finding | None:
     """Checkpoints come more often than validations and every ten minutes."""
     times, spent = evidence.counts.get("checkpoint", 0), evidence.ms.get("checkpoint", 0.0)
-    needed = evidence.counts.get("validation", 0) + 1
+    needed = max(evidence.counts.get("validation", 0), math.ceil(evidence.epochs)) + 1
     if times <= 1.5 * needed:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
