@@ -44,13 +44,14 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
     if why := why_all_again(config.data):
         print_line(f"more rows later encode all rows again: {why}")
+    parts = engine.parts_of(arguments)
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)
         units, found = encode_part(config.data, number, count)
         print_line(f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before")
         print_line("when all parts are there, the same command without --part joins them")
         return
-    if (parts := engine.parts_of(arguments)) is not None:
+    if parts is not None:
         place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own
         each = engine.on_ray(partial(encode_part, replace(config.data, cache=str(place))), parts, place)
         print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")

@@ -33,7 +33,7 @@ ROWS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "two folders of finished runs, or a sweep's; or folders of finished runs on bit strings"
     parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the comparison as a page")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the comparison of bit strings as a page")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 
 from rich.console import Console
@@ -46,4 +47,4 @@ def run(arguments: argparse.Namespace) -> None:
     for name, count in found.counts.items():
         print(f"{name:<17} {count:,}")
     for name, value in found.values.items():
-        print(f"{name:<17} {value:.4f}{interval_text(found.intervals.get(name))}")
+        print(f"{name:<17} {'–' if math.isnan(value) else f'{value:.4f}'}{interval_text(found.intervals.get(name))}")

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings")
     add("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     add("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
-    text = "measure each form of a text classifier on this machine, and write the best one (default: RUN/here)"
+    text = "measure each form of a transformer that classifies texts, and write the one best here (default: RUN/here)"
     add("--for", dest="machine", choices=["here"], help=text)
     add("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
     add("--best", choices=list(BEST), help="what to choose by, for --for here (default: throughput)")
@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
-    require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
     best, points = arguments.best or next(iter(BEST)), 0.5 if arguments.allow_points is None else arguments.allow_points
     require(points >= 0, "--allow-points", f"{points:g}", allowed="0 or more")
     run, where = ModelFolder.find(arguments.run), str(arguments.run)
     predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
     predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
     require_measurable(predictor, where)
+    require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
     _require_onnx()
     with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
         table = predictor.open(file, "export", reading_of(arguments))

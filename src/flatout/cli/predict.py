@@ -13,8 +13,9 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,8 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
         asked = {"run": Path(arguments.run).resolve().name, "weights": xxhash.xxh3_64_hexdigest(weights)}
         asked |= {"exact": arguments.exact, "precision": arguments.precision}
         asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
-        rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
+        with readable(arguments.file, "predict"):
+            rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with readable(arguments.file, "predict") as file:
@@ -194,9 +196,13 @@ def _laid_down(folder: str, verb: str) -> str:
     head = sys.stdin.buffer.read(4096)
     hint = f"Write: command | flatout {verb} RUN -"
     require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
-    begins = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    kind = "parquet" if head.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
-    path = Path(folder, f"standard input.{kind}")
+    plain, packed = head, ".gz" if head.startswith(b"\x1f\x8b") else ""
+    if packed:
+        with suppress(zlib.error):  # its reader says what is wrong with it
+            plain = zlib.decompressobj(wbits=31).decompress(head)
+    begins = plain.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    kind = "parquet" if plain.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
+    path = Path(folder, f"standard input.{kind}{packed}")
     with path.open("wb") as laid_down:
         laid_down.write(head)
         shutil.copyfileobj(sys.stdin.buffer, laid_down)

@@ -233,7 +233,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def parts_of(arguments: argparse.Namespace) -> int | None:
     """How many parts Ray does; None: all is done here."""
     is_here = arguments.on == Place.here
-    require(not is_here or arguments.parts is None, "--parts", "is for --on ray alone", hint="Add it.")
+    hint = "Add it." if arguments.part is None else "Leave it out."
+    require(not is_here or arguments.parts is None, "--parts", "is for --on ray alone", hint=hint)
     return None if is_here else _PARTS if arguments.parts is None else arguments.parts
 
 

@@ -189,6 +189,8 @@ class FolderPredictor(Predictor):
             columns = map(list, zip(*rows[start : start + rows_per_batch], strict=True))
             found.append(self.ask(self.tokenizer(*columns, **_AS_USUAL)).float())
             own, outputs = self.labels.num_outputs, found[-1].shape[1]
+            hint = "Take it out of the folder to judge the rest."
+            require(found[-1].ndim == 2, self.where, "answers each token, not each row", hint=hint)
             require(outputs == own, self.where, f"answers {outputs} numbers a row, {own} are named in config.json")
         return torch.cat(found) if found else torch.empty(0, self.labels.num_outputs)
 

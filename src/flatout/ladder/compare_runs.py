@@ -153,5 +153,6 @@ def quality_sentence(difference: Estimate, allowed: float = 0.5) -> str:
     if difference.value < -allowed:
         return f"a loss beyond {allowed:g} points ({shown})"
     is_sure = difference.low is not None and difference.low >= -allowed
-    unsure = "" if is_sure else "; the interval does not rule out a larger loss"
+    why = "a single pair does not" if difference.low is None else "the interval does not"
+    unsure = "" if is_sure else f"; {why} rule out a larger loss"
     return f"no loss beyond {allowed:g} points ({shown}{unsure})"

@@ -166,10 +166,10 @@ def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
-            known = read_summary(trial.folder)["metrics"].items()
-            metrics = {name: value for name, value in known if value is not None}
-            value = metrics.get(f"val/{metric}")
-            found[trial.number] = Ending(Status.complete, 0.0, value, metrics, note="had finished before")
+            summary = read_summary(trial.folder)
+            metrics = {name: value for name, value in summary["metrics"].items() if value is not None}
+            value, seconds = metrics.get(f"val/{metric}"), summary["training"]["seconds"] or 0.0
+            found[trial.number] = Ending(Status.complete, seconds, value, metrics, note="had finished before")
     return found
 
 

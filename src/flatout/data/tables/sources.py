@@ -87,8 +87,10 @@ def files_in(given: str | Path, where: str) -> list[str]:
         return [str(path)]
     if files := _tables_in(path):
         return [str(file) for file in files]
-    allowed = "files of a format we read, or a folder of texts for each class"
-    raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=f"Name a file: {where}=FILE.")
+    allowed, hint = "files of a format we read, or a folder of texts for each class", f"Name a file: {where}=FILE."
+    if where == "FILE":
+        allowed, hint = "files of a format we read", "Name a file; a folder of texts for each class is for training."
+    raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=hint)
 
 
 def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:

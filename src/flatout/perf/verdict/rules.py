@@ -320,7 +320,8 @@ def starved(evidence: Evidence) -> Finding | None:
     if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:  # others have what this run leaves them
         return None
     others = machine * evidence.machine_cores - own
-    if (share := others / evidence.machine_cores) < _OTHERS:
+    lost = 1 - own / evidence.threads if evidence.device == "cpu" else 1.0  # it has the rest of what it asked for
+    if (share := min(others / evidence.machine_cores, lost)) < _OTHERS:
         return None
     why = f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
     advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
