@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import threading
 import time
 from collections import UserDict
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.clock import PARTS, _Reads
 from flatout.callbacks.run_curves import COLUMNS
+from flatout.callbacks.step_timer import _others
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.engine.peaks import Peak
@@ -138,6 +141,49 @@ def test_manual_optimization_with_two_backward_passes_is_timed(tmp_path):
     train(tmp_path, [timer], Manual())
     split = split_of(timer)
     assert min(split[f"time/{phase}_ms"] for phase in ("forward", "backward", "optimizer")) > 0
+
+
+class TwoOptimizers(Small):
+    """Each batch is a step of two optimizers, which Lightning counts as two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=1e-4) for _ in range(2)]
+
+
+def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughput(tmp_path):
+    said: list[str] = []
+    throughput = Throughput(1)
+    profile = ProfileSteps(wait=3, warmup=1, active=3, folder=tmp_path / "profile", say=said.append)
+    trainer = train(tmp_path, [profile, throughput], TwoOptimizers())
+    assert trainer.global_step == 20 and (throughput.total.steps, throughput.total.rows) == (10, ROWS)
+    assert said[0].startswith("profile: 3 steps, 5 to 7: ")
+    rows = csv.DictReader((tmp_path / "profile" / "operators.csv").read_text(encoding="utf-8").splitlines())
+    assert {row["operator"]: row["calls"] for row in rows}["aten::addmm"] == str(3 * 2)
+
+
+def test_callbacks_of_one_class_are_numbered_among_themselves():
+    callbacks = [LambdaCallback(), LearningRateMonitor(), LambdaCallback(), LambdaCallback()]
+    trainer = L.Trainer(callbacks=callbacks, enable_checkpointing=False, enable_progress_bar=False)
+    names = [name for name in _others(trainer) if "Lambda" in name]
+    assert names == ["LambdaCallback", "LambdaCallback 2", "LambdaCallback 3"]
+
+
+def test_the_line_of_a_stream_has_no_end():
+    line = ProgressLine(say=str)
+    line.on_train_start(SimpleNamespace(global_step=0, estimated_stepping_batches=-1), Small())
+    (task,) = line._bar.tasks
+    assert line._total is None and line._bar.columns[2].render(task).plain == "0  "
+    line.close()
 
 
 def test_throughput_counts_rows_of_any_batch(tmp_path):

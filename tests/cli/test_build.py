@@ -71,6 +71,7 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
         (["--part", "1/2", *KINDS["bits"]], "--part: parts are of texts without tags. Build without it"),
         (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
         (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
+        (["--part", "2/3", "--parts", "3"], "--parts: is for --on ray alone. Leave it out."),
         (["--parts", "2"], "--parts: is for --on ray alone. Add it."),
         (["on=ray"], "on: ray, and this command works here. Leave it out; build takes --on ray."),
     ],

@@ -6,12 +6,14 @@ import json
 import runpy
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pyarrow as pa
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
@@ -171,6 +173,9 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     table = open_table(tmp_path / "renamed.csv", where="FILE")
     found = form.score_table(table, FileOptions(), [form], lambda rows: None)
     assert found.values["accuracy"] == own.values["accuracy"]
+    words = replace(form, ask=lambda given: torch.zeros(*given["input_ids"].shape, 9), where="words.onnx")
+    with pytest.raises(UserError, match=r"words\.onnx: answers each token, not each row\. Take it out of the folder"):
+        words.outputs(pa.array(["a text"]))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +199,9 @@ def test_a_mistake_is_one_sentence_and_leaves_no_folder(run, rows, tmp_path, cap
 
 def test_other_runs_are_refused(tmp_path, rows, capfd):
     other = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
-    assert verb("export", other, "--for", "here", "--rows", rows) == 2
-    assert "a run of model=bilstm, which transformers does not know" in capfd.readouterr().err
+    for words in (["--rows", rows], []):
+        assert verb("export", other, "--for", "here", *words) == 2
+        assert "a run of model=bilstm, which transformers does not know" in capfd.readouterr().err
 
 
 def test_pairs_of_texts_are_refused(run, rows, tmp_path, capfd):

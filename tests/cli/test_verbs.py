@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gzip
 import io
 import json
 import shutil
@@ -188,6 +189,36 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
     assert verb("evaluate", finished.folder, "-") == 2
     said = capsys.readouterr().err
     assert "FILE: nothing came over standard input. Write: command | flatout evaluate RUN -" in said
+
+
+def test_gzipped_rows_come_over_standard_input_too(finished, tmp_path, monkeypatch, capsys):
+    rows = labelled_rows(tmp_path).read_bytes()
+    lines = "".join(json.dumps(row) + "\n" for row in csv.DictReader(rows.decode().splitlines())).encode()
+    said = []
+    for given in (rows, gzip.compress(rows), gzip.compress(lines)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
+        assert verb("evaluate", finished.folder, "-", "--json") == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0] == said[1] == said[2]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x1f\x8bbroken")))
+    assert verb("evaluate", finished.folder, "-") == 2
+    assert capsys.readouterr().err.startswith("FILE: standard input.csv.gz: ")
+
+
+def test_a_metric_that_one_row_does_not_have_is_a_dash(finished, tmp_path, capsys):
+    file = tmp_path / "one.csv"
+    file.write_text("\n".join(labelled_rows(tmp_path).read_text().splitlines()[:2]) + "\n")
+    assert verb("evaluate", finished.folder, file) == 0
+    said = capsys.readouterr().out
+    assert "nan" not in said and "auroc             –\n" in said
+
+
+def test_a_folder_of_texts_for_each_class_is_told_to_be_for_training(finished, tmp_path, capsys):
+    (tmp_path / "fold" / "sport").mkdir(parents=True)
+    (tmp_path / "fold" / "sport" / "1.txt").write_text("a goal\n")
+    assert verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers/") == 2
+    said = capsys.readouterr().err
+    assert "(files of a format we read). Name a file; a folder of texts for each class is for training." in said
 
 
 def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(finished, monkeypatch, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,6 +137,12 @@ def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_pa
     lines = closing_lines(results(LADDER, steps, rows=10, about={}))
     assert lines[0] == "3 of 5 rungs were not measured:"
     assert "missing: the package no_such_package is not installed" in lines
+
+
+def test_a_rung_that_failed_in_a_later_round_was_measured():
+    steps = [replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.found]
+    found = results(LADDER, steps, rows=6_000, about={})
+    assert found["skipped"] == [] and all(rung["cumulative"] for rung in found["rungs"])
 
 
 def test_figures_of_rungs_are_ratios_of_their_rounds():

@@ -42,7 +42,7 @@ def test_more_rounds_never_widen_student_s_factor(freedom):
     [
         (Estimate(-0.1, -0.3, 0.1), "no loss beyond 0.5 points (-0.10 points, 95 % interval -0.30 to +0.10)"),
         (Estimate(-0.1, -0.9, 0.7), "the interval does not rule out a larger loss"),
-        (Estimate(2.0), "no loss beyond 0.5 points"),
+        (Estimate(2.0), "no loss beyond 0.5 points (+2.00 points; a single pair does not rule out a larger loss)"),
         (Estimate(-0.8, -1.0, -0.6), "a loss beyond 0.5 points (-0.80 points"),
     ],
 )

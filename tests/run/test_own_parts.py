@@ -195,6 +195,8 @@ def test_a_job_of_one_s_own_module_knows_its_metric_and_its_mode(package):
     parts = {"task": mypkg.MyModule(), "data": mypkg.MyData()}
     job = RunJob(RunConfig(**parts, checkpoint=CheckpointConfig(metric="val_accuracy")))
     assert (job.metric, job.mode, job.metrics) == ("accuracy", "max", ["accuracy"])
+    lower = CheckpointConfig(metric="val_accuracy", mode="min")
+    assert RunJob(RunConfig(**parts, checkpoint=lower)).mode == "min"
     assert (RunJob(RunConfig(**parts)).metric, RunJob(RunConfig(**parts)).mode) == ("loss", "min")
     clipped = RunConfig(**parts | {"task": mypkg.Manual()}, optim=OptimConfig(clip=1.0))
     with pytest.raises(UserError, match=r"optim\.clip: Manual uses manual optimisation"):
@@ -333,6 +335,18 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys,
 )
 def test_a_metric_of_validation_is_known_by_its_plain_name(name, plain):
     assert plain_name(name, "val") == plain
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("min", "val_loss mape val/smape nll test_wer cer cross_entropy rmsle brier ppl bpc rmse mae_speed fid"),
+        ("max", "accuracy val_f1 auroc bleu power super_score acc_per_class transfer r2 psnr"),
+    ],
+)
+def test_errors_are_known_by_their_names(mode, names):
+    assert {name: CheckpointConfig().mode_of(name) for name in names.split()} == dict.fromkeys(names.split(), mode)
+    assert CheckpointConfig(mode="max").mode_of("loss") == "max"
 
 
 @pytest.mark.parametrize("name", ["val/accuracy", "valid_accuracy", "accuracy"])

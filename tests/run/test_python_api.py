@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 
-from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, UserError, fit
+from flatout import BiLSTMConfig, HeadlinesConfig, OptimConfig, TextDataConfig, UserError, fit
 from flatout.config import RunConfig
 from flatout.data import TextData
+from flatout.report.summary import read_summary
 from flatout.tasks import Classifier
 
 
@@ -46,6 +49,31 @@ def test_what_cannot_be_served_is_one_sentence(given, words):
     with pytest.raises(UserError) as raised:
         fit(**given)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("epochs", [0, -2])
+def test_epochs_that_cannot_be_leave_no_folder(tmp_path, epochs):
+    with pytest.raises(UserError, match=rf"trainer\.max_epochs: {epochs} "):
+        fit(TextDataConfig(), BiLSTMConfig(), epochs=epochs, folder=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+class _Looks(L.Callback):
+    """What the summary on the disk says of the machine at each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen = folder, list[Any]()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(read_summary(self.folder)["hardware"]["cores"])
+
+
+def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
+    looks = _Looks(tmp_path / "run")
+    sample, quiet = HeadlinesConfig(rows=100, eval_rows=20), {"logger": "none", "trainer": {"accelerator": "cpu"}}
+    model, given = BiLSTMConfig(hidden=4, embedding=4), {"callbacks": {"looks": looks}, "epochs": 1, **quiet}
+    result = fit(TextDataConfig(sample=sample), model, folder=looks.folder, **given)
+    assert looks.seen and set(looks.seen) == {result.summary["hardware"]["cores"]} != {None}
 
 
 @pytest.mark.parametrize("make", [TextData, TextDataConfig])

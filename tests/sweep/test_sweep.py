@@ -191,10 +191,29 @@ def test_the_settings_that_matter_are_found_to_matter(tmp_path):
 
 @pytest.mark.parametrize(
     ("trainer", "count"),
-    [({}, 8), ({"max_epochs": 3}, 3), ({"max_epochs": 3, "val_check_interval": 0.25}, 12)],
+    [
+        ({}, 8),
+        ({"max_epochs": 3}, 3),
+        ({"max_epochs": 3, "val_check_interval": 0.25}, 12),
+        ({"max_epochs": 1, "val_check_interval": 50}, None),
+        ({"max_epochs": -1}, None),
+    ],
 )
-def test_the_last_validation_of_a_run_is_known(trainer, count):
+def test_the_last_validation_of_a_run_is_known_where_its_batches_do_not_decide(trainer, count):
     assert validations(trainer) == count
+
+
+@pytest.mark.parametrize("pruner", [Pruner.asha, Pruner.hyperband])
+def test_trials_are_pruned_where_nobody_knows_how_often_they_validate(tmp_path, pruner):
+    memory = study(tmp_path, pruner=pruner, trials=12, validations=None)
+    ended = 0
+    for quality in [0.9] * 4 + [0.1] * 8:
+        number, _ = memory.ask()
+        place = next((count for count in range(1, 31) if memory.should_end(number, count, quality)), None)
+        ended += place is not None
+        status = Status.complete if place is None else Status.pruned
+        memory.tell(number, Ending(status, 1.0, quality))
+    assert ended >= 4
 
 
 def metrics_of(data):

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import flatout
 from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
+from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
 from flatout.perf.verdict import anywhere, experiments, own_tries, ways
 from flatout.perf.verdict.anywhere import in_python
+from flatout.perf.verdict.rules import verdict as judged
 from tests.callbacks.plain import Rows, Small
+from tests.perf.verdict.test_verdict import QUIET as QUIET_RUN
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -449,7 +453,9 @@ def test_it_can_be_sent_to_another_process():
         ("~callbacks.TQDMProgressBar", "Trainer(enable_progress_bar=False)"),
         ("~callbacks.MyProgressBar", "leaving MyProgressBar out of Trainer(callbacks=…)"),
         ("~callbacks.Slow", "leaving Slow out of Trainer(callbacks=…)"),
+        ("~callbacks.Slow 2", "leaving Slow 2 out of Trainer(callbacks=…)"),
         ("++trainer.val_check_interval=1.0", "Trainer(val_check_interval=1.0)"),
+        ("++trainer.a=1.0 ++trainer.b=1", "Trainer(a=1.0, b=1)"),
         ("DataLoader(num_workers=1) threads=1", "DataLoader(num_workers=1) torch.set_num_threads(1)"),
         ("precision=bf16", 'Trainer(precision="bf16-mixed")'),
         ("compile=false", "leaving out torch.compile"),
@@ -458,3 +464,27 @@ def test_it_can_be_sent_to_another_process():
 )
 def test_words_of_the_command_line_become_python(words, said):
     assert in_python(words) == said
+
+
+def test_the_advice_is_said_in_python_too():
+    evidence = replace(QUIET_RUN, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.7})
+    told = judged(evidence, in_python)
+    assert told["fix"] == "end or move what else runs; until then torch.set_num_threads(1)"
+    often = replace(QUIET_RUN, ms={"forward": 9.0, "validation": 27.1}, counts={"validation": 40, "checkpoint": 41})
+    advised = judged(often, in_python)["fix"]
+    assert advised == "Trainer(val_check_interval=1.0, check_val_every_n_epoch=1)"
+    L.Trainer(val_check_interval=1.0, check_val_every_n_epoch=1, **QUIET)
+
+
+@pytest.mark.parametrize("steps", [40, 20])
+def test_steps_are_counted_where_accumulation_does_not_divide_the_epoch(steps, tmp_path, monkeypatch):
+    """Ten batches an epoch are one step, not ten sixteenths of one."""
+    monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
+    verdict = Verdict(seconds=0, log=Notes())
+    trainer = trainer_of(tmp_path, verdict, max_epochs=steps, accumulate_grad_batches=16)
+    trainer.fit(Small(), DataLoader(Rows(), 4))
+    assert trainer.global_step == steps
+    if steps < 30:
+        assert verdict.evidence is None and verdict.why_none.endswith("this training had 20")
+    else:
+        assert verdict.evidence.steps == steps - FIRST_STEPS

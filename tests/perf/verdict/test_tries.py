@@ -28,7 +28,7 @@ from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
 from flatout.perf.verdict import ways
-from flatout.perf.verdict.gathering import evidence_in
+from flatout.perf.verdict.gathering import _rows_a_batch, evidence_in
 from flatout.report.summary import read_summary
 from tests.params import at_once
 from tests.verbs import verb
@@ -243,6 +243,21 @@ def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(slow, tmp_
     with (folder / "metrics.csv").open("a") as file:
         file.write("60,1.9,2.1e")  # being written
     assert evidence_in(folder) == evidence
+
+
+def test_rows_a_batch_are_read_row_by_row_of_the_curves():
+    quick = {"speed/rows_per_s": "4000", "time/forward_ms": "6", "time/wait_ms": "2", "time/validation_ms": "90"}
+    slow = {"speed/rows_per_s": "500", "time/forward_ms": "60", "time/wait_ms": "4", "time/transfer_ms": ""}
+    assert [_rows_a_batch(row) for row in (quick, slow)] == pytest.approx([32, 32])
+
+
+def test_shares_of_cores_say_nothing_of_a_machine_that_is_not_known(slow, tmp_path):
+    folder = shutil.copytree(slow[0].folder, tmp_path / "run")
+    summary = read_summary(folder) | {"status": "running", "evidence": {}, "verdict": None}
+    assert evidence_in(folder).host
+    summary["hardware"] = dict.fromkeys(summary["hardware"])
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert evidence_in(folder).host == {}
 
 
 def test_doctor_wants_a_runs_folder(tmp_path, capsys):

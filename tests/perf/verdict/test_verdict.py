@@ -52,7 +52,7 @@ PLAIN = {
     ),
     "validation": (
         replace(spending(validation=27.1), counts={"validation": 40, "checkpoint": 41}),
-        "++trainer.val_check_interval=1.0",
+        "++trainer.val_check_interval=1.0 ++trainer.check_val_every_n_epoch=1",
         2.2,
     ),
     "checkpoint": (
@@ -308,6 +308,20 @@ def test_cores_that_others_take_come_before_what_little_the_run_could_change():
     busy.host = {"machine_cpu_share": 1.0, "process_cpu_cores": 1.0}
     said = verdict(busy)
     assert said["cause"] == "cpu" and [each["cause"] for each in said["others"]] == ["callbacks"]
+
+
+def test_others_take_no_more_from_a_run_than_it_asked_for():
+    busy = {"machine_cpu_share": 1.0, "process_cpu_cores": 0.7}
+    for cores in (2, 64):
+        said = verdict(replace(QUIET, threads=1, machine_cores=cores, host=busy))
+        assert said["cause"] == "cpu" and said["share"] == pytest.approx(0.3)
+    assert verdict(replace(QUIET, threads=1, host=busy | {"process_cpu_cores": 0.85}))["cause"] == "nothing"
+
+
+def test_a_checkpoint_an_epoch_is_not_too_many_where_nothing_validates():
+    once = replace(spending(checkpoint=27.1), epochs=10, counts={"checkpoint": 10})
+    assert verdict(once)["cause"] != "checkpoint"
+    assert verdict(replace(once, counts={"checkpoint": 100}))["cause"] == "checkpoint"
 
 
 def test_one_thread_that_has_its_core_is_not_held_back_by_those_who_use_the_other():
