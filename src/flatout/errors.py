@@ -151,10 +151,7 @@ def _in_words(bound: float | None) -> str:
 
 
 def setting(default: Any, does: str, **about: Any) -> Any:
-    """A field of a Config with all that is known of it; `about` are the other fields of `About`.
-
-    `default` is a value, or a class or function that makes one. Choices are those of a default that is of an Enum.
-    """
+    """A field of a Config with all that is known of it (`about`: of `About`); `default`: a value, or what makes one."""
     if isinstance(default, StrEnum):
         about.setdefault("choices", type(default))
     metadata: dict[str, Any] = {_ABOUT: About(does=does, **about)}

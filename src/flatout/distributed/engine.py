@@ -146,10 +146,7 @@ def device_of(workers: int) -> str:
 
 
 def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
-    """Train on the workers of Ray Train, a rank each. Ray begins all of them again when one is lost, up to three times.
-
-    A mistake of the user's would come again. It is written to a folder in `place`, and raised here.
-    """
+    """Train on the workers of Ray Train, a rank each, begun again up to three times; a mistake is raised here."""
     ray = connect()
     notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
     given = {"train": train, "version": version("flatout"), "here": Path.cwd(), "notes": notes}

@@ -197,10 +197,7 @@ class StepSchedule(LRScheduler):
 
 
 class WeightAverage:
-    """A running mean of what training changes in a model, which often answers better than its last state.
-
-    That is weights that are trained or will thaw, and running statistics. What is frozen needs no second copy.
-    """
+    """A running mean of all that training changes in a model (weights, statistics); it often answers better."""
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory

@@ -354,10 +354,7 @@ def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
 def in_order(
     answer: Callable[[Any, Piece], Answer], predictors: Sequence[Any], pieces: Iterable[Piece]
 ) -> Iterator[Answer]:
-    """What is answered to each piece, in their order; each device answers one while others answer the next ones.
-
-    The calling thread makes the pieces, one after the other; only `answer` runs in several threads.
-    """
+    """What is answered to each piece, in order: devices answer in threads, this one makes the pieces."""
     free: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for predictor in predictors:
         free.put(predictor)

@@ -61,10 +61,7 @@ class Searched:
         return Trial(number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name)
 
     def first_that_fits(self, key: str | None = None, text: str = "") -> Trial:
-        """A trial that can be composed, with this value where one is named; else what is wrong with the plainest one.
-
-        Where others forbid a value (heads that do not divide a width), one of them is changed at a time.
-        """
+        """A trial that can be composed (others forbid a value: changed one at a time); else what is wrong with one."""
         plainest = {
             name: own.text(own.low) if isinstance(own, Interval) else own.values[0] for name, own in self.space.items()
         }

@@ -71,10 +71,7 @@ class Task(L.LightningModule):
         labels: Any = None,
         total_steps: int | None = None,
     ) -> None:
-        """`model`: a network, or the Config of one, which is built from the datamodule's `info`.
-
-        `labels`: what the outputs of a network mean; without them the trainer's datamodule describes its own.
-        """
+        """`model`: a network, or a Config that the datamodule's `info` completes; `labels`: what its outputs mean."""
         super().__init__()
         if isinstance(model, Mapping):  # of a checkpoint
             from flatout.models import model_class  # all models: only a checkpoint needs them here

@@ -76,10 +76,7 @@ class Scaler:
 
 
 def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float) -> list[str]:
-    """A line for each column that is many times as large, or as small, as in the training recordings.
-
-    A few samples may lie where a column is small, as at the beginning of a discharge: they prove no other unit.
-    """
+    """A line for each column many times as large, or small, as in training; few small samples prove no other unit."""
     least = 1 / _OTHER_UNIT if samples >= _MANY_SAMPLES else 0.0
     return [
         f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another unit?"

@@ -174,10 +174,7 @@ _FACTOR, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 
 
 def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tuple[int, int, float]]:
-    """Recordings that share most of their runs with one of an earlier split, that one, and the share of runs.
-
-    Such recordings are not equal: one is a part of the other. `runs` and `splits` are those of all recordings.
-    """
+    """Recordings that share most of their runs with one of an earlier split, that one, and the share."""
     found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
     known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
     for number in sorted(range(len(runs)), key=splits.__getitem__):
@@ -194,10 +191,7 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
 
 
 def run_hashes(values: Floats) -> NDArray[np.uint64]:
-    """Hashes of runs of eight samples in a block `[samples, columns]`; one run in sixteen is kept, chosen by its hash.
-
-    So a run that stands in two recordings is kept in both or in neither. A sample costs half a byte.
-    """
+    """Hashes of one run of eight samples in sixteen, chosen by itself: two recordings keep the same ones."""
     if len(values) < _SAMPLES_A_RUN:
         return np.empty(0, np.uint64)
     rows = np.zeros(len(values), np.uint64)

@@ -290,10 +290,7 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End a block by an alarm, but not in an import, which could not be repeated, nor in a finalizer.
-
-    What is raised while garbage is collected goes nowhere: Python tells a hook, which sets the alarm again.
-    """
+    """End a block by an alarm; one that comes in an import or a finalizer is set again."""
     others_s, others_again = signal.getitimer(signal.ITIMER_REAL)
     if threading.current_thread() is not threading.main_thread() or 0 < others_s <= seconds:
         raise Refused("it could not be ended in time")
