@@ -130,6 +130,8 @@ def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report
     done = subprocess.run([sys.executable, *words], cwd=package, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "own parts: MyModule with MyData" in done.stdout and "fast loop: off" not in done.stdout
+    said = "checkpoint.mode: max (by the name of val_accuracy; checkpoint.mode=min or max sets it)"
+    assert said in done.stdout and said in PAGE
     (line, *_) = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     assert line.count("val loss") == 1 and "val accuracy" in line
     summary = summary_of(package)

@@ -61,7 +61,7 @@ def resolve(
         precision, name = resolve_precision(config.precision, device, ranks, folder), config.checkpoint.metric
         trainer, mode = trainer_of_own(config, ranks.world), config.checkpoint.mode_of(plain_name(name or "", "val"))
         if name is not None and config.checkpoint.mode is Mode.auto:
-            folder.decision("checkpoint.mode", mode, f"{name} is better so, by its name", "min and max set it")
+            folder.decision("checkpoint.mode", mode, f"by the name of {name}", "checkpoint.mode=min or max sets it")
         metric = None if name is None else plain_name(name, "val")
         return Settings(config, plain(config), trainer, precision, config.optim, metric=metric, monitor=name, mode=mode)
     trainer = whole_steps(config.trainer, feeds.train, folder)
