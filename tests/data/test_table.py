@@ -387,6 +387,14 @@ def test_columns_in_memory_that_are_no_table_are_told():
         table_of({"text": []})
 
 
+def test_a_list_of_rows_is_told_how_to_be_a_table():
+    rows = [{"text": "a", "label": 1}, {"text": "a", "label": 1}]
+    with pytest.raises(UserError, match=r"data\.source: is a list of rows .*Pass one table: pandas\.DataFrame\(rows\)"):
+        open_splits(rows, {}, ReadingConfig())
+    tables = open_splits([{"text": ["a"], "label": [1]}, {"text": ["b"], "label": [2]}], {}, ReadingConfig())
+    assert tables["train"].columns == ["text", "label"]
+
+
 def test_a_datasets_table_is_read_without_importing_datasets():
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 2]}).select([1, 0])

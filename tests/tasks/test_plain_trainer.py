@@ -211,7 +211,8 @@ def test_texts_without_labels_are_predicted_by_a_plain_trainer(tmp_path):
 
 PREDICTED_WRONGLY: list[Any] = [
     ({"text": ["goal"]}, "predict: no column 'title'"),
-    ([None], r"predict: row 0 is None \(a text, or a pair of texts\)"),
+    ([None], r"predict: row 0 is None \(a text, or a pair of texts, of whole characters\)"),
+    (["whole", "half \ud800"], r"predict: row 1 is 'half \\ud800' "),
     (["goal", 3], "predict: row 1 is 3"),
     (None, "predict: None is neither a row nor a list of rows"),
 ]

@@ -6,6 +6,7 @@ Rows are sorted by length inside a block, so prediction pads as little as traini
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -201,8 +202,9 @@ def texts_in_memory(given: Any, roles: Roles) -> list[str]:
     rows = RunPredictor.rows_in_memory(given, roles.texts)
     for number, row in enumerate(rows):
         parts = row if isinstance(row, list | tuple) and row else [row]
-        is_text = all(isinstance(part, str) for part in parts)
-        require(is_text, "predict", f"row {number} is {row!r}", allowed="a text, or a pair of texts")
+        is_text = all(isinstance(part, str) and not re.search("[\ud800-\udfff]", part) for part in parts)
+        allowed = "a text, or a pair of texts, of whole characters"
+        require(is_text, "predict", f"row {number} is {row!r}", allowed=allowed)
     return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
 
 

@@ -122,6 +122,9 @@ def _path_of(given: str | Path, where: str) -> Path:
 
 def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     require(bool(given), where, "an empty list", allowed="one file or more")
+    are_rows = isinstance(given[0], Mapping) and any(isinstance(each, str | int | float) for each in given[0].values())
+    hint = "Pass one table: pandas.DataFrame(rows), or pyarrow.Table.from_pylist(rows)."
+    require(not are_rows, where, "is a list of rows", allowed="one file or more, or a table", hint=hint)
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
     tables = [open_source(each, where=where, reading=reading) for each in given]
