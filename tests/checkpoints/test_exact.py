@@ -165,6 +165,17 @@ def test_a_checkpoint_of_other_steps_is_refused_in_one_sentence(tmp_path):
         train("text", tmp_path / "kept", resume=True, accumulate_grad_batches=4)
 
 
+@pytest.mark.parametrize(
+    ("monitor", "mode", "expected"),
+    [
+        *[("val_loss", "auto", "min"), ("val/rmse", "auto", "min"), ("val_f1", "auto", "max"), (None, "auto", "max")],
+        *[("val_loss", "max", "max"), ("val_f1", "min", "min")],
+    ],
+)
+def test_an_error_is_better_lower_where_nothing_else_is_said(monitor, mode, expected, tmp_path):
+    assert ExactCheckpoint(tmp_path, monitor=monitor, mode=mode).best_so_far.mode == expected
+
+
 def test_settings_out_of_range_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"ExactCheckpoint\.every_steps: 0"):
         ExactCheckpoint(tmp_path, every_steps=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,71 @@ def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
             continue
         with pytest.raises(UserError, match=r"t: holds duration\[ns\] \(numbers\)"):
             open_data(table, split_by="time", split_at=[20, 25])
+
+
+def _labelled(*labels: object, phase: int = 0) -> pa.Table:
+    """A recording for each label, in column `load`, of a cell of its number."""
+    numbered = enumerate(labels)
+    return pa.concat_tables(
+        pa.table({"cell": [str(cell)] * 20, "load": [label] * 20, **recording(20, phase + cell)})
+        for cell, label in numbered
+    )
+
+
+def _splits_of_files(data: SequenceData) -> dict[str, set[str]]:
+    names, segments = data.info.facts["recordings"], data.info.segments
+    return {split: {names[place] for place in each.recording.tolist()} for split, each in segments.items()}
+
+
+def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path):
+    for number, name in enumerate("abcd"):
+        pq.write_table(_labelled(1, 2, 3, 4, phase=10 * number), tmp_path / f"{name}.parquet")
+    given: dict[str, Any] = {"group": ["cell"]}
+    files, groups = (
+        [{part(name) for name in each} for each in _splits_of_files(open_data(tmp_path, **given, split_by=by)).values()]
+        for by, part in (("file", lambda name: name.partition(": ")[0]), ("auto", lambda name: name[-1]))
+    )
+    for parts in (files, groups):
+        assert len(parts) == 3 and sum(map(len, parts)) == 4 == len(set.union(*parts))
+
+
+def test_pieces_of_a_group_between_gaps_stand_in_one_split(tmp_path):
+    times = [place + 1000.0 * (place // 8) for place in range(32)]
+    tables = [pa.table({"cell": [str(cell)] * 32, **recording(32, cell), "t": times}) for cell in range(5)]
+    found = _splits_of_files(open_data(pa.concat_tables(tables), group=["cell"], max_gap=10))
+    cells = [{name.partition(" part ")[0] for name in each} for each in found.values()]
+    assert sum(map(len, found.values())) == 20 and sum(map(len, cells)) == 5 == len(set.union(*cells))
+    given = {"train": tables[0], "validation": pa.concat_tables([tables[1], tables[2]]), "test": tables[3]}
+    assert open_data(None, **given, group=["cell"], max_gap=10)
+    same = tables[1].set_column(0, "cell", pa.array(["0"] * 32))
+    with pytest.raises(UserError, match=r"data\.validation: .*cell=0 part 1 is the group of .*cell=0 part 1, which"):
+        open_data(None, **given | {"validation": same}, group=["cell"], max_gap=10)
+
+
+def test_rows_without_a_group_or_a_label_are_named(tmp_path):
+    table = pa.table({"cell": ["a"] * 20 + [" "] + ["b"] * 19, **recording(40)})
+    with pytest.raises(UserError, match=r"data\.group: .*: cell is missing in row 21\. Write the group in each row\."):
+        open_data(table, group=["cell"])
+    labels = ["" if number == 3 else f"c{number % 2}" for number in range(8)]
+    with pytest.raises(UserError, match=r"data\.target: .*cell=3 has 0 labels"):
+        open_data(_labelled(*labels), group=["cell"], problem="label", target="load")
+
+
+def test_labels_are_finite_and_whole_ones_are_told_to_be_numbers(tmp_path, capsys):
+    given: dict[str, Any] = {"group": ["cell"], "problem": "label", "target": "load"}
+    with pytest.raises(UserError, match=r"data\.target: the label of .*cell=2 is inf\. Write a number"):
+        open_data(_labelled(0.0, 1.0, math.inf, 1.0, 0.0, 1.0), **given)
+    open_data(_labelled(0, 1, 0, 1, 0, 1), **given)
+    note = "labels: whole numbers are predicted as numbers; write them as texts (c0, c1) for classes"
+    assert note in capsys.readouterr().out
+    open_data(_labelled(0.5, 1.0, 0.0, 1.0, 0.0, 1.0), **given)
+    assert note not in capsys.readouterr().out
+
+
+def test_places_to_split_at_do_not_go_with_given_splits():
+    given = {name: pa.table(recording(40, seed)) for seed, name in enumerate(("train", "validation", "test"))}
+    with pytest.raises(UserError, match=r"data\.split_at: is set, and files give the splits"):
+        open_data(None, **given, split_by="time", split_at=[20, 30])
 
 
 def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):

@@ -89,6 +89,20 @@ def test_short_groups_are_left_out_with_a_warning():
     assert torch.equal(torch.cat([x for x, _ in loader]), stacked(expected, ["y"]))
 
 
+def test_groups_of_a_single_row_are_left_out_with_a_warning_too():
+    frame = table()
+    short = pd.concat([frame, frame.iloc[:1].assign(id="alone")])
+    with pytest.warns(UserWarning, match="1 group of a single row left out"):
+        loader = windows(short, **GIVEN, shuffle=False)
+    assert len(loader.dataset) == len(windows(frame, **GIVEN, shuffle=False).dataset)
+
+
+@pytest.mark.parametrize("value", ["4", 1.5])
+def test_numbers_of_rows_are_whole(value):
+    with pytest.raises(UserError, match=rf"lookback: {value!r} \(1 or more\)"):
+        windows(table(), **{**GIVEN, "lookback": value})
+
+
 def test_missing_values_are_filled_and_no_window_spans_a_gap_where_that_is_asked_for():
     frame = table({"a": 12})
     frame.loc[4, "y"] = np.nan

@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import OmegaConf
 
@@ -119,6 +120,23 @@ def test_other_ways_to_step_resume_to_the_same_weights_bit_for_bit(tmp_path, mak
     if make is PlateauOfSteps and not validations:
         pytest.skip("it has no loss to look at")
     assert differs_after_resume(tmp_path, make, limit_val_batches=validations) == 0.0
+
+
+class Breaks(L.Callback):
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 7:
+            raise KeyError("planted")
+
+
+@pytest.mark.parametrize(("others", "kept"), [([], {"step-5", "step-7"}), ([WeightAveraging], {"step-5"})])
+def test_a_step_that_a_mean_of_weights_has_not_seen_is_not_kept(tmp_path, others, kept):
+    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    exact = ExactCheckpoint(tmp_path / "kept", every_minutes=None, every_steps=5)
+    callbacks = [Breaks(), *(each() for each in others), exact]
+    trainer = L.Trainer(callbacks=callbacks, accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, **settings)
+    with pytest.raises(KeyError, match="planted"):
+        trainer.fit(Small(), loader(), loader())
+    assert {path.name for path in (tmp_path / "kept").glob("step-*")} == kept
 
 
 def test_two_optimizers_log_after_a_resume_at_the_steps_they_would_have(tmp_path):

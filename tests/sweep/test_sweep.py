@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
@@ -201,6 +203,19 @@ def test_the_settings_that_matter_are_found_to_matter(tmp_path):
 )
 def test_the_last_validation_of_a_run_is_known_where_its_batches_do_not_decide(trainer, count):
     assert validations(trainer) == count
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6), st.floats(0, 1))
+def test_a_number_that_is_tried_lies_between_the_ends_however_near_they_are(low, width, share):
+    part = Interval(low, low + width)
+    written = part.text(low + share * (part.high - low))
+    assert part.low <= float(written) <= part.high
+    assert abs(float(written) - (low + share * (part.high - low))) <= 0.001 * (part.high - low) + 1e-9 * abs(part.high)
+
+
+def test_numbers_that_need_no_more_have_four_digits():
+    assert Interval(1e-4, 1e-1, is_log=True).text(0.0123456) == "0.01235"
+    assert Interval(0.9999, 0.99999).text(0.99993456) == "0.99993456"
 
 
 @pytest.mark.parametrize("pruner", [Pruner.asha, Pruner.hyperband])

@@ -24,14 +24,16 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock
+from flatout.callbacks.curve_source import CurveSource
 from flatout.checkpoints.folder import ABOUT, Unwritable, as_plain, leave_out_settings, require_whole, route_folders
 from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
+from flatout.checkpoints.settings import CheckpointConfig
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
-from flatout.engine.lightning_internals import call_before_validation, callbacks_of, is_fitting
+from flatout.engine.lightning_internals import call_before_validation, callbacks_of, is_fitting, overrides
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task
@@ -82,14 +84,14 @@ class ExactCheckpoint(Checkpoint):
         every_minutes: float | None = 10.0,
         keep: int = 2,
         monitor: str | None = None,
-        mode: str = "max",
+        mode: str = "auto",
         min_delta: float = 0.0,
         about: dict[str, Any] | None = None,
         signals: Signals | None = None,
         others_draw: bool = True,
         log: RunLog | None = None,
     ) -> None:
-        """`monitor`: the logged metric of the best checkpoint; `min_delta`: the least change that counts as better.
+        """`monitor`: the logged metric of the best checkpoint; `mode`: min, max, or auto, by the metric's name.
 
         `about` replaces the facts in each manifest that a resumed training is compared with; its caller compares then.
         `others_draw`: whether any part may use random numbers of Python or numpy.
@@ -98,7 +100,8 @@ class ExactCheckpoint(Checkpoint):
         require(keep >= 1, "ExactCheckpoint.keep", f"{keep}", allowed="1 or more")
         self.folder, self.keep = Path(folder), keep
         self.about, self.run_log = about, RunLog() if log is None else log
-        self.best_so_far = Best(monitor, mode, min_delta)
+        by_name = CheckpointConfig().mode_of(monitor or "")
+        self.best_so_far = Best(monitor, by_name if mode == "auto" else mode, min_delta)
         self.when = SaveSchedule(every_steps, every_minutes, signals or Signals())
         self.boundary = Boundary(others_draw=others_draw)
         self.clock = Clock()
@@ -200,6 +203,9 @@ class ExactCheckpoint(Checkpoint):
             return
         _put_back_weights(pl_module)
         if self.boundary.is_passed(trainer):  # the weights are one step on where a callback before this one has failed
+            counts = [each for each in callbacks_of(trainer) if overrides(each, "on_train_batch_end", L.Callback)]
+            if any(each.state_dict() and not isinstance(each, Checkpoint | CurveSource) for each in counts):
+                return  # one that may not have seen the last batch, such as a mean of weights
             self.boundary.take(trainer)
         elif self.boundary.is_behind_loader(trainer):
             return

@@ -32,7 +32,7 @@ class Best:
     epoch: int | None = None  # in which it was found, counted from 1; None after checkpoints of earlier versions, too
 
     def __post_init__(self) -> None:
-        require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="max or min")
+        require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="auto, max or min")
 
     def judge(self, trainer: L.Trainer, step: int) -> None:
         """Take the metric of a validation that has just ended."""

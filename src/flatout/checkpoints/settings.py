@@ -10,8 +10,8 @@ from flatout.errors import check_settings, setting
 from flatout.tasks.metrics import BEST_MODE
 
 Mode = StrEnum("Mode", "auto min max")
-_ERRORS = ("loss", "error", "mae", "mse", "perplexity", "mape", "nll", "entropy", "rmsle")
-_SHORT = frozenset("wer cer ppl bpc bpb ece brier distance crps mase wape fid eer deviance regret".split())
+_ERRORS = tuple("loss error mae mse perplexity mape nll entropy rmsle cost hamming bits_per".split())
+_SHORT = frozenset("wer cer kl hter ppl bpc bpb ece brier distance crps mase wape fid eer deviance regret".split())
 
 
 @dataclass(kw_only=True, slots=True)

@@ -412,6 +412,8 @@ def _steps_as_known(part: Any) -> bool:
 
 def _reason_against_optimizer(trainer: L.Trainer) -> str:
     kind = type(trainer.optimizers[0])
+    if kind.__name__ == "_MockOptimizer":  # Lightning's, in the place of none
+        return "the module has no optimizer"
     # One that calls its closure twice (SAM, LBFGS) needs the closure; none of torch's others looks at it.
     is_known = kind.step.__module__.startswith(("torch.optim.", "flatout.")) and kind is not LBFGS
     return "" if is_known else f"{kind.__name__} may want the loss computed again while it steps"

@@ -116,7 +116,7 @@ class StepLosses:
     def _not_finite(self, step: int) -> UserError:
         what = f"the loss or its gradient is not finite at step {step + 1}{self.describe_rows(step)}"
         hint = "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
-        kept = "No weight was changed by it, and the last checkpoint is kept."
+        kept = 'In a script that is FastLoop(not_finite="skip"). No weight was changed by it; checkpoints are kept.'
         return UserError("training", what, hint=f"{hint} {kept}")
 
 

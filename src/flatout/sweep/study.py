@@ -240,8 +240,13 @@ class Interval:
         return range(int(self.low), int(self.high) + 1, self.step)
 
     def text(self, value: object) -> str:
-        """Whole numbers as they are, others in four digits: what is tried is what can be written down."""
-        return str(value) if self.is_whole else f"{float(str(value)):.4g}"
+        """Whole numbers as they are, others in four digits, between near ends in more: what is tried is written."""
+        if self.is_whole:
+            return str(value)
+        largest = max(abs(self.low), abs(self.high), 1e-300)
+        digits = 4 + int(math.log10(max(1.0, largest / max(self.high - self.low, 1e-13 * largest))))
+        text = f"{float(str(value)):.{digits}g}"
+        return text if self.low <= float(text) <= self.high else repr(min(max(self.low, float(text)), self.high))
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}" + (", by factors" if self.is_log else "")

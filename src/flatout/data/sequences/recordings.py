@@ -37,6 +37,7 @@ class Recording:
     """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large file."""
     step: float = 1.0  # median seconds between two samples, as they were written
     label: str | None = None
+    whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
@@ -91,7 +92,12 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         if rules.label is not None:
             labels.append(as_texts(decoded(block.column(rules.label))))
         if rules.group:
-            codes.append(groups.number([block.column(name) for name in rules.group]))
+            columns = [as_texts(decoded(block.column(name))) for name in rules.group]
+            for name, column in zip(rules.group, columns, strict=True):
+                lacking = np.flatnonzero(~_is_written(column)) + sum(map(len, values[:-1]))
+                what = f"{file.name}: {name} is missing in row {name_rows(lacking, file)}"
+                require(not lacking.size, "data.group", what, hint="Write the group in each row.")
+            codes.append(groups.number(columns))
     places = np.arange(sum(map(len, times)))
     require(len(places) > 0, file.name, "no rows", hint="Name a file that holds some.")
     column = pa.chunked_array(labels).combine_chunks() if labels else None
@@ -103,14 +109,21 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         order = np.argsort(code, kind="stable")
         chosen = np.split(order, np.searchsorted(code[order], np.arange(1, len(groups.part_of))))
     for (name, part), rows in zip((groups.part_of or {"": file.name}).items(), chosen, strict=True):
-        one = replace(whole.take(rows), name=f"{file.name}: {name}" if name else file.name, part=part)
+        full = f"{file.name}: {name}" if name else file.name
+        one = replace(whole.take(rows), name=full, whole=full, part=part)
         seconds = one.times if rules.time is not None else np.arange(len(one.rows), dtype=np.float64)
         label = None if column is None else _label_of(column.take(pa.array(one.rows)), one.name)
         yield replace(one, times=seconds, label=label)
 
 
+def _is_written(texts: pa.Array) -> NDArray[np.bool_]:
+    """Whether a value is neither null nor blank."""
+    lengths = pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(texts, "")))
+    return np.asarray(lengths.to_numpy(zero_copy_only=False) > 0)
+
+
 def _label_of(column: pa.Array, whose: str) -> str:
-    found = pc.unique(pc.drop_null(column)).to_pylist()
+    found = pc.unique(column.filter(pa.array(_is_written(column)))).to_pylist()
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))
     require(len(found) == 1, "data.target", f"{whose} has {len(found)} labels ({listed})", allowed="one", hint=hint)

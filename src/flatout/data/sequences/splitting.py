@@ -35,6 +35,7 @@ class RecordingEntry:
 
     split: str  # of its table
     name: str
+    whole: str  # its name before gaps part it
     part: str
     samples: int
     label: str | None
@@ -56,6 +57,8 @@ class Splitter:
         """The segments of all recordings, in their order."""
         own = [each for each in recordings if each.split == "train"]
         if not any(self.shares):
+            hint = "Leave it out, or name one source that is split."
+            require(self.config.split_at is None, "data.split_at", "is set, and files give the splits", hint=hint)
             self.how = "as given"
             return [Segment(each.split, number, 0, each.samples) for number, each in enumerate(recordings)]
         by = self._choose(own)
@@ -63,8 +66,7 @@ class Splitter:
             self.how = "each recording is cut in time"
             return [segment for number, each in enumerate(recordings) for segment in self._cut(number, each)]
         splits = self._deal(own, by)
-        key = "part" if by else "name"
-        dealt = [splits[getattr(each, key)] if each.split == "train" else each.split for each in recordings]
+        dealt = [splits[self._key(each, by)] if each.split == "train" else each.split for each in recordings]
         return [Segment(split, number, 0, recordings[number].samples) for number, split in enumerate(dealt)]
 
     def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:
@@ -80,17 +82,24 @@ class Splitter:
             what = f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits"
             require(is_file, "data.split_by", what, hint="Name more files, or set data.split_by=time.")
             return wanted
-        if self.num_files >= needed:
-            return PartBy.file
         if self.config.group and len({each.part for each in own}) >= needed:
             return PartBy.group
-        return PartBy.time if self.config.problem != "label" and len(own) < needed else None
+        if self.num_files >= needed:
+            return PartBy.file
+        count = len({self._key(each, None) for each in own})
+        return PartBy.time if self.config.problem != "label" and count < needed else None
+
+    def _key(self, each: RecordingEntry, by: PartBy | None) -> str:
+        """What stays whole of a recording; pieces of a group between gaps stay together."""
+        if by is PartBy.file and self.config.group:
+            return each.whole.partition(": ")[0]
+        return each.part if by else each.whole if self.config.group else each.name
 
     def _deal(self, own: list[RecordingEntry], by: PartBy | None) -> dict[str, str]:
         """The split of each name, whole names in the order of their hashes until the shares are met."""
         samples: Counter[str] = Counter()
         for each in own:
-            samples[each.part if by else each.name] += each.samples
+            samples[self._key(each, by)] += each.samples
         group = f"groups of {(self.config.group or [''])[0]}"
         kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
         self.how = f"whole {kind} taken by a hash of the name"

@@ -34,7 +34,8 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import require
 
-_VERSION = 3
+_VERSION = 4
+_FEW = 10  # different labels from which on whole numbers are hardly classes
 
 
 class SequencePreparation:
@@ -134,6 +135,7 @@ class Survey:
         entry = RecordingEntry(
             split=split,
             name=recording.name,
+            whole=recording.whole,
             part=recording.part,
             samples=len(values),
             label=recording.label,
@@ -213,6 +215,14 @@ class Survey:
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
             places = {name: number for number, name in enumerate(self.classes)}
             self.numbers = np.array([places[label] for label in labels], dtype=np.float64)
+        else:
+            broken = [each for each, number in zip(self.found, self.numbers, strict=True) if not math.isfinite(number)]
+            what = "".join(f"the label of {each.name} is {each.label}" for each in broken[:1])
+            require(not broken, "data.target", what, hint="Write a number, or leave the recording out.")
+            known, is_label = set(self.numbers.tolist()), self.config.problem is SequenceProblem.label
+            if is_label and len(known) < _FEW and all(each.is_integer() for each in known):
+                note = "labels: whole numbers are predicted as numbers; write them as texts (c0, c1) for classes"
+                self._warnings.append(note)
 
     def _require_usable(self) -> None:
         moments = (self.train[name].tolist() for name in ("least", "most", "squares"))
@@ -236,7 +246,8 @@ class Survey:
         for segment in self.segments:  # each is a whole recording, in their order
             name = names[segment.recording]
             ways = {"holds the samples of": self.found[segment.recording].digest}
-            ways |= {"is the group of": name.partition(": ")[2]} if self.config.group else {}
+            if self.config.group and not self.splitter.how.startswith("whole files"):  # there each has its own groups
+                ways["is the group of"] = self.found[segment.recording].whole.partition(": ")[2]
             for how, key in ways.items():
                 before = seen.setdefault(key, segment)
                 what = f"{name} {how} {names[before.recording]}, which is in the {before.split} split"

@@ -84,7 +84,7 @@ def windows(
         columns, how = [name for names in roles.values() for name in names], as_choice(Missing, missing, "missing")
         rules = RecordingRules(columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how)
         for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
-            require(value > 0, name, f"{value}", allowed="1 or more")
+            require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
         found = TableWindows(_recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride))
     order = SeededOrder(found, seed) if shuffle else None
     settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
@@ -204,11 +204,14 @@ def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Re
         source = pa.table(source) if is_table else source
     table = table_of(source, where="windows")
     require_columns(table, {f"{role}[{name}]": name for role, names in roles.items() for name in names})
+    notes = ReadingNotes()
     try:
-        yield from read_recordings(table, rules, ReadingNotes())
+        yield from read_recordings(table, rules, notes)
     except UserError as error:
         where, hint = (text.replace("data.", "") for text in (error.where, error.hint))
         raise UserError(where, error.what, allowed=error.allowed, hint=hint) from None
+    if notes.short:
+        warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=5)
 
 
 def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
