@@ -209,10 +209,7 @@ def _numbers(where: str, value: Any) -> list[tuple[str, Any, float]]:
 
 
 def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hint: str) -> UserError:
-    """The message when a disk refuses a write; `needed` are the bytes of the whole, where they are known.
-
-    `where` is the setting that names the place. What was written in vain should be gone by now: it counts as free.
-    """
+    """The message when a disk refuses a write; `needed`: bytes of the whole, if known; `where`: the place's setting."""
     words = {
         errno.ENOSPC: f"no space left in {place}",
         errno.EDQUOT: f"over your quota in {place}",

@@ -310,10 +310,7 @@ class DeviceTimes:
 
 
 class HookTimes:
-    """Phases of a batch between Lightning's hooks, on the host's clock, without what the clock counts by itself.
-
-    The wait is all that lies between two batches: fetching, transfer, and Lightning's own work there.
-    """
+    """Phases of a batch between Lightning's hooks; the wait, all between two batches, has Lightning's work in it."""
 
     _PARTS = ("wait", *PHASES)
 

@@ -68,10 +68,7 @@ class Operator(NamedTuple):
 
 
 def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[int], int]) -> Window | None:
-    """Where the profiler looks, of the steps `done` to `total`; shorter where these do not reach, None without any.
-
-    `next_break` gives the first step after a given one at which training pauses for a validation or an epoch's end.
-    """
+    """Where the profiler looks, of steps `done` to `total`; `next_break`: the first step after the next pause."""
     wanted, first = config.warmup + config.active, min(done + config.wait, total)
 
     def places_from(place: int) -> list[int]:

@@ -186,10 +186,8 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
-    """The checksum of a safetensors file, taken from what it was written from: reading it again costs a save twice.
-
-    The file is eight bytes that tell the length of a header, the header, and the tensors in the order it says.
-    """
+    """The checksum of a safetensors file, taken from what it was written from: reading it again costs a save twice."""
+    # The file is eight bytes that tell the length of a header, the header, and the tensors in the order it says.
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         length = file.read(8)

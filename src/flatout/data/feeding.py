@@ -118,10 +118,8 @@ def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
 
 
 def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:
-    """The largest batch that divides a device's share; None where only batches less than half as large as could be do.
-
-    Such would cost more steps of the device than they save: rows are never dropped or filled up for it.
-    """
+    """The largest batch that divides a device's share; None where only ones less than half as large could be."""
+    # Such would cost more steps of the device than they save: rows are never dropped or filled up for it.
     share, rest = divmod(wanted, world)
     if rest or not share:
         return None

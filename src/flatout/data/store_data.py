@@ -112,10 +112,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self.info.store
 
     def place(self, placement: Placement, config: Config | None = None) -> None:
-        """Set rank, device and layout instead of reading them from the Trainer, and settings of batches measured since.
-
-        `data.accumulate` and `data.effective_batch` then decide the batches of a step, whatever the Trainer has.
-        """
+        """Set rank, device and layout instead of reading them from the Trainer; batches follow what was measured."""
         self._placement = placement
         self.config = self.config if config is None else config
 

@@ -132,10 +132,7 @@ def give_back_freed_memory() -> None:
 
 
 def let_segments_grow() -> bool:
-    """Have torch take a GPU's memory in segments that grow: batches have another shape each step, which leaves gaps.
-
-    torch reads it when a process first asks for a GPU's memory. Your own setting stands; whether this one does.
-    """
+    """Have torch take a GPU's memory in segments that grow, as batches vary; whether your own setting leaves it to."""
     if not sys.platform.startswith("linux") or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
         return False
     growing = "expandable_segments:True"

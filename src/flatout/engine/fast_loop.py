@@ -283,10 +283,8 @@ class FastLoop(Callback):
                 vars(optimizer).pop(name, None)
 
     def _update_scaled(self, optimizer: Optimizer) -> None:
-        """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out.
-
-        It reads all three from the device: nothing is waited for. Before hooks the factor is taken out.
-        """
+        """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves broken steps out."""
+        # It reads all three from the device: nothing is waited for. Before hooks the factor is taken out.
         scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
         scale = scaler.scale(torch.ones((), device=self.module.device))
         if "on_before_optimizer_step" in self._hooked:
@@ -301,10 +299,8 @@ class FastLoop(Callback):
         scaler.update()
 
     def _update_first(self, optimizer: Optimizer) -> None:
-        """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it.
-
-        What activations have left is given back and the step tried once more, if no weight was changed yet.
-        """
+        """The step in which the optimizer makes its state; smaller batches would not help where memory lacks for it."""
+        # What activations have left is given back and the step tried once more, if no weight was changed yet.
         # Each write to a tensor raises its version: unchanged versions mean that no weight was stepped yet.
         before = [weight._version for weight in self._trained]
         with ShortOfMemory() as short:

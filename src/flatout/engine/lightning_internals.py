@@ -195,10 +195,7 @@ def _run_both(note: Callable[[], None], usual: Callable[[], Any]) -> Any:
 
 
 def resume_after_batch(trainer: L.Trainer, restore: Callable[[], None], *, is_validation_due: bool) -> None:
-    """Continue behind the last batch of an optimizer step: `restore` runs just before, then a validation if due.
-
-    Lightning resumes inside a validation or a hook; a position is never there, so its restart stages are switched off.
-    """
+    """Continue behind a step's last batch, with a validation if due: `restore` runs before, restart stages are off."""
     loop = trainer.fit_loop.epoch_loop
     start = loop.on_run_start
 

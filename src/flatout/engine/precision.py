@@ -92,10 +92,8 @@ def _require_kernels(device: torch.device) -> None:
 
 
 def kept_bf16_share() -> tuple[float, str]:
-    """`bf16_share` and where it comes from: the cache keeps it for this machine, processor and version of torch.
-
-    So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
-    """
+    """`bf16_share` and where it comes from: the cache keeps it for this machine, processor and version of torch."""
+    # So a busy moment does not give the next run another answer, and trials that begin at once have the same one.
     about = {"machine": platform.node(), "processor": processor_name(), "torch": torch.__version__}
     about |= {"instructions": os.environ.get("ONEDNN_MAX_CPU_ISA", ""), "threads": "1"}  # earlier versions took several
     path = default_cache_folder() / "precision" / f"{recipe_key(about)}.json"

@@ -106,10 +106,8 @@ class RNN(Network, nn.Module):
         return flatten(answers_BLK, batch)
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
-        """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording.
-
-        A row that ends before the rectangle does is the last of its recording: nothing continues its state.
-        """
+        """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording."""
+        # A row that ends before the rectangle does is the last of its recording: nothing continues its state.
         states_LBH, after = self._recur(inputs_BLF, before[:-1] if self.memory is not None else before)
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:

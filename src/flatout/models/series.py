@@ -28,10 +28,8 @@ def is_even(batch: FlatBatch) -> bool:
 
 
 def rectangle(batch: FlatBatch) -> Tensor:
-    """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample.
-
-    What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
-    """
+    """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample."""
+    # What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
     places_L = torch.arange(batch.longest(), device=batch.tokens.device)

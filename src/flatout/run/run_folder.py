@@ -68,10 +68,7 @@ class RunFolder(RunLog):
     def decision(
         self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False, prints: bool = True
     ) -> None:
-        """Keep and print one choice that the run made by itself; what was measured stands, a rule comes after it.
-
-        `replaces`: it takes the place of an earlier choice, for what has happened since.
-        """
+        """Keep and print one choice of the run, if none has its name; `replaces`: it takes the earlier one's place."""
         if not replaces and any(choice["name"] == name for choice in self.summary.values["choices"]):
             return
         self.summary.add_choice(name, value, why, evidence)

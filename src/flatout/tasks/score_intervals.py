@@ -58,10 +58,7 @@ class RowSums:
 
 
 def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Interval]:
-    """Intervals of each metric that `values_of` reads off `[R, S]` sums, of which the last is 0 where there is no row.
-
-    Empty below ten rows; a metric that all resamples agree on is left out, as its rows say nothing of its spread.
-    """
+    """Intervals of metrics read off `[R, S]` sums (the last 0: no row); none below ten rows or where all agree."""
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     if len(sums_GS) < LEAST_ROWS:
         return {}

@@ -72,10 +72,7 @@ class LargePlan(Plan):
 
 
 def is_sorted_by(classes: NDArray[np.integer]) -> bool:
-    """Whether runs differ in their classes, and so windows would; judged by some hundred rows of up to 64 runs.
-
-    They differ where most of what could be uneven is: of rows in the order of their classes all is, of mixed ones none.
-    """
+    """Whether runs differ in their classes, and so windows would: by some hundred rows of up to 64 runs."""
     starts = np.unique(np.linspace(0, len(classes) - 1, 64).astype(np.int64) // RUN_ROWS) * RUN_ROWS
     width = min(RUN_ROWS, len(classes))
     places = np.linspace(0, width - 1, min(_SAMPLED, width)).astype(np.int64)

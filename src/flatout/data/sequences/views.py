@@ -63,10 +63,7 @@ class Cut:
         return int(_counts(first, stop, step).sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
-        """Estimates have a window that ends at every `stride`-th sample; the first ones of a recording are shorter.
-
-        Forecasts have whole windows, whose horizon has all its answers here. The last chunk of a recording is shorter.
-        """
+        """Windows: of estimates at every `stride`-th sample, the first shorter; of forecasts whole; of chunks all."""
         first, stop, step, size = self._spans(segments)
         counts = _counts(first, stop, step)
         start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int32)

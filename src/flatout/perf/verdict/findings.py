@@ -110,10 +110,8 @@ def carried_over(value: float, low: float, high: float) -> Interval:
 
 
 def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> Interval:
-    """The gain when so many milliseconds of each batch are not spent: the other steps may become quicker, too.
-
-    The upper bound counts steps that nothing interrupts: as they were timed, and at least by `quicker` quicker.
-    """
+    """The gain when so many milliseconds of each batch are not spent: the other steps may become quicker, too."""
+    # The upper bound counts steps that nothing interrupts: as they were timed, and at least by `quicker` quicker.
     total, model = max(evidence.total_ms, 1e-9), max(evidence.model_ms, 1e-9)
     kept = 1 - _QUICKER if evidence.alone_ms is None else min(1.0, evidence.alone_ms / model)
     kept = min(kept, 1 - quicker)

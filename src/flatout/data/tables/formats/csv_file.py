@@ -34,10 +34,8 @@ def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
 
 
 def find_delimiter(head: str, *, promised: str, quote: str, is_whole: bool) -> str:
-    """The delimiter of a file that begins with `head`: by it the most rows have as many values as the first has names.
-
-    One that the ending promises (a comma in .csv, a tab in .tsv) stays where it fits nearly as well as any other.
-    """
+    """The delimiter of a file that begins with `head`: by it most rows have as many values as the first names."""
+    # One that the ending promises (a comma in .csv, a tab in .tsv) stays where it fits nearly as well as any other.
     fits = {delimiter: _share_that_fits(head, delimiter, quote, is_whole) for delimiter in CANDIDATES}
     best = max(fits, key=lambda delimiter: (fits[delimiter], delimiter == promised))
     is_fine = fits[promised] > 0 and fits[promised] >= _NEARLY * fits[best]
