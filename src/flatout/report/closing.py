@@ -1,4 +1,4 @@
-"""The text printed when a run ends: metrics, speed, the parts of a step's time, the verdict, the folders."""
+"""The text printed when a run ends: metrics, speed, the parts of a batch's time, the verdict, the folders."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def parts_of_step(step_ms: Mapping[str, float | None]) -> list[tuple[str, float, float]]:
-    """The parts of a step's time that are known, each with its milliseconds and its share; none where all are zero."""
+    """The parts of a batch's time that are known, each with its milliseconds and its share; none where all are zero."""
     known = {name: ms for name, ms in step_ms.items() if ms is not None}
     total = sum(known.values())
     return [(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []

@@ -45,7 +45,7 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
         ("speed", "tokens a second", ["speed/tokens_per_s"]),
         ("speed", "padding, fraction", ["speed/padding_share"]),
         ("speed", "fraction of the card's peak (MFU)", ["speed/mfu"]),
-        ("time", "parts of a step's time, ms", [f"time/{part}_ms" for part in PARTS]),
+        ("time", "parts of a batch's time, ms", [f"time/{part}_ms" for part in PARTS]),
         ("time", "time of a step, 50th and 99th percentile, ms", ["time/p50_ms", "time/p99_ms"]),
         ("memory", "memory, GB", ["host/process_memory_gb", "host/available_memory_gb", "gpu/memory_gb"]),
         ("loss", "training and validation loss", ["train/loss", "val/loss"]),
@@ -181,7 +181,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
 
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
-    """One bar of the parts of a step's time, with times and shares; None where fewer than two parts are known."""
+    """One bar of the parts of a batch's time, with times and shares; None where fewer than two parts are known."""
     if len(parts := parts_of_step(step_ms)) < 2:
         return None
     with drawing(484, 120 + 26 * len(parts), dpi=_DPI) as figure:
