@@ -90,7 +90,7 @@ def train(folder: Path, words: list[str]) -> str:
     """What a command prints; it runs in a folder, and leaves its runs in `outputs/` there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    environment = os.environ | {"COLUMNS": str(COLUMNS), "FLATOUT_CACHE": str(folder.parent / "cache")}
+    environment = os.environ | {"COLUMNS": str(COLUMNS), "FLATOUT_CACHE": "../cache"}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.replace(f"{folder}/", "")
@@ -108,7 +108,7 @@ def draw_terminal(text: str, title: str, path: Path) -> None:
     """A terminal as SVG, in the reader's own fixed-width font."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     marked = Text(text)
-    marked.highlight_regex(r"(?m)^(verdict|speed|each step|test/\w+|\$ .*)", "bold cyan")
+    marked.highlight_regex(r"(?m)^(verdict|speed|each batch|test/\w+|\$ .*)", "bold cyan")
     marked.highlight_regex(r"(?m)^BiLSTM.*", "bold")
     console.print(marked, end="\n\n")  # rich cuts the lower edge of the last line
     svg = console.export_svg(title=title, theme=MONOKAI)
