@@ -57,6 +57,23 @@ class Small(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
+class TwoOptimizers(Small):
+    """Each batch is a step of two optimizers, which Lightning counts as two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=1e-4) for _ in range(2)]
+
+
 def loader(slow_s: float = 0.0) -> DataLoader[Any]:
     return DataLoader(Rows(slow_s), BATCH)
 

@@ -25,7 +25,7 @@ from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.engine.peaks import Peak
 from flatout.errors import UserError
-from tests.callbacks.plain import BATCH, ROWS, Small, curve, loader, table, train
+from tests.callbacks.plain import BATCH, ROWS, Small, TwoOptimizers, curve, loader, table, train
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -141,23 +141,6 @@ def test_manual_optimization_with_two_backward_passes_is_timed(tmp_path):
     train(tmp_path, [timer], Manual())
     split = split_of(timer)
     assert min(split[f"time/{phase}_ms"] for phase in ("forward", "backward", "optimizer")) > 0
-
-
-class TwoOptimizers(Small):
-    """Each batch is a step of two optimizers, which Lightning counts as two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=1e-4) for _ in range(2)]
 
 
 def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughput(tmp_path):

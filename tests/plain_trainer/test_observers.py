@@ -18,7 +18,7 @@ from lightning.pytorch.tuner import Tuner
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.hardware_monitor import Host
 from flatout.callbacks.run_curves import RunCurves
-from tests.callbacks.plain import Rows, Small, curve, loader, train
+from tests.callbacks.plain import Rows, Small, TwoOptimizers, curve, loader, train
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -57,19 +57,8 @@ class LogsEachStep(Small):
         self.log("val_own", 1.0)
 
 
-class TwoOptimizers(LogsEachStep):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=1e-4) for _ in range(2)]
+class BothLogging(TwoOptimizers, LogsEachStep):
+    """Two optimizers, whose steps log twice."""
 
 
 def watching() -> list[threading.Thread]:
@@ -158,7 +147,7 @@ def test_the_monitor_s_thread_ends_with_a_search_that_fails(tmp_path, where):
     assert not watching()
 
 
-@pytest.mark.parametrize("make", [LogsEachStep, TwoOptimizers])
+@pytest.mark.parametrize("make", [LogsEachStep, BothLogging])
 def test_curves_stand_at_the_steps_of_what_the_module_logs(tmp_path, make):
     timer, throughput = StepTimer(1), Throughput(3)
     train(tmp_path, [timer, throughput], make(), max_epochs=2, accumulate_grad_batches=1)
@@ -169,7 +158,7 @@ def test_curves_stand_at_the_steps_of_what_the_module_logs(tmp_path, make):
     assert timer.times.first.batches == 5  # its warm-up is five batches, however many optimizers step
 
 
-@pytest.mark.parametrize("make", [LogsEachStep, TwoOptimizers])
+@pytest.mark.parametrize("make", [LogsEachStep, BothLogging])
 def test_a_validation_before_the_first_flush_shows_the_loss_where_there_is_one(tmp_path, make):
     said: list[str] = []
     train(tmp_path, [ProgressLine(say=said.append)], make())

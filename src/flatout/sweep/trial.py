@@ -101,8 +101,8 @@ class Board:
             value = "" if row.value is None else f"{row.value:.4f}"
             status = Text(row.status, style=_COLOURS[row.status])
             words = Text(f"{row.settings}  {row.note}".strip())
-            name, seconds = row.label.removeprefix("trial "), row.seconds
-            seconds = time.monotonic() - row.begun if row.status == "running" else seconds
+            name = row.label.removeprefix("trial ")
+            seconds = time.monotonic() - row.begun if row.status == "running" else row.seconds
             table.add_row(name, status, value, f"{row.count or ''}", f"{seconds:.0f}", words)
         return table
 

@@ -164,8 +164,8 @@ class LabelCensus:
         if not self.problem.has_classes:
             return
         train = self.counts.get("train", Counter[str]())
-        what = f"the training rows have only one class: {', '.join(map(repr, train))}"
-        what = what if train else "no training row has one"
+        named = f"the training rows have only one class: {', '.join(map(repr, train))}"
+        what = named if train else "no training row has one"
         hint = "Name the column of the labels: data.label=COLUMN."
         require(len(train) > 1, where, what, allowed="two or more", hint=hint)
         rows = sum(train.values())

@@ -60,14 +60,15 @@ def evidence_in(folder: Path) -> Evidence:
     ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
     gpu = {name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))}
     hardware = summary["hardware"]
+    # Shares of cores mean nothing where their number is not known.
+    host = [name for name in rows[0] if name.startswith("host/") and hardware["cores"]]
     return Evidence(
         device="cuda" if gpu else "cpu",
         steps=steps,
         batches=steps,
         rows_per_batch=statistics.mean(map(_rows_a_batch, later)),
         ms=ms,
-        # Shares of cores mean nothing where their number is not known.
-        host={name[5:]: mean(name) for name in rows[0] if name.startswith("host/") and hardware["cores"]},
+        host={name.removeprefix("host/"): mean(name) for name in host},
         gpu=gpu,
         world=hardware["count"] or 1,
         machine_cores=hardware["cores"] or 1,
