@@ -222,6 +222,10 @@ MISTAKES = {
         lambda: BitsDataConfig(source=table_with(), test={"name": ["x"], "bloomfilter": ["zz"], "uid": ["1"]}),
         r"row 1: column 'bloomfilter': 'z' at place 1 is no hex digit",
     ),
+    "the same bits in every record": (
+        lambda: BitsDataConfig(source=table_with(bloomfilter=["0000"] * 40)),
+        r"data.bits: every record of table in memory has the same bits\. Name the column of the encodings\.",
+    ),
     "no such column": (
         lambda: BitsDataConfig(source=table_with(), bits="blomfilter"),
         r"data.bits: no column 'blomfilter' .* Did you mean 'bloomfilter'\?",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -160,5 +161,25 @@ def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, mon
     assert "3 rows are too few to be audited (40 or more)" in capfd.readouterr().err
     few.write_text("text,label\n" + "".join(f"text {number},x\n" for number in range(60)), encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 2 and "only one class" in capfd.readouterr().err
+    few.write_text("text,label\n" + "a good one,x\na bad one,y\nanother,x\n" * 40, encoding="utf-8")
+    assert verb("audit", f"data.source={few}") == 2
+    assert "data.source: 3 different texts are too few to be audited (40 or more)" in capfd.readouterr().err
     assert verb("audit", "nowhere") == 2
     assert "audit: no such folder: nowhere." in capfd.readouterr().err
+
+
+def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_them(rows, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    few = tmp_path / "few.csv"
+    few.write_text("".join(rows.read_text("utf-8").splitlines(keepends=True)[:1] + lines(rows, 150)), encoding="utf-8")
+    assert verb("audit", f"data.source={few}") == 0
+    printed = capfd.readouterr().out
+    assert re.search(r"labels: .*% of the labels look wrong \(0\.0 to ", printed)
+    suspects = len(table(tmp_path / "audit" / "suspects.csv"))
+    for worth in re.findall(r"([\d.]+) points  [\d,]+ suspects", printed):
+        assert float(worth) <= 100 * suspects / 150 + 0.05
+
+
+def lines(path: Path, number: int) -> list[str]:
+    """Rows of the file whose labels are right."""
+    return path.read_text("utf-8").splitlines(keepends=True)[1 + NUM_PLANTED :][:number]

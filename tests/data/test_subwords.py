@@ -106,6 +106,12 @@ def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
     assert again.encode(texts, max_length=9).tokens.tolist() == subwords.encode(texts, max_length=9).tokens.tolist()
 
 
+def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # from it alone a tokenizer without words is made
+    with pytest.raises(UserError, match=r"has no words: its tokenizer's files are missing\. Set data\.tokenizer="):
+        Subwords.load(str(tmp_path))
+
+
 def test_a_tokenizer_that_is_nowhere_is_one_message_with_the_ways_out(tmp_path):
     with pytest.raises(UserError) as told:
         Subwords.load(str(tmp_path / "nowhere"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, GPT2Config, GPT2ForSequenceClassification
+from transformers import CONFIG_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, GPT2Config, GPT2ForSequenceClassification
 
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
@@ -187,6 +189,77 @@ def test_a_row_has_the_same_answer_beside_rows_of_other_lengths(family: str, for
         torch.testing.assert_close(model(batch), torch.cat([model(each) for each in alone]), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(model(batch), reference(model, batch), rtol=1e-5, atol=1e-5)
     assert built("bert", settings={"is_decoder": True}).layout == "padded"
+
+
+@pytest.mark.parametrize("kind", ["single", "tags", "words"])
+@pytest.mark.parametrize("family", ["xlnet", "fnet", "convbert", "nystromformer", "yoso"])
+def test_families_that_read_padding_get_rows_of_one_length_at_a_time(family: str, kind: str) -> None:
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 64}
+    own = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64} if family == "xlnet" else sizes
+    heads = {} if family in ("xlnet", "fnet") else {"num_attention_heads": 4}
+    sized = own if family == "xlnet" else {"hidden_size": 32, **heads, **own}
+    described = CONFIG_MAPPING[family](vocab_size=_VOCABULARY, pad_token_id=_PADDING, **sized)
+    outputs = Outputs(["a", "b", "c"], kind)
+    if kind == "words" and type(described) not in MODEL_FOR_MASKED_LM_MAPPING:
+        pytest.skip("it has no head for masked words")
+    outputs.tell(described)
+    model = outputs.wrap(outputs.auto_class.from_config(described), Compute.auto, None).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
+    batch, lengths = batch_of([3, 9, 9, 21]), [3, 9, 9, 21]
+    with torch.no_grad():
+        rows = batch.tokens.long().split(lengths)
+        found = [model.net(input_ids=row[None]).logits for row in rows]
+        expected = torch.cat([each[0] if kind != "single" else each for each in found])
+        torch.testing.assert_close(model(batch), expected, rtol=1e-5, atol=1e-5)
+        assert model.computed_tokens(batch) == sum(lengths)
+        if kind == "words":
+            places = torch.tensor([1, 4, 40])
+            torch.testing.assert_close(model(replace(batch, places=places)), expected[places], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"num_hidden_layers": 4},
+            r"model\.pretrained: .*: 16 weights of the encoder are missing there, or of another",
+        ),
+        ({"hidden_size": 64}, r"model\.pretrained: .*: 50 weights .* describes another encoder"),
+        (None, r"model\.pretrained: .* is no folder that transformers can open"),
+    ],
+    ids=["more layers", "wider", "half of the file"],
+)
+def test_weights_that_do_not_fill_the_encoder_are_refused(changed: Any, message: str, tmp_path: Path) -> None:
+    whole = built("bert").net
+    whole.save_pretrained(tmp_path)
+    ids = {"vocabulary_size": _VOCABULARY, "padding_id": _PADDING, "separator_id": None}
+    of_more_classes = TransformerConfig(pretrained=str(tmp_path)).build(Outputs(list("abcde"), "single"), **ids)
+    found = of_more_classes.net.get_input_embeddings().weight
+    torch.testing.assert_close(found, whole.get_input_embeddings().weight)  # the head alone is new
+    if changed is None:
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    else:
+        described = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(described | changed))
+    with pytest.raises(UserError, match=message):
+        TransformerConfig(pretrained=str(tmp_path)).build(Outputs(["a", "b", "c"], "single"), **ids)
+
+
+def test_sizes_that_a_family_cannot_have_are_refused_in_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"model\.family: xlnet cannot be made so: .*d_head.*model\.pretrained=FOLDER"):
+        TransformerConfig(family="xlnet", hidden=32, heads=4).read_description()
+
+
+def test_small_matrices_stand_beside_the_layers_of_gpt2_too_and_are_merged_to_the_same_answers() -> None:
+    model, batch = built("gpt2", lora=LoraConfig(rank=2)).eval(), batch_of([3, 9, 9, 21])
+    trained = {name.split(".lora_")[0].rpartition(".")[2] for name in model.state_dict() if ".lora_" in name}
+    assert trained == {"c_attn", "c_proj", "c_fc"}
+    with torch.no_grad():
+        expected = model(batch)
+        merge_lora(model.net)
+        torch.testing.assert_close(model(batch), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["rectangles", "padded"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
-from flatout.errors import UserError
+from flatout.config import RunConfig
+from flatout.errors import RunBroke, UserError
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one
+from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one, open_run_folder
 from tests.composed import run_train
 
 TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "data.batch_size=64"]
@@ -99,3 +103,25 @@ def test_a_named_folder_with_a_run_that_was_killed_is_taken_again(tmp_path):
     place = claim_named_folder(tmp_path / "same")
     (place / "summary.json").write_text('{"schema": 1, "status": "running"}')
     assert claim_named_folder(place) == place
+
+
+class Killed(Dataset):
+    """Rows that end the process which asks for them, as the system does where memory is out."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return place
+
+
+def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way_on(tmp_path):
+    told = r"^DataLoader worker \(pid.* Out of memory is the usual cause: use fewer workers .* resume=.*killed$"
+    loader = DataLoader(Killed(), num_workers=1, multiprocessing_context="forkserver")
+    with (
+        pytest.raises(RunBroke, match=told),
+        open_run_folder(tmp_path / "killed", RunConfig(), [], is_first=True),
+    ):
+        list(loader)
+    assert read_summary(tmp_path / "killed")["status"] == "failed"

@@ -420,6 +420,17 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(whole):
     assert set(compared(folder / "confirm-1")) == {"status", "model.hidden", "optim.lr", "seed"}
 
 
+@pytest.mark.parametrize("name", ["0/notes.txt", "confirm-1/summary.json", "multirun.json"])
+def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, capsys, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    code, said = verbally(capsys, *SEARCHED, f"hydra.sweep.dir={tmp_path}")
+    assert code == 2 and said.startswith(
+        f"hydra.sweep.dir: {tmp_path / name.partition('/')[0]} is there already. Choose"
+    )
+    assert (tmp_path / name).read_text() == "mine" and not (tmp_path / "sweep.json").exists()
+
+
 def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(tmp_path, begun, capsys):
     folder = tmp_path / "sweep"
     place = f"hydra.sweep.dir={folder}"

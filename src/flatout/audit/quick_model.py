@@ -120,7 +120,7 @@ class QuickModel:
 def _fitted(features: csr_matrix, is_of: NDArray[np.bool_], strength: float) -> LogisticRegression | float:
     """The model of one class; a class of all rows or none is its own answer."""
     if is_of.all() or not is_of.any():
-        return max(float(is_of[0]), _LEAST)
+        return 1.0 if is_of.size and is_of.all() else _LEAST
     # liblinear's dual takes a second a class where lbfgs takes two to ten for as good a score
     model = LogisticRegression(C=strength, solver="liblinear", dual=True, random_state=0, max_iter=1_000)
     return model.fit(features, is_of)

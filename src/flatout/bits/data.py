@@ -179,7 +179,7 @@ class BitsPreparation:
         columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
         totals = {split: {"rows": 0, "tokens": 0} for split in writers}
-        encode = self._reader()
+        encode, differ, firsts = self._reader(), is_set, list[Packed]()
         for split, record in self.records(progress.task("writing")):
             raw = record.raw
             encoding = encode(record)
@@ -193,6 +193,10 @@ class BitsPreparation:
             totals[split]["tokens"] += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
+                firsts = firsts or [*encoded[:1]]
+                differ = differ or bool(len(encoded) and np.not_equal(encoded, firsts[0]).any())
+        what = f"every record of {self.tables['train'].name} has the same bits"
+        require(differ or totals["train"]["rows"] < 2, "data.bits", what, hint="Name the column of the encodings.")
         for split, total in totals.items():
             where = f"data.{split}" if split in self.tables else "data.source"
             what = f"no records are left for the {split} split of {self.tables['train'].name}"

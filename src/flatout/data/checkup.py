@@ -142,7 +142,7 @@ def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> 
         for each in encoded:
             lengths.add(each.whole_lengths)
         losses[split] = (sum(each.unknown for each in encoded), lengths)
-    return loss_remarks(losses, config.max_length)
+    return loss_remarks(losses, config.max_length, are_given=given is not None)
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:

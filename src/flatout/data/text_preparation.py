@@ -274,7 +274,7 @@ class TextPreparation:
         account = [] if self.config.is_sample else surveyed.account()
         found = all_remarks(surveyed.findings.values())
         losses = {split: (total.counts["unknown"], total.lengths) for split, total in totals.items()}
-        lost = loss_remarks(losses, self.config.max_length)
+        lost = loss_remarks(losses, self.config.max_length, are_given=self.config.tokenizer is not None)
         return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
 
 

@@ -163,7 +163,8 @@ def _scale(predictor: Any) -> tuple[float, float]:
 @torch.no_grad()
 def _scale_outputs(net: Any, mean: float, spread: float) -> None:
     """Let the last layer do what came after it: its values times a spread, plus a mean."""
-    layers = [each for each in net.modules() if isinstance(each, nn.Linear) and each.out_features == net.num_labels]
+    linear = [each for each in net.modules() if isinstance(each, nn.Linear)]
+    layers = [each for each in linear if each.out_features == net.config.num_labels]
     hint = "Train one of another model.family."
     what = "the head of this family has no bias, which the mean of the labels would be added to"
     require(bool(layers) and (not mean or layers[-1].bias is not None), "export", what, hint=hint)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from flatout.data.store.store import Store
-from flatout.errors import RunBroke, UserError, out_of_space, require
+from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
 from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
@@ -102,7 +102,10 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
             try:
                 yield place
             except BaseException as error:
-                _close_early(place, error, is_old=is_old)
+                told = _of_worker(error, path)
+                _close_early(place, told or error, is_old=is_old)
+                if told is not None:
+                    raise told from None
                 raise
             summary.finish("finished")
     except OSError as error:
@@ -117,6 +120,14 @@ def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
     """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
     with LogFile(None) as silent:
         yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
+
+
+def _of_worker(error: BaseException, path: Path) -> RunBroke | None:
+    """That the system ended a worker of a loader: torch says so wherever the run is just then."""
+    if not isinstance(error, RuntimeError) or not str(error).startswith("DataLoader worker (pid"):
+        return None
+    words = "Out of memory is the usual cause: use fewer workers (data.workers), or data.feed=threaded."
+    return RunBroke(f"{first_line(error)}. {words} Checkpoints are kept: resume={path}")
 
 
 def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> None:

@@ -18,7 +18,7 @@ from flatout.errors import UserError, require
 from flatout.files import write_atomically
 from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
-from flatout.sweep.many import LOCK, alone_in
+from flatout.sweep.many import LOCK, WORDS, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 from flatout.sweep.study import JOURNAL, Choice, Interval, Space, words
 from flatout.sweep.trial import Trial
@@ -92,6 +92,9 @@ def held(searched: Searched) -> Iterator[None]:
     }
     path, hint = folder / FILE, f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
     require(settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint)
+    taken = next((each for names in (WORDS, "[0-9]*", "confirm-*") for each in folder.glob(names)), None)
+    hint = "Choose another hydra.sweep.dir."
+    require(settings.resume or taken is None, "hydra.sweep.dir", f"{taken} is there already", hint=hint)
     with alone_in(folder):
         if settings.resume:
             _require_same(read_asked(folder), asked, folder)

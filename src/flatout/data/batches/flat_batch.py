@@ -151,6 +151,15 @@ def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = Fals
     return [_piece(batch, start, stop, ends[start], ends[stop], labels_are_of_tokens) for start, stop in pairs]
 
 
+def rows_of_one_length(batch: FlatBatch) -> list[FlatBatch]:
+    """The rows of a batch in their order, in pieces without padding; labels are not cut."""
+    edges = np.flatnonzero(np.diff(batch.lengths.numpy(), prepend=-1, append=-1))
+    ends = np.append(0, np.cumsum(batch.lengths.numpy())).tolist()
+    alone = replace(batch, targets=None, target_offsets=None)
+    pairs = itertools.pairwise(edges.tolist())
+    return [_piece(alone, start, stop, ends[start], ends[stop], False) for start, stop in pairs]
+
+
 def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
     """Where to cut rows into `count` runs of about as many tokens, each with one row at least."""
     ends, number = np.cumsum(lengths), np.arange(1, count)

@@ -81,18 +81,20 @@ class Lengths:
         return [f"{span.rjust(width)}  {bars[span]} {rows:,}" for span, rows in spans.items()]
 
 
-def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "") -> list[Remark]:
-    """Shares of words that are not in the vocabulary, from their number and that of all words."""
+def unknown_remarks(words: dict[str, tuple[int, int]], where: str = "", *, are_given: bool = False) -> list[Remark]:
+    """Shares of words that are not in the vocabulary, which may be given, from their number and that of all words."""
     shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
     what = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
     are_many = any(share > _MANY_UNKNOWN for share in shares.values())
-    level, hint = (Level.warning, "data.vocabulary.kind=bpe") if are_many else (Level.note, "")
+    remedy = "data.tokenizer=FOLDER, of one that knows them" if are_given else "data.vocabulary.kind=bpe"
+    level, hint = (Level.warning, remedy) if are_many else (Level.note, "")
     return [Remark(level, f"unknown words{where}", what, hint)]
 
 
-def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int) -> list[Remark]:
+def loss_remarks(splits: dict[str, tuple[int, Lengths]], max_length: int, *, are_given: bool = False) -> list[Remark]:
     """What encoding loses: words that are not in the vocabulary, and rows that are cut."""
-    remarks = unknown_remarks({split: (unknown, lengths.tokens) for split, (unknown, lengths) in splits.items()})
+    words = {split: (unknown, lengths.tokens) for split, (unknown, lengths) in splits.items()}
+    remarks = unknown_remarks(words, are_given=are_given)
     for split, (_, lengths) in splits.items():
         if cut := lengths.truncation(max_length):
             is_much = lengths.is_cut_much(max_length)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from safetensors import SafetensorError
 
 from flatout.errors import UserError, did_you_mean, first_line
 
@@ -50,7 +51,7 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
     try:
         with _offline_where_nobody_answers():
             return opening()
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError) as error:
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             hint = "Name a model whose code is part of transformers."

@@ -85,6 +85,8 @@ class Subwords:
         found = fetched(name, where, opened)
         if not getattr(found, "is_fast", False):
             raise UserError(where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first.")
+        what, hint = f"{name} has no words: its tokenizer's files are missing", "Set data.tokenizer=FOLDER."
+        require(len(found) > len(found.all_special_ids), where, what, hint=hint)
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a text.
             found = opened(add_prefix_space=True)

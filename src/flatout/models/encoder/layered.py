@@ -219,11 +219,12 @@ def add_lora(net: Any, config: LoraConfig) -> None:
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
+        from transformers.pytorch_utils import Conv1D  # the linear layer of GPT-2, its matrix turned round
     except ImportError:
         hint = "Install it with pip install 'flatout[lora]'."
         raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
     backbone = net.base_model
-    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear)]
+    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     targets = config.targets or linear
     tables = [
         f".{name}" for name, each in backbone.named_modules() if getattr(getattr(each, "weight", 0), "ndim", 0) == 2
@@ -233,7 +234,9 @@ def add_lora(net: Any, config: LoraConfig) -> None:
     require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
     alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
     backbone.requires_grad_(False)
-    made = PeftConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
+    is_turned = any(isinstance(each, Conv1D) for each in backbone.modules())
+    how: dict[str, Any] = {"lora_dropout": config.dropout, "target_modules": targets, "fan_in_fan_out": is_turned}
+    made = PeftConfig(r=config.rank, lora_alpha=alpha, **how)
     inject_adapter_in_model(made, backbone)
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device, rows_of_one_length
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
@@ -41,6 +41,8 @@ from flatout.run_log import Choice
 _NUMBERED_PAIRS = {"albert", "bert", "electra", "deberta-v2", "deberta"}
 """Families that tell the texts of a pair apart by numbers beside the tokens; others do where they have a table."""
 _FP32_ALONE = {"deberta"}  # fail under autocast: they hide padding by a number that sixteen bits cannot hold
+_READ_PADDING = {"xlnet", "fnet", "convbert", "nystromformer", "yoso"}
+"""Families that answer a row otherwise where padding stands beside it: they get rows of one length at a time."""
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _LARGEST_FLASH_HEAD = 256
 _LEAST_STEP, _STEP_BITS = 16, 6  # tokens of a batch come in steps of 1/64 to 1/32 of their number, and of 16 at least
@@ -150,6 +152,8 @@ class Transformer(LayeredEncoder):
         return encoder_products(self, window_lengths(lengths, self.window)[0] if self.window else lengths)
 
     def computed_tokens(self, batch: FlatBatch) -> int:
+        if self.family in _READ_PADDING:
+            return batch.num_tokens
         if self.is_flat or not self.window:
             return super().computed_tokens(batch)
         lengths, _ = window_lengths(batch.lengths.numpy(), self.window)
@@ -287,6 +291,10 @@ class Transformer(LayeredEncoder):
         return (before_T - before_T[begins_T]).clamp_max_(1)
 
     def _padded(self, batch: FlatBatch) -> Tensor:
+        if self.family in _READ_PADDING and len(parts := rows_of_one_length(replace(batch, places=None))) > 1:
+            answers = torch.cat([self._padded(part) for part in parts])
+            places = batch.places if self.predicts_words else None
+            return answers if places is None else answers.index_select(0, places)
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
         longest = tokens_BL.shape[1]
         given: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -186,7 +187,9 @@ class TransformerConfig:
         sizes[names["intermediate"]] = self.intermediate or 4 * self.hidden
         extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
         extra |= _OF_RANDOM_WEIGHTS.get(self.family, {})
-        made = _config_class(self.family)(**sizes, **extra)
+        kind = _config_class(self.family)
+        with _refusing(self.family):
+            made = kind(**sizes, **extra)
         if hasattr(made, "num_key_value_heads"):  # of decoders: one a head, where model.settings name no fewer
             made.num_key_value_heads = self.heads
         return made
@@ -215,13 +218,24 @@ class TransformerConfig:
     def _weighted(self, described: Any, outputs: Outputs) -> Any:
         auto = outputs.auto_class
         if self.pretrained is None:
-            return auto.from_config(described)
+            with _refusing(self.family):
+                return auto.from_config(described)
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
         name = self.pretrained
         how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
+        how["output_loading_info"] = True
         with quiet_library():  # that the head is new is no news
-            return fetched(name, "model.pretrained", lambda: auto.from_pretrained(name, trust_remote_code=False, **how))
+            opened = partial(auto.from_pretrained, name, trust_remote_code=False, **how)
+            net, told = fetched(name, "model.pretrained", opened)
+        new = [*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])]
+        lost = sorted(each for each in new if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each)
+        what = (
+            f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape: {', '.join(lost[:2])}"
+        )
+        hint = "Its config.json, or model.settings, describes another encoder."
+        require(not lost, "model.pretrained", what, hint=hint)
+        return net
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +286,21 @@ def quiet_library() -> Iterator[None]:
         logging.set_verbosity(before)
         if had_bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _refusing(family: str) -> Iterator[None]:
+    """Of random weights: what the library says of sizes that a family cannot have, as a mistake of the person."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, StrictDataclassError) as error:
+        what, hint = (
+            f"{family} cannot be made so: {' '.join(str(error).split()):.200}",
+            "Name a folder of it: model.pretrained=FOLDER.",
+        )
+        raise UserError("model.family", what, hint=hint) from None
 
 
 def _recompute(model: Transformer) -> None:
