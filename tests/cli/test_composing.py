@@ -24,3 +24,12 @@ def test_a_mistake_that_is_a_cause_of_itself_is_found_once():
 def test_a_ring_of_causes_ends_with_the_mistake():
     with pytest.raises(UserError, match="no such file"), explain_errors():
         raise ring()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_that_another_error_hides_ends_what_is_done(kind):
+    with pytest.raises(kind), explain_errors():
+        try:
+            raise kind
+        finally:
+            raise AttributeError("defaults")  # as OmegaConf fails where a signal leaves it

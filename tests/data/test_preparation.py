@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.stores import open_store
 
+from flatout.data import TextData
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
@@ -164,3 +165,10 @@ KNOWN = (
     [0, 6, 19, 20, 25, 37, 50, 62, 75, 85, 90, 120, 140, 142, 157, 165, 174],
     [9, 14, 15, 27, 31, 41, 51, 58, 66, 72, 73, 74, 77, 101, 114, 122, 127, 136, 148, 167, 172, 182, 186, 196],
 )
+
+
+def test_numbers_that_fp32_cannot_tell_apart_are_refused():
+    far = {"text": [f"word{row % 10} x{row}" for row in range(200)], "label": [1e9 + row % 10 for row in range(200)]}
+    told = r"data\.label: numbers around 1e\+09 that differ by 2\.\d+, which fp32 keeps to 60\. Take a constant off"
+    with pytest.raises(UserError, match=told):
+        TextData(train=far, problem=Problem.regression).setup("fit")

@@ -199,6 +199,8 @@ def test_the_settings_that_matter_are_found_to_matter(tmp_path):
         ({"max_epochs": 3, "val_check_interval": 0.25}, 12),
         ({"max_epochs": 1, "val_check_interval": 50}, None),
         ({"max_epochs": -1}, None),
+        ({"max_steps": 8}, None),
+        ({"max_epochs": 3, "max_steps": -1}, 3),
     ],
 )
 def test_the_last_validation_of_a_run_is_known_where_its_batches_do_not_decide(trainer, count):

@@ -101,7 +101,7 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
     outputs, targets = 4 * torch.randn(300, classes), torch.randint(0, classes, (300,))
     metrics = measured(Problem.single, classes, outputs, targets)
     scores, edges = outputs.softmax(-1), metrics.auroc.edges
-    plain = MulticlassAUROC(classes, average="none", thresholds=edges)
+    plain = MulticlassAUROC(classes, average="none", thresholds=edges, validate_args=False)
     plain.update(scores, targets)
     counted = slice(int(classes == 2), None)  # of two classes one is
     torch.testing.assert_close(metrics.auroc.compute().flatten(), plain.compute()[counted])
@@ -188,6 +188,19 @@ def test_the_auroc_of_a_confident_model_is_seen():
     values = measured(Problem.single, 2, 8 * outputs, targets, batch=3_000).compute()
     exact = sk.roc_auc_score(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())
     assert values["auroc"] == pytest.approx(exact, abs=0.005)
+
+
+@pytest.mark.parametrize("scale", [12, 30, 80])
+def test_the_auroc_of_a_model_that_is_sure_where_it_errs_is_that_of_its_probabilities(scale):
+    targets = torch.arange(2_000) % 2
+    is_right = torch.rand(2_000) < 0.8
+    logits = scale * torch.where(is_right, 1.0, -1.0) * torch.where(targets == 1, 1.0, -1.0)
+    outputs = torch.stack([torch.zeros(2_000), logits], 1)
+    metrics = TaskMetrics.build(Problem.single, ["a", "b"])
+    metrics.update(outputs, targets, torch.arange(2_000))
+    exact = sk.roc_auc_score(targets.numpy(), outputs.softmax(-1)[:, 1].numpy())
+    low, high = metrics.intervals()["auroc"]
+    assert metrics.compute()["auroc"] == pytest.approx(exact, abs=1e-6) and low < exact < high
 
 
 def test_numbers_far_from_zero_have_the_r2_of_their_rows():

@@ -63,6 +63,30 @@ def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights
     torch.testing.assert_close(fast_weights, plain_weights, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("samples", [30, 240])
+def test_the_loss_of_shorter_and_longer_recordings_is_their_mean_squared_error(tmp_path, samples):
+    data = SequenceData(
+        train=recordings(tmp_path / "train", 60, 4),
+        validation=recordings(tmp_path / "validation", samples, 2),
+        features=["x"],
+        target="y",
+        batch_size=2,
+    )
+    task = SequenceRegressor(RNN, optim=OPTIM)
+    (found,) = quiet_trainer(tmp_path, max_epochs=1).validate(task, datamodule=data, verbose=False)
+    assert found["val/loss"] == pytest.approx(found["val/mse_scaled"], rel=1e-4)
+
+
+def recordings(folder: Path, samples: int, count: int) -> str:
+    folder.mkdir()
+    for number in range(count):
+        random = np.random.default_rng(samples + number)
+        x = random.normal(size=samples)
+        lines = [f"{each},{2 * each + random.normal()}" for each in x]
+        (folder / f"{number}.csv").write_text("\n".join(["x,y", *lines]))
+    return str(folder)
+
+
 def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     _, weights, _ = train("whole", tmp_path)
     data = SequenceDataConfig(sample=CELLS, **WAYS["whole"])

@@ -96,6 +96,9 @@ def explain_errors() -> Iterator[None]:
     except RunBroke:
         raise
     except Exception as error:  # errors of Hydra, YAML, the parser and user classes share no class
+        for link in chain_of(error, with_context=True):
+            if isinstance(link, KeyboardInterrupt | SystemExit):  # OmegaConf may fail where a signal leaves it
+                raise link from None
         if (mistake := explain(error)) is None:
             raise
         raise mistake from None

@@ -12,6 +12,7 @@ import numpy as np
 
 from flatout.data.problem import Problem
 from flatout.data.tokens.long_texts import CUT, LongTexts
+from flatout.errors import require
 
 if TYPE_CHECKING:
     from flatout.data.checks.cleaning import Escapes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from flatout.data.tokens.subwords import Encoder
 
 NO_TAG = -100  # stands where a token begins no word
-_TOKENS_A_PIECE = 1 << 22
+_TOKENS_A_PIECE, _MOST_LOST = 1 << 22, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class Labels:
     num_rows: int  # training rows
     mean: float = 0.0  # mean of the training targets of a regression
     spread: float = 1.0  # their standard deviation
+
+    def __post_init__(self) -> None:
+        lost = abs(self.mean) * 2**-24  # by so much numbers change that are kept as fp32
+        what = f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to {lost:.2g}"
+        is_kept = not self.num_rows or lost <= _MOST_LOST * self.spread
+        require(is_kept, "data.label", what, hint="Take a constant off all of them.")
 
     @property
     def num_outputs(self) -> int:

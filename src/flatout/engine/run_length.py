@@ -70,7 +70,7 @@ def validations(trainer: Mapping[str, Any]) -> int | None:
     """How many times a run validates, if nothing stops it early; None where that takes the batches of an epoch."""
     epochs = trainer.get("max_epochs") or EPOCHS
     share = trainer.get("val_check_interval") or 1.0
-    if epochs < 0 or not isinstance(share, float):
+    if epochs < 0 or not isinstance(share, float) or (trainer.get("max_steps") or -1) != -1:
         return None
     in_epoch = int(1 / share) if isinstance(share, float) and share < 1 else 1
     return max(1, epochs * in_epoch // int(trainer.get("check_val_every_n_epoch") or 1))

@@ -106,7 +106,7 @@ class _Running:
         for value in self._readings.new():
             self._seen, self._value = self._seen + 1, value
             board.read(self.trial, self._seen, value)
-            if judge is not None and judge(self.trial, self._seen, value):
+            if judge is not None and not has_ended and judge(self.trial, self._seen, value):
                 self.stop()
                 return self._ending(Status.pruned, note=f"after {self._seen} validations")
         if has_ended and self._worker.is_lost() and self._times < _TIMES:

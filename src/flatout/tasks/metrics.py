@@ -31,7 +31,8 @@ _LESS_IS_BETTER = "mae rmse max_error mse_scaled mae_scaled perplexity".split()
 BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTER, "min") | {"masked_accuracy": "max"}
 # Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
 _FINER = 16  # thresholds of the area for one of the curve that is drawn: a weak model's scores lie close together
-_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(), 1.0]
+# The last one is reached by no score, so that a curve begins at no answers where scores are exactly 1.
+_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(), 2.0]
 _MOST_CLASSES_FOR_AUROC = 50
 
 

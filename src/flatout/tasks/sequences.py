@@ -64,9 +64,11 @@ class SequenceRegressor(Task):
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
         self.baselines: list[Baseline] = []
-        lengths = info.rows_of("train").lengths
-        self._steps_a_row = float(np.mean(lengths)) if self.shape.is_each_step else float(max(1, self.shape.horizon))
-        """Answers of a training row on average, by which the loss is divided."""
+        splits = ("train", *(split for split in SPLITS.values() if split in info.store.splits))
+        lengths = {split: info.rows_of(split).lengths if self.shape.is_each_step else [] for split in splits}
+        horizon = float(max(1, self.shape.horizon))
+        self._steps_a_row = {split: float(np.mean(each)) if len(each) else horizon for split, each in lengths.items()}
+        """Answers of a row of each split on average, by which the loss is divided."""
         self._augment = Augment(info)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
@@ -110,7 +112,7 @@ class SequenceRegressor(Task):
         counts = batch.lengths[: batch.num_real] if self.shape.is_each_step else per_row
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
-        return self._sum_of_losses(answers, truths)
+        return self._sum_of_losses(answers, truths, split=self._split)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Answers in the targets' own units: `[T, K]`, `[B, K]`, or `[B, H, K]` of a forecast."""
@@ -192,10 +194,10 @@ class SequenceRegressor(Task):
         real = real_tokens if self.shape.is_each_step else real_rows
         return real(outputs, batch), real(answers_of(batch, self.shape), batch)
 
-    def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1) -> Tensor:
+    def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train") -> Tensor:
         """Sum over rows of the mean over the answers of an average row, as a share of so many rows."""
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
-        return total / (self._steps_a_row * self.shape.targets * rows)
+        return total / (self._steps_a_row[split] * self.shape.targets * rows)
 
 
 class SequenceLabeller(Classifier):
