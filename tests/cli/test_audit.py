@@ -106,16 +106,36 @@ def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
     assert "data.label: 0 entities and words like them, of 0 types, are too few" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "table_of",
+    [
+        "\ufeffrow;file;label\r\n61;rows.csv;{label}\r\n;;\r\n",
+        "row, file, label\n61,rows.csv, {label} \n,,\n",
+        "row\tlabel\n61.0\t{label}\n",
+    ],
+    ids=["semicolons, and an empty line", "blanks", "tabs, and a float"],
+)
+def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_else_has_is_told(rows, tmp_path, table_of):
+    path, known = tmp_path / "decided.csv", table(rows)[0]["label"]
+    path.write_text(table_of.format(label=known), encoding="utf-8", newline="")
+    first = check(TextDataConfig(source=str(rows), relabel=str(path)))
+    assert not any("no row has but by data.relabel" in each.what for each in first.remarks)
+    path.write_text(table_of.format(label="mistyped"), encoding="utf-8", newline="")
+    second = check(TextDataConfig(source=str(rows), relabel=str(path)))
+    (told,) = (each for each in second.remarks if "no row has but by data.relabel" in each.what)
+    assert "mistyped" in told.what and told.hint == "correct its file, if they are mistyped"
+
+
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (sure, unsure) = table(rows)[NUM_PLANTED]["text"], "the a of in to"
     (tmp_path / "more.csv").write_text(
-        f"id,text\n1,{sure}\n2,{unsure}\n3,{unsure}\n4,who says what\n", encoding="utf-8"
+        f"id,text\n1,{sure}\n2,{unsure}\n3,{unsure}\n4,who says what\n5, \n", encoding="utf-8"
     )
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "top=2") == 0
     assert "next_rows.csv: 2 rows of more.csv to label next" in capfd.readouterr().out
     found = [line["text"] for line in table(tmp_path / "audit" / "next_rows.csv")]
-    assert len(found) == len(set(found)) == 2 and sure not in found
+    assert len(found) == len(set(found)) == 2 and sure not in found and all(map(str.strip, found))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,7 @@ def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypa
     [
         (["row", "9999"], "names rows that are not there: 9999 of"),
         (["row,text", "1,another text"], "is not 'another text'"),
-        (["row", "0"], "names row '0'"),
+        (["row", "0"], "names row '0' (a number). Rows count from 1."),
         (["line", "1"], "has no column row"),
         (["row,file", "1,other.csv"], "names the file 'other.csv'"),
     ],

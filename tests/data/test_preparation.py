@@ -172,3 +172,9 @@ def test_numbers_that_fp32_cannot_tell_apart_are_refused():
     told = r"data\.label: numbers around 1e\+09 that differ by 2\.\d+, which fp32 keeps to 60\. Take a constant off"
     with pytest.raises(UserError, match=told):
         TextData(train=far, problem=Problem.regression).setup("fit")
+
+
+def test_one_number_in_all_rows_is_refused_as_one_class_is():
+    alike = {"text": [f"word{row % 10} x{row}" for row in range(200)], "label": [4.0] * 200}
+    with pytest.raises(UserError, match=r"data\.label: each training row has the number 4"):
+        TextData(train=alike, problem=Problem.regression).setup("fit")

@@ -159,6 +159,7 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
     answers = head.predict(features)
     best = np.sort(answers, axis=1)
     unsure = 1 - (best[:, -1] - best[:, -2])
+    unsure[[not text.strip() for text in texts]] = -1  # nothing to label there
     table: list[list[object]] = [["row", "file", "text", "likely", "unsure"]]
     for place in choose_rows(features, unsure, top):
         likely = rows.classes[answers[place].argmax()]

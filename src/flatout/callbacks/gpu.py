@@ -12,26 +12,18 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-GPU_CURVES = {
-    "gpu/utilisation": "fraction of the time in which any kernel ran on the card",
-    "gpu/memory_gb": "memory in use on the card, or on the slice of it, by any process",
-    "gpu/power_w": "power that the card draws",
-    "gpu/temperature_c": "the card's temperature, in degrees Celsius",
-    "gpu/sm_clock_mhz": "clock of the multiprocessors",
-    "gpu/memory_clock_mhz": "clock of the memory",
-    "gpu/throttled_share": "fraction of samples with throttled clocks",
-    "gpu/pcie_in_mb_per_s": "sent to the card over the bus",
-    "gpu/pcie_out_mb_per_s": "sent by the card over the bus",
-    "gpu/other_processes": "other processes that compute on the card",
-}  # every curve of a card, and what it shows
+CURVES = tomllib.loads(Path(__file__).with_name("curves.toml").read_text("utf-8"))  # all of a run, and what each shows
+GPU_CURVES = {name: what for name, what in CURVES.items() if name.startswith("gpu/")}
 _REASONS = {
     0x02: "clocks set by hand",
     0x04: "power limit",

@@ -20,22 +20,13 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
-from flatout.callbacks.gpu import Card, watched_card
+from flatout.callbacks.gpu import CURVES, Card, watched_card
 from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
 from flatout.errors import require
 from flatout.run_log import Say
 
-HOST_CURVES = {
-    "host/process_cpu_cores": "cores' worth of processor time that this process and its children took",
-    "host/machine_cpu_share": "fraction of all cores' time in use, by any process",
-    "host/process_memory_gb": "memory that this process holds",
-    "host/available_memory_gb": "memory of the machine that is free without swapping",
-    "host/swap_in_mb_per_s": "read back from swap, by any process",
-    "host/swap_out_mb_per_s": "moved out to swap, by any process",
-    "host/disk_read_mb_per_s": "read from disks, by any process",
-    "host/cpu_held_back_share": "fraction of a container's periods in which its limit stopped this process",
-}  # every curve of the machine, and what it shows
+HOST_CURVES = {name: what for name, what in CURVES.items() if name.startswith("host/")}
 
 
 class Host:

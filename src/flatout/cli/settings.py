@@ -12,6 +12,7 @@ import itertools
 import re
 import shutil
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,61 +157,7 @@ def width() -> int:
 
 # `python -m train --help`.
 
-USAGE = """\
-flatout trains classifiers, taggers, readers of bit strings and networks on sensor data, as fast as the hardware allows.
-
-python -m train [key=value ...] [experiment=NAME] [debug=NAME] [name=MINE] [-m for several values]
-
-  a file of yours    python -m train data.source=news.csv data.text=title data.label=topic
-  an experiment      python -m train experiment=headlines_cnn
-  a quick check      python -m train debug=one_batch
-  several values     python -m train -m model.hidden=128,256 optim.lr=1e-3,3e-3
-  continue a run     the same command with resume=auto
-  your own conf/     python -m train --config-dir FOLDER experiment=MINE
-  composed settings  python -m train --cfg job
-"""
-SECTIONS: list[tuple[str, str]] = [
-    (
-        "Your data: Which table is read, and which columns. python -m flatout check FILE looks at it first.",
-        "data.source data.train data.validation data.test data.text data.label data.features data.target data.bits "
-        "data.problem data.max_length data.split_by",
-    ),
-    ("The model: Its size and its dropout. Choose another with model=NAME.", "model.*"),
-    (
-        "How it trains: How long, how many rows a step, and how fast it learns.",
-        "trainer.max_epochs data.batch_size data.effective_batch optim.lr optim.schedule optim.warmup "
-        "optim.weight_decay optim.clip task.* seed",
-    ),
-    (
-        "What is best, and where it is kept: "
-        "Which checkpoint answers in the end, when training stops, and the run's folder.",
-        "checkpoint.metric checkpoint.patience checkpoint.every_minutes resume name output",
-    ),
-    (
-        "Speed and devices: Everything here has an automatic choice; tune=auto measures it.",
-        "precision compile data.feed trainer.accelerator trainer.devices trainer.strategy threads tune.enabled",
-    ),
-    ("Rows that are odd: What happens to gaps, repeats, leaks and odd characters.", "data.clean.*"),
-    ("The built-in sample: It is used where no file is named.", "data.sample.*"),
-    ("What a run shows: Curves, progress, and your own callbacks.", "logger monitor.* callbacks"),
-]  # a title and what the group is for, and its keys; `group.*` stands for all keys directly below
-OTHERS = """\
-{count} more settings have defaults that seldom change:
-  python -m flatout settings              all of them
-  python -m flatout settings data         a group
-  python -m flatout settings model=rnn    an option
-  python -m flatout settings optim.lr     one, with its range and an example
-Other verbs: python -m flatout --help
-"""
-_SHORT = {
-    "data.source": "A file, a pattern, a folder, or a name of the Hub; without splits of its own its rows are split",
-    "data.train": "The training rows, where each split has a file",
-    "trainer.max_epochs": "Passes over the training rows",
-    "trainer.accelerator": "auto, cpu or gpu",
-    "trainer.devices": "How many devices, a list of them, or auto; without GPUs processes",
-    "trainer.strategy": "ddp copies the model to each device, fsdp cuts it into slices",
-    "tune.enabled": "Whether feed, precision and rows at once are measured first; short: tune=auto",
-}  # words of our own where a setting's own text is long, or Lightning's
+_HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 _GROUPS = ("data", "model", "task", "trainer", "callbacks", "logger", "monitor", "tune", "experiment", "sweep", "debug")
 
 
@@ -222,16 +169,16 @@ def help_text(words: Sequence[str], conf: Path) -> str:
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
     known, choices = list(all_settings()), cfg.hydra.runtime.choices.items()
     near = [*(f"{group}={option}" for group, option in choices), "data=headlines"]  # the sample without a source
-    lines, shown = [USAGE, "Groups: choose with GROUP=OPTION"], 0
+    lines, shown = [_HELP["usage"], "Groups: choose with GROUP=OPTION"], 0
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
         lines.append(textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4))
     lines.append("")
-    for title, keys in SECTIONS:
+    for title, keys in map(dict.values, _HELP["sections"]):
         if rows := [_row(cfg, key, known, near) for key in _expand(cfg, keys)]:
             lines += [title, *rows, ""]
             shown += len(rows)
-    return "\n".join([*lines, OTHERS.format(count=len({each.key for each in known}) - shown)])
+    return "\n".join([*lines, _HELP["others"].format(count=len({each.key for each in known}) - shown)])
 
 
 def _settings_among(words: Sequence[str]) -> list[str]:
@@ -264,7 +211,7 @@ def _row(cfg: DictConfig, key: str, known: list[Setting], near: list[str]) -> st
     found = (setting for setting in known if setting.key == key)
     setting = min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
     value: Any = OmegaConf.select(cfg, key)
-    does = _SHORT.get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
+    does = _HELP["short"].get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
     if setting and re.fullmatch(r"\w+(, \w+)+", setting.allowed):  # words to choose from
         does += f" ({setting.allowed})"
     shown = as_word(list(value) if key == "logger" and value else value)

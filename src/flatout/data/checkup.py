@@ -18,6 +18,7 @@ from flatout.data.checks.characters import word_hashes
 from flatout.data.checks.findings import Level, Remark, all_remarks, counted
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import TextSurvey
+from flatout.data.decisions import given_labels
 from flatout.data.problem import Problem
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
@@ -103,7 +104,7 @@ def check(config: TextDataConfig) -> Checkup:
         columns = {"text": list(source.roles.texts), "label": source.roles.label or None}
         found = Checkup(source.name, config.problem, columns, surveyed.rows, surveyed.census.counts)
         found.remarks += [*source.remarks(), *surveyed.account(), *all_remarks(surveyed.findings.values())]
-        found.remarks += surveyed.census.remarks("training rows")
+        found.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
         if found.rows.get("train"):
             found.remarks += _tokenised(config, surveyed, found)

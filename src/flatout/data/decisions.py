@@ -6,6 +6,7 @@ Both files name rows by number, from 1, and by file where there are several. A r
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -50,6 +51,12 @@ class DecidedTable(Table):
             yield block
 
 
+def given_labels(tables: Mapping[str, Table]) -> Counter[str]:
+    """The labels that `data.relabel` gives, and to how many rows."""
+    decided = (table.labels for table in tables.values() if isinstance(table, DecidedTable))
+    return Counter(label for labels in decided for label in labels.values())
+
+
 def decide(tables: dict[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes) -> dict[str, Table]:
     """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of their rows."""
     decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
@@ -68,8 +75,9 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     """The lines of a file, by split and number of the row from 0."""
     found: dict[str, dict[int, Line]] = {split: {} for split in tables}
     for number, line in enumerate(_lines(key, file), 2):
-        place, row = f"{file}:{number}", (line.get("row") or "").strip()
-        require(row.isdecimal() and int(row) > 0, key, f"{place} names row {row!r}", allowed="1 or more")
+        place, row = f"{file}:{number}", (line.get("row") or "").strip().removesuffix(".0")
+        what, hint = f"{place} names row {row!r}", "Rows count from 1."
+        require(row.isdecimal() and int(row) > 0, key, what, allowed="a number", hint=hint)
         require(key != "data.relabel" or bool(_label(line)), key, f"{place} has no label", hint="Fill in its label.")
         of_split = found[_split_of(key, place, line, tables)]
         is_same = _label(of_split.get(int(row) - 1, line)) == _label(line) or key != "data.relabel"
@@ -79,7 +87,7 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
 
 
 def _label(line: Line) -> str:
-    return line.get("label") or line.get("likely") or ""
+    return (line.get("label") or line.get("likely") or "").strip()
 
 
 def _lines(key: str, file: str) -> list[Line]:
@@ -87,12 +95,15 @@ def _lines(key: str, file: str) -> list[Line]:
     require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened)
-            names = set(reader.fieldnames or [])
+            head = opened.readline()
+            opened.seek(0)
+            reader = csv.DictReader(opened, delimiter=max(",;\t", key=head.count))
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+            names = set(reader.fieldnames)
             has_label = key != "data.relabel" or bool(names & {"label", "likely"})
             missing = "row" if "row" not in names else "" if has_label else "label"
             require(not missing, key, f"{file} has no column {missing}", hint="Write it as audit writes suspects.csv.")
-            return list(reader)
+            return [line for line in reader if any(map(str.strip, filter(None, line.values())))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8.") from None
 

@@ -20,7 +20,7 @@ from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.decisions import decide
+from flatout.data.decisions import decide, given_labels
 from flatout.data.encoded_units import FACT, EncodedUnits, units_of
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
@@ -190,7 +190,7 @@ class TextPreparation:
         surveyed.census.require_classes(where="data.label")
 
     def _class_remarks(self, surveyed: TextSurvey) -> list[Remark]:
-        return surveyed.census.remarks("training rows")
+        return surveyed.census.remarks("training rows", given_labels(self.source.tables))
 
     def _label_facts(self, surveyed: TextSurvey) -> dict[str, Any]:
         census = surveyed.census

@@ -113,7 +113,7 @@ class TagSource(TextSource):
             findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
         kinds = ", ".join(f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items())
         what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
-        notes = [Remark(Level.note, "tags", what), Remark(Level.note, "training entities", kinds or "none")]
+        notes = [Remark(Level.note, "tags", what), Remark(Level.note, "entities", kinds or "none")]
         return [*notes, *_unseen_types(self.census)]
 
     def remarks(self) -> list[Remark]:

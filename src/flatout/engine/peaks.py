@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -39,43 +41,15 @@ class Peak:
 class _Card:
     """TFLOP/s of dense products; None where the card has no such arithmetic."""
 
-    names: str  # a pattern for all that `torch.cuda.get_device_name` says, without the maker and the series
+    names: str  # a pattern
     source: str
     fp32: float
-    tf32: float | None
-    bf16: float | None
     fp16: float
+    tf32: float | None = None
+    bf16: float | None = None
 
 
-# Sheets print tensor cores' figures "with sparsity", which is twice the dense one: halved here where no other is given.
-_CARDS = (
-    # Pascal has no tensor cores: fp16 is twice fp32, on the same units.
-    _Card("P100-PCIE-(12|16)GB", "Tesla P100 data sheet", 9.3, None, None, 18.7),
-    _Card("P100-SXM2-16GB", "Tesla P100 data sheet", 10.6, None, None, 21.2),
-    _Card("V100-PCIE-(16|32)GB", "Tesla V100 data sheet", 14.0, None, None, 112.0),
-    _Card("V100-SXM2-(16|32)GB", "Tesla V100 data sheet", 15.7, None, None, 125.0),
-    _Card("T4", "Tesla T4 data sheet", 8.1, None, None, 65.0),
-    # GeForce cards sum in fp32 at half the rate of fp16 sums; the reference card, 53.8, not the Founders' one, 56.9.
-    _Card("RTX 2080 Ti", "Turing architecture whitepaper", 13.4, None, None, 53.8),
-    _Card("A16", "A16 data sheet, one GPU of four", 4.5, 9.0, 17.9, 17.9),
-    _Card("A2", "A2 data sheet", 4.5, 9.0, 18.0, 18.0),
-    _Card("A10", "A10 data sheet", 31.2, 62.5, 125.0, 125.0),
-    _Card("A30", "A30 data sheet", 10.3, 82.0, 165.0, 165.0),
-    _Card("A40", "A40 data sheet", 37.4, 74.8, 149.7, 149.7),
-    _Card("RTX 3090", "GA102 architecture whitepaper", 35.6, 35.6, 71.0, 71.0),
-    _Card("A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe", "A100 data sheet", 19.5, 156.0, 312.0, 312.0),
-    _Card("L4", "L4 data sheet", 30.3, 60.0, 121.0, 121.0),
-    _Card("L40", "L40 data sheet", 90.5, 90.5, 181.0, 181.0),
-    _Card("L40S", "L40S data sheet", 91.6, 183.0, 362.0, 362.0),
-    _Card("RTX 4090", "Ada architecture whitepaper", 82.6, 82.6, 165.2, 165.2),
-    _Card("RTX 6000 Ada Generation", "Ada architecture whitepaper", 91.1, 182.1, 364.2, 364.2),
-    _Card("H100 PCIe", "H100 data sheet", 51.0, 378.0, 756.0, 756.0),
-    _Card("H100 80GB HBM3", "H100 data sheet, SXM", 67.0, 494.5, 989.0, 989.0),
-    _Card("H100 NVL", "H100 data sheet, NVL", 60.0, 417.5, 835.5, 835.5),
-    _Card("H200", "H200 data sheet, SXM", 67.0, 494.5, 989.0, 989.0),
-    _Card("H200 NVL", "H200 data sheet, NVL", 60.0, 417.5, 835.5, 835.5),
-    _Card("B200", "HGX B200 data sheet", 75.0, 1100.0, 2250.0, 2250.0),
-)
+_CARDS = [_Card(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["cards"]]
 
 
 def arithmetic_of(precision: str) -> Precision | None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
+from flatout.data.tokens.long_texts import CUT, Long
 from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.layered import merge_lora
@@ -59,6 +60,8 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         if window := predictor.model.window:
             joined = _JOINED["tags" if predictor.model.is_tagging else predictor.model.joins.value]
             lines += [f"it answers one window of {window} tokens; {joined}"]
+        if getattr(predictor, "long_texts", CUT).kind is Long.head_tail:
+            lines += ["texts that are too long: its tokenizer cuts their end off, the run cuts out their middle"]
         lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if onnx:
             apart = export_onnx(predictor, folder)

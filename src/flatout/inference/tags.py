@@ -153,7 +153,8 @@ class TagPredictor(RunPredictor):
             rows = predictor.read(words.to_pylist(), found)
             entities = pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES)
             lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
-            return Answered.beside(block, {"prediction": lists, "entities": entities}), found.lost
+            parted = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
+            return Answered.beside(block, parted | {"prediction": lists, "entities": entities}), found.lost
 
         for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost

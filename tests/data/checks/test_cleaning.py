@@ -214,6 +214,8 @@ def test_a_text_that_is_no_finite_number_is_told_with_its_row(wrong):
 
 
 def test_an_infinite_number_is_told_with_its_row():
+    with pytest.raises(UserError, match=r"rows.csv row 2: '1,5' is no number\. Write decimals with a point\."):
+        normalised(["1", "1,5"], Problem.regression)
     with pytest.raises(UserError, match=r"rows.csv row 2: 'inf' is no number"):
         normalised([1.0, float("inf")], Problem.regression)
 

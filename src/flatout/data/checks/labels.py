@@ -7,8 +7,9 @@ around them or a zero after the point are reported, and merged only when asked.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ _CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _FEW_ROWS, _UNEVEN = 5, 50
 _IDS_FROM, _MOST_CLASSES = 50, 20_000
+_NAME = "Name the column of the labels: data.label=COLUMN."
 
 
 def normalise_labels(
@@ -83,7 +85,9 @@ def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Ar
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
     what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
-    raise UserError("data.label", what, hint="Correct the row; or set data.problem=single, if labels are classes.")
+    has_comma = re.fullmatch(r"\s*-?\d+,\d+\s*", str(labels[wrong].as_py()))
+    hint = "Correct the row; or set data.problem=single, if labels are classes."
+    raise UserError("data.label", what, hint="Write decimals with a point." if has_comma else hint)
 
 
 class LabelCensus:
@@ -157,6 +161,8 @@ class LabelCensus:
         """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
         if self.problem is not Problem.regression or not self._number:
             return 0.0, 1.0
+        is_alike = self._number > 1 and not self._squares
+        require(not is_alike, "data.label", f"each training row has the number {self._mean:g}", hint=_NAME)
         return self._mean, (self._squares / self._number) ** 0.5 or 1.0
 
     def require_classes(self, where: str) -> None:
@@ -166,8 +172,7 @@ class LabelCensus:
         train = self.counts.get("train", Counter[str]())
         named = f"the training rows have only one class: {', '.join(map(repr, train))}"
         what = named if train else "no training row has one"
-        hint = "Name the column of the labels: data.label=COLUMN."
-        require(len(train) > 1, where, what, allowed="two or more", hint=hint)
+        require(len(train) > 1, where, what, allowed="two or more", hint=_NAME)
         rows = sum(train.values())
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
         what = f"{len(train):,} classes in {rows:,} training rows, such as {_few(train)}"
@@ -193,7 +198,8 @@ class LabelCensus:
             return found
         return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
 
-    def remarks(self, source: str) -> list[Remark]:
+    def remarks(self, source: str, decided: Mapping[str, int] | None = None) -> list[Remark]:
+        """What stands out of the classes; `decided`: rows whose label somebody gave, by it."""
         if not self.problem.has_classes:
             return []
         train = self.counts.get("train", Counter[str]())
@@ -207,6 +213,9 @@ class LabelCensus:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
         total = sum(self.counts.values(), Counter[str]())
+        if alone := {name: count for name, count in (decided or {}).items() if count >= total[name] > 0}:
+            what = f"labels that no row has but by data.relabel: {_few(alone, with_rows=True)}"
+            remarks.append(Remark(Level.warning, source, what, "correct its file, if they are mistyped"))
         for group in [] if self._merge else self._alike()[:_SEEN_NAMED]:
             named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
             what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
