@@ -138,7 +138,9 @@ def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_p
     found = []
     for name, words_of in (("said.csv", ["--text", "sentence"]), ("said.conll", ["--text", "tokens"])):
         assert verb("predict", tags.folder, tmp_path / name, *words_of, "--out", tmp_path / "out.jsonl") == 0
-        found.append(json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["prediction"])
+        answered = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+        assert answered.get("words", words) == words and ("words" in answered) == ("sentence" in words_of)
+        found.append(answered["prediction"])
     assert found == [tags.predict([words])[0].tags] * 2
 
 

@@ -165,6 +165,14 @@ def texts(problem: str) -> TextDataConfig:
 SMALL = TransformerConfig(hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
 
 
+def test_an_export_says_where_its_tokenizer_cuts_otherwise_than_the_run(tmp_path: Path, capsys: Any) -> None:
+    plain = TextDataConfig()
+    data = replace(texts("single"), long="head_tail", window=plain.window, overlap=plain.overlap, max_length=20)
+    fit(data, SMALL, epochs=1, folder=tmp_path / "run")
+    assert verb("export", tmp_path / "run") == 0
+    assert "its tokenizer cuts their end off, the run cuts out their middle" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("problem", ["single", "multi", "regression"])
 def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(problem: str, tmp_path: Path, capsys: Any) -> None:
     result = fit(texts(problem), SMALL, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run")

@@ -45,11 +45,9 @@ def wait_until_warm() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it is gone, however that happened, and let it hear signals.
-
-    What the server has imported for it stays, and shared. Workers of a loader start here as they do elsewhere: Python
-    would let each of them import everything again, because this process came from a server.
-    """
+    """End this process when the one that started it is gone, however that happened, and let it hear signals."""
+    # What the server has imported for it stays, and shared. Workers of a loader start here as they do elsewhere: Python
+    # would let each of them import everything again, because this process came from a server.
     keep_imported()
     multiprocessing.set_start_method(None, force=True)  # back to the platform's own
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)

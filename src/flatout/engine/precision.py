@@ -126,11 +126,9 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def bf16_share() -> float:
-    """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn.
-
-    The tries are spread out, so that another process that computes for a moment does not slow down all of one kind.
-    They take one thread: two wait for each other where another process has a core, and tell nothing of the product.
-    """
+    """Time of a product in bf16 on this CPU, as a share of its time in fp32: the fastest of each, in turn."""
+    # The tries are spread out, so that another process that computes for a moment does not slow down all of one kind.
+    # They take one thread: two wait for each other where another process has a core, and tell nothing of the product.
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, _WIDTH, generator=random) for size in (_ROWS, _WIDTH))
     best: dict[torch.dtype, float] = {}
@@ -196,11 +194,9 @@ def _older_name() -> str | None:
 
 @contextmanager
 def _products_as(name: str) -> Iterator[None]:
-    """torch.set_float32_matmul_precision for a while.
-
-    Set back, it leaves "ieee" with the backends where nothing was set, so theirs is put back, too. A model that was
-    compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16).
-    """
+    """torch.set_float32_matmul_precision for a while."""
+    # Set back, it leaves "ieee" with the backends where nothing was set, so theirs is put back, too. A model that was
+    # compiled with "ieee" after a run of ours wrote beyond its memory (torch 2.13, a CPU with AVX512 and no bf16).
     before = _older_name()
     backends: list[Any] = [cast(Any, torch.backends.mkldnn).matmul, torch.backends.cuda.matmul]
     kinds = [backend.fp32_precision for backend in backends]
