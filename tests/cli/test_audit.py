@@ -95,7 +95,9 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_pat
         assert shown[shown.index("[") + 1 : shown.index("]")] in " ".join(row["tokens"])
         assert line["given"] in ("no entity", *(tag[2:] for tag in row["tags"]))
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "unlabelled=rows.jsonl", "out=more") == 2
-    assert "unlabelled: names texts with one class a row, not tags" in capfd.readouterr().err
+    assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
+    assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "top=5", "out=more") == 2
+    assert "top: is for texts with one class a row. Leave it out." in capfd.readouterr().err
 
 
 def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):

@@ -55,6 +55,19 @@ def test_stratified_splits_keep_the_share_of_every_class():
         assert abs(counts["b"] - share * 50) <= 1.5
 
 
+def test_stratified_splits_are_the_same_in_whatever_order_rows_come_though_a_text_has_several_labels():
+    data = {
+        "text": [f"text {i % 151} of many" for i in range(600)],
+        "label": [("x", "b", "a")[i % 3] for i in range(600)],
+    }
+    found = []
+    for turn in (1, -1):
+        turned = {name: values[::turn] for name, values in data.items()}
+        rows = split_rows(TextDataConfig(train=turned, split_by="stratified"))
+        found.append({split: {turned["text"][row] for row in numbers} for split, numbers in rows.items()})
+    assert found[0] == found[1] and all(found[0].values())
+
+
 def test_stratified_splits_share_out_rare_labels_where_there_are_several_a_row():
     labels = [["common"] + (["rare"] if i % 20 == 0 else []) for i in range(1_000)]
     config = TextDataConfig(train=table_of(1_000) | {"label": labels}, problem=Problem.multi, split_by="stratified")

@@ -314,6 +314,17 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
     assert verb("predict", tags.folder, file, "--out", out) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [len(row["prediction"]) for row in answers] == [len(row) for row in columns["tokens"]]
+    again = tmp_path / "again.jsonl"
+    assert (
+        verb("predict", tags.folder, file, "--out", tmp_path / "answers.csv") == 0
+    )  # words and tags with bars between
+    assert verb("predict", tags.folder, tmp_path / "answers.csv", "--out", again) == 0
+    assert [json.loads(line)["prediction"] for line in again.read_text().splitlines()] == [
+        row["prediction"] for row in answers
+    ]
+    capsys.readouterr()
+    assert verb("evaluate", tags.folder, tmp_path / "answers.csv", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["f1"] == scores["f1"]
 
 
 def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, capsys):

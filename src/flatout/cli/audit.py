@@ -91,11 +91,16 @@ def _number(key: str, value: str) -> Any:
 def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
     from flatout.audit.findings import SUSPECTS
     from flatout.audit.numbers import WORST
+    from flatout.data.problem import Problem
     from flatout.run.kinds import kind_of
 
     require(not settings.has_own_parts, "audit", "reads no data of your own", hint="Name data.source=FILE.")
-    began, folder = time.perf_counter(), Path(config.out)
-    measure, name = (_audit_texts, SUSPECTS) if kind_of(settings.data).keeps_rows else (_audit_numbers, WORST)
+    began, folder, reads_texts = time.perf_counter(), Path(config.out), kind_of(settings.data).keeps_rows
+    measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
+    others = ["unlabelled", "top", "time"] if not reads_texts or settings.data.problem is Problem.tags else []
+    for each in others if reads_texts else [*others, "column"]:
+        is_usual, key = getattr(config, each) == getattr(AuditConfig(), each), each.replace("time", "for")
+        require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / name
     require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
@@ -117,7 +122,6 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, source:
     require(is_used, "top", "says how many rows of unlabelled= to label next", hint="Name them: unlabelled=FILE.")
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     _require_same(source, rows.files[0])
-    require(config.unlabelled is None or not rows.is_tagged, "unlabelled", "names texts with one class a row, not tags")
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     encoded = None
     if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None and not rows.is_tagged:
@@ -147,9 +151,6 @@ def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, sourc
     from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
     from flatout.run.kinds import kind_of
 
-    for name in ("unlabelled", "column", "top", "time"):
-        is_usual = getattr(config, name) == getattr(AuditConfig(), name)
-        require(is_usual, name.replace("time", "for"), "is for texts", hint="Leave it out.")
     data = kind_of(settings.data).data.of(settings.data)
     data.setup()
     _require_same(source, data.info.source)

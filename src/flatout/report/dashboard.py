@@ -81,11 +81,9 @@ def write_dashboard(folder: Path, summary: dict[str, Any], settings: dict[str, A
 
 
 def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
-    """Precision-recall curves of the commonest classes, as TensorBoard takes them.
-
-    Each is [6, points]: true and false positives, true and false negatives, precision, recall. The points are evenly
-    spaced logits, so that a confident model has a curve too. TensorBoard's thresholds are not theirs.
-    """
+    """Precision-recall curves of the commonest classes, as TensorBoard takes them."""
+    # Each is [6, points]: true and false positives, true and false negatives, precision, recall. The points are evenly
+    # spaced logits, so that a confident model has a curve too. TensorBoard's thresholds are not theirs.
     if counted.binned is None:
         return {}
     count = min(127, len(counted.binned))  # TensorBoard keeps no more points

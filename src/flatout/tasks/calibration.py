@@ -42,10 +42,8 @@ class Calibration:
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
-    """The temperature at which the targets of one half are likeliest, if it lowers the error of the other half.
-
-    What has the same number in `rows_B` (the words of a row, say) stays together; without, each stands alone.
-    """
+    """The temperature at which the targets of one half are likeliest, if it lowers the error of the other half."""
+    # What has the same number in `rows_B` (the words of a row, say) stays together; without, each stands alone.
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
         error = calibration_error(logits_BC.softmax(-1), targets_B)

@@ -77,11 +77,9 @@ def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor
 
 
 def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor) -> Tensor:
-    """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more.
-
-    `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all rows have, or none,
-    take no part. A row with a class weighs by the rows without it that it beats, and the other way round.
-    """
+    """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more."""
+    # `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all rows have, or none,
+    # take no part. A row with a class weighs by the rows without it that it beats, and the other way round.
     is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()

@@ -141,9 +141,10 @@ class LabelCensus:
 
     def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest to share."""
-        total = self._by_label(rows_by_code)
-        rarest = [min(labels, key=lambda label: (total[label], label), default=-1) for labels in self._sets]
-        return np.array(rarest or [-1], np.int64) + 1
+        total, names = self._by_label(rows_by_code), list(self._codes)
+        rank = {label: place for place, label in enumerate(sorted(range(len(names)), key=names.__getitem__))}
+        rarest = [min(((total[each], rank[each]) for each in labels), default=(0, -1))[1] for labels in self._sets]
+        return np.array(rarest or [-1], np.int64) + 1  # by name: in whatever order rows come
 
     def classes(self) -> list[str]:
         """Every class of any split: by number where all are whole numbers, else by spelling."""

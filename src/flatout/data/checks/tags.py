@@ -191,10 +191,14 @@ class TaggedTable(Table):
 
 
 def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
-    """Words or tags of each row of the column `name`; one text a row is parted at its blanks."""
+    """Words or tags of each row of the column `name`; one text a row is parted at blanks, or at bars."""
     column = decoded(column)
     if is_text(column.type):
-        column = pc.ascii_split_whitespace(pc.utf8_trim_whitespace(column))
+        column = pc.utf8_trim_whitespace(column)
+        has_bars = (
+            pc.any(pc.match_substring(column, "|")).as_py() and not pc.any(pc.match_substring(column, " ")).as_py()
+        )
+        column = pc.split_pattern(column, "|") if has_bars else pc.ascii_split_whitespace(column)
     kind = column.type.value_type if is_list(column.type) else column.type
     texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):

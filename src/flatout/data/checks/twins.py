@@ -81,15 +81,17 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
 
 
 def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
-    """By their hashes; with `strata` distinct texts are dealt out by the first class of each that is met."""
+    """By their hashes; with `strata` distinct texts are dealt out by the first of the classes of each."""
     if strata is None:
         return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
     dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
 
     def assign(records: Records) -> NDArray[np.int8]:
         hashes = reseeded(records["alike"], splitting.seed)
-        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        return dealer.deal(strata[records["code"][first]])[inverse]
+        texts, inverse = np.unique(hashes, return_inverse=True)
+        first = np.full(len(texts), strata.max())
+        np.minimum.at(first, inverse, strata[records["code"]])
+        return dealer.deal(first)[inverse]
 
     return assign
 

@@ -252,11 +252,9 @@ def merge_lora(net: Any) -> None:
 
 
 def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
-    """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T).
-
-    The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
-    values. A head of masked words, and what follows attention in the last layer, see these words alone.
-    """
+    """A token meets the weights of every layer (2 N forwards) and, in attention, each token of its row (4 L H T)."""
+    # The head sees rows; so does the last layer of a flat encoder whose head reads first tokens, but for its keys and
+    # values. A head of masked words, and what follows attention in the last layer, see these words alone.
     # Only families of linear layers and plain attention are counted.
     if model.family not in {*FLAT_FAMILIES} - {"deberta-v2"} or getattr(model.described, "inner_group_num", 1) != 1:
         return []

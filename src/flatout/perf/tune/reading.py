@@ -41,11 +41,9 @@ def doublings(first: int, most: int) -> list[int]:
 
 
 def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fixed: int) -> int:
-    """Memory that so many rows will take, from sizes that were tried (rows, bytes) in one arithmetic.
-
-    Of one size the growth a row is what it took beyond the model (`base`) and what each weight brings (`fixed`: its
-    gradient and the optimizer's means); of two or more it is the growth between the largest two.
-    """
+    """Memory that so many rows will take, from sizes that were tried (rows, bytes) in one arithmetic."""
+    # Of one size the growth a row is what it took beyond the model (`base`) and what each weight brings (`fixed`: its
+    # gradient and the optimizer's means); of two or more it is the growth between the largest two.
     (before_rows, before), (last_rows, last) = [(0, base + fixed), *sorted(dict(seen).items())][-2:]
     return int(last + max(0.0, (last - before) / (last_rows - before_rows)) * (rows - last_rows))
 
