@@ -137,6 +137,8 @@ def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypa
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "top=2") == 0
     assert "next_rows.csv: 2 rows of more.csv to label next" in capfd.readouterr().out
     found = [line["text"] for line in table(tmp_path / "audit" / "next_rows.csv")]
+    assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "out=all") == 0
+    assert len(table(tmp_path / "all" / "next_rows.csv")) == 4  # there is nothing to label in a blank text
     assert len(found) == len(set(found)) == 2 and sure not in found and all(map(str.strip, found))
 
 

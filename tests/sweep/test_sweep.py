@@ -426,6 +426,7 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(whole):
 def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, capsys, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
+    (tmp_path / "2026-01-01_00-00-00").mkdir()  # no trial's
     code, said = verbally(capsys, *SEARCHED, f"hydra.sweep.dir={tmp_path}")
     assert code == 2 and said.startswith(
         f"hydra.sweep.dir: {tmp_path / name.partition('/')[0]} is there already. Choose"

@@ -170,7 +170,7 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
 
 def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:
     """Rows one after the other: the least sure, less as far as it is like one that is chosen already."""
-    pool = np.argsort(-unsure, kind="stable")[: _POOL * top]
+    pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, int((unsure >= 0).sum()))]
     norms = np.sqrt(np.asarray(features[pool].multiply(features[pool]).sum(axis=1)).ravel())
     near, found = np.zeros(len(pool)), list[int]()
     for _ in range(min(top, len(pool))):

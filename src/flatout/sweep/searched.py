@@ -6,6 +6,7 @@ The folder is for one process at a time. The command is written down in it, and 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +93,7 @@ def held(searched: Searched) -> Iterator[None]:
     }
     path, hint = folder / FILE, f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
     require(settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint)
-    taken = next((each for names in (WORDS, "[0-9]*", "confirm-*") for each in folder.glob(names)), None)
+    taken = next((each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)), None)
     hint = "Choose another hydra.sweep.dir."
     require(settings.resume or taken is None, "hydra.sweep.dir", f"{taken} is there already", hint=hint)
     with alone_in(folder):

@@ -120,6 +120,18 @@ def test_words_and_tags_in_one_text_a_row_are_parted_at_blanks(tmp_path):
     assert found.classes == {"train": {"x": 1}}
 
 
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["The|Beatles|play", "Anna"], [["The", "Beatles", "play"], ["Anna"]]),
+        (["The|Beatles play", "a|b"], [["The|Beatles", "play"], ["a|b"]]),
+        ([":|", "|", " hm "], [[":|"], ["|"], ["hm"]]),
+    ],
+)
+def test_words_are_parted_at_bars_where_no_text_has_a_blank(texts, words):
+    assert word_lists(pa.array(texts), name="tokens", table="rows.csv", key="data.text").to_pylist() == words
+
+
 def test_a_line_with_too_few_columns_is_told(tmp_path):
     (tmp_path / "rows.conll").write_text("a B-x\nb\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"rows.conll: line 2: expected 2 columns, got 1: 'b'"):

@@ -195,10 +195,8 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
     column = decoded(column)
     if is_text(column.type):
         column = pc.utf8_trim_whitespace(column)
-        has_bars = (
-            pc.any(pc.match_substring(column, "|")).as_py() and not pc.any(pc.match_substring(column, " ")).as_py()
-        )
-        column = pc.split_pattern(column, "|") if has_bars else pc.ascii_split_whitespace(column)
+        parted, joined = (pc.any(pc.match_substring_regex(column, each)).as_py() for each in (r"\s", r"[^|]\|[^|]"))
+        column = pc.split_pattern(column, "|") if joined and not parted else pc.ascii_split_whitespace(column)
     kind = column.type.value_type if is_list(column.type) else column.type
     texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):
