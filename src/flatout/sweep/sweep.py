@@ -107,7 +107,7 @@ class _Run:
         how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
         print(f"sweep in {folder}: {how}, by val/{self.metric}")
         if ended:
-            print(f"resumed: {len(ended)} of {self.study.total} trials have ended")
+            print(f"resumed: {len(ended)} of {max(len(ended), self.study.total)} trials have ended")
         for known in ended:
             self._count_mistake(bool(known.user_attrs.get("is_mistake")), known.user_attrs.get("note", ""))
         judge = None if settings.pruner is Pruner.none else self._judge
