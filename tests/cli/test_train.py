@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flatout.cli import words as words_of
-from flatout.cli.settings import SECTIONS
+from flatout.cli.settings import HELP
 from flatout.cli.words import conf_folder
 from flatout.config import RunConfig
 from flatout.errors import UserError
@@ -245,7 +245,7 @@ def test_help_groups_the_keys_that_people_set_first(monkeypatch, capsys):
     assert run_train(["--help"], monkeypatch) == 0
     said = capsys.readouterr().out
     assert "model: bilstm, bitmlp, rnn, textcnn" in said
-    titles = [title.partition(":")[0] for title, _ in SECTIONS]
+    titles = [title.partition(":")[0] for title, _ in map(dict.values, HELP["sections"])]
     places = [said.index(f"\n{title}: ") for title in titles if title != "The built-in sample"]
     assert places == sorted(places)
     assert "data.batch_size=128" in said and "Rows one device computes at once" in said

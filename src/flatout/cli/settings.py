@@ -157,7 +157,7 @@ def width() -> int:
 
 # `python -m train --help`.
 
-_HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
+HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 _GROUPS = ("data", "model", "task", "trainer", "callbacks", "logger", "monitor", "tune", "experiment", "sweep", "debug")
 
 
@@ -169,16 +169,16 @@ def help_text(words: Sequence[str], conf: Path) -> str:
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
     known, choices = list(all_settings()), cfg.hydra.runtime.choices.items()
     near = [*(f"{group}={option}" for group, option in choices), "data=headlines"]  # the sample without a source
-    lines, shown = [_HELP["usage"], "Groups: choose with GROUP=OPTION"], 0
+    lines, shown = [HELP["usage"], "Groups: choose with GROUP=OPTION"], 0
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
         lines.append(textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4))
     lines.append("")
-    for title, keys in map(dict.values, _HELP["sections"]):
+    for title, keys in map(dict.values, HELP["sections"]):
         if rows := [_row(cfg, key, known, near) for key in _expand(cfg, keys)]:
             lines += [title, *rows, ""]
             shown += len(rows)
-    return "\n".join([*lines, _HELP["others"].format(count=len({each.key for each in known}) - shown)])
+    return "\n".join([*lines, HELP["others"].format(count=len({each.key for each in known}) - shown)])
 
 
 def _settings_among(words: Sequence[str]) -> list[str]:
@@ -211,7 +211,7 @@ def _row(cfg: DictConfig, key: str, known: list[Setting], near: list[str]) -> st
     found = (setting for setting in known if setting.key == key)
     setting = min(found, key=lambda each: near.index(each.option) if each.option in near else len(near), default=None)
     value: Any = OmegaConf.select(cfg, key)
-    does = _HELP["short"].get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
+    does = HELP["short"].get(key) or (_in_short(setting.does, is_null=value is None) if setting else "")
     if setting and re.fullmatch(r"\w+(, \w+)+", setting.allowed):  # words to choose from
         does += f" ({setting.allowed})"
     shown = as_word(list(value) if key == "logger" and value else value)
