@@ -221,9 +221,9 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
     assert "w09.csv (given slow, likely fast), " in printed and "w05.csv (given fast, likely slow)" in printed
     assert "2 of the 24 recordings are answered otherwise" in printed
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv", "out=more") == 2
-    assert "unlabelled: is for texts. Leave it out." in capfd.readouterr().err
+    assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "for=2m", "out=more") == 2
-    assert "for: is for texts. Leave it out." in capfd.readouterr().err
+    assert "for: is for texts with one class a row. Leave it out." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
