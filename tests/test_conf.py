@@ -151,6 +151,7 @@ def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     assert (summary["status"], summary["training"]["steps"]) == ("finished", 1)
 
 
+@pytest.mark.soak(seconds=4)
 @pytest.mark.parametrize("option", [pytest.param("ddp", marks=SOAK), "fsdp"])
 def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path, monkeypatch):
     devices = ["trainer.accelerator=cpu", "trainer.devices=2"]

@@ -89,6 +89,7 @@ def test_margins_compare_the_given_class_with_the_best_other():
     assert margins(np.array([[0.7, 0.2, 0.1]]), np.array([1])) == pytest.approx([0.5])
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_falling_error_promises_a_gain_and_a_flat_one_none():
     sizes = np.array([500.0, 1_000, 2_000, 4_000])
     falling = np.array([2.0 * sizes**-0.4] * 5)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 from tests.composed import compose_run, only_folder, run_train
+from tests.params import at_once
 from tests.verbs import verb
 
 from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers, read_number_rows
@@ -58,6 +59,7 @@ def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_th
     assert worst.startswith("rows:   the worst are r11 5.9") and "makes 9" in share
 
 
+@pytest.mark.soak(seconds=3)
 def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     measured = measure_numbers(made_up(40, 30, noise=0.2), 5)
     low, high = map(float, measured.interval.split(" to "))
@@ -66,6 +68,7 @@ def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     assert measured.more_line().startswith("rows of this kind will not help: rmse of y better by 0.0")
 
 
+@pytest.mark.soak(seconds=6)
 def test_twice_as_many_recordings_gain_no_more_than_was_said():
     gains = []
     for seed in range(5):
@@ -131,17 +134,22 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_pa
     ("words", "heads", "score"),
     [
         (SMALL, ["recording", "split", "rmse of soc"], "score:  rmse of soc 0.0"),
-        (
-            [*SMALL, "data.problem=forecast", "data.target=voltage", "data.lookback=8"],
-            ["recording", "split"],
-            "voltage",
+        *at_once(
+            of=[
+                (
+                    [*SMALL, "data.problem=forecast", "data.target=voltage", "data.lookback=8"],
+                    ["recording", "split"],
+                    "voltage",
+                ),
+                (
+                    ["data=bits", "data.sample.rows=300", "data.encoding.kind=twostep", "data.vocabulary=256"],
+                    ["bit string", "split"],
+                    "Dice",
+                ),
+            ],
+            seconds=3,
         ),
         (BITS, ["bit string", "split", "Dice"], "score:  Dice 0."),
-        (
-            ["data=bits", "data.sample.rows=300", "data.encoding.kind=twostep", "data.vocabulary=256"],
-            ["bit string", "split"],
-            "Dice",
-        ),
     ],
 )
 def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_a_page(
@@ -159,6 +167,7 @@ def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_
     assert "Answered worst, out of fold" in page and "<svg" in page and "Labels that look wrong" not in page
 
 
+@pytest.mark.soak(seconds=4)
 def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
@@ -175,7 +184,7 @@ def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatc
     assert printed["none"][0] == printed["standard"][0] and "score:  rmse of y 0.1" in printed["none"][0]
 
 
-@pytest.mark.parametrize("scale", ["standard", "minmax"])
+@pytest.mark.parametrize("scale", at_once("standard", of=["standard", "minmax"], seconds=2))
 def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
@@ -194,6 +203,7 @@ def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch,
     )
 
 
+@pytest.mark.soak(seconds=3)
 def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     random, folder = np.random.default_rng(0), tmp_path / "waves"
@@ -227,7 +237,11 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("sizes", "num_folds"), [([2, 14], 2), ([15, 1], 2), ([9, 4, 3], 3), ([2] * 40, 5), ([1, 30, 1, 1], 4)]
+    ("sizes", "num_folds"),
+    [
+        ([15, 1], 2),
+        *at_once(of=[([2, 14], 2), ([9, 4, 3], 3), ([2] * 40, 5), ([1, 30, 1, 1], 4)], seconds=2),
+    ],
 )
 def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(sizes, num_folds):
     groups = [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
@@ -236,6 +250,7 @@ def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(s
     assert measured.rows.shown(measured.loss_R.mean()) < 1
 
 
+@pytest.mark.soak(seconds=4)
 def test_rows_of_a_group_that_are_alike_do_not_narrow_the_interval():
     rows = made_up(12, 5, noise=0.0)
     answers_NO = rows.answers_NO + torch.randn(12, 1, generator=torch.Generator().manual_seed(1))[rows.row_N]
@@ -260,6 +275,7 @@ def test_a_forecast_gains_no_more_than_there_is_to_gain():
     assert 0 <= measured.forecast.high <= np.sqrt(measured.loss_R.mean()) * 1.2
 
 
+@pytest.mark.soak(seconds=5)
 def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ["+experiment=battery_soc", *SMALL[1:], "debug=one_batch", f"output={tmp_path}/runs", "logger=none"]

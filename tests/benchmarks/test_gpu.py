@@ -83,6 +83,7 @@ def test_a_part_whose_process_fails_keeps_the_rows_before(monkeypatch, capsys):
     assert "broken on purpose" in capsys.readouterr().err
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(monkeypatch, tmp_path):
     begun = tmp_path / "begun"
     script = f"""if True:
@@ -137,6 +138,7 @@ def test_a_mask_that_is_another_one_backwards_is_found(monkeypatch):
     assert gap > 0.1 and kept > 1.1
 
 
+@pytest.mark.soak(seconds=4)
 def test_steps_of_every_model(place):
     require_rows(list(steps.step_claims(place)), steps.STEP_ROWS)
 

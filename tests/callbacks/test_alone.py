@@ -26,6 +26,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.engine.peaks import Peak
 from flatout.errors import UserError
 from tests.callbacks.plain import BATCH, ROWS, Small, TwoOptimizers, curve, loader, table, train
+from tests.params import at_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -44,7 +45,7 @@ def split_of(timer: StepTimer) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("part", at_once("backward", of=["forward", "backward", "optimizer"], seconds=1))
 def test_the_step_timer_finds_the_slow_phase_of_a_plain_module(tmp_path, part):
     timer = StepTimer(4)
     train(tmp_path, [timer], Small(**{part: SLOWEST_S}), **SEVEN)
@@ -69,7 +70,7 @@ class Sleeps(L.Callback):
         time.sleep(SLOWEST_S)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_first", at_once(True, of=[True, False], seconds=2))
 def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path, is_first):
     timer, slow = StepTimer(), Sleeps()
     train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)

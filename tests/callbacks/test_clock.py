@@ -24,6 +24,7 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.perf.verdict.gathering import evidence_of
 from flatout.report.page import read_curves
+from tests.params import at_once
 
 pytestmark = pytest.mark.xdist_group("timing")  # one after the other, not side by side
 
@@ -73,7 +74,7 @@ def test_the_parts_add_up_to_the_time_of_training(tmp_path):
     assert min(split["forward"], split["backward"], split["optimizer"]) > 0
 
 
-@pytest.mark.parametrize("kind", [Sleeps, SleepsInside])
+@pytest.mark.parametrize("kind", at_once(Sleeps, of=[Sleeps, SleepsInside], seconds=2))
 def test_what_a_callback_of_a_persons_own_takes_is_told_apart(tmp_path, kind):
     split = split_of(trained(tmp_path, callbacks={"slow": kind(0.005)}))
     assert split["callbacks"] >= 4.6  # of 5 ms; three of 50 steps are looked at otherwise

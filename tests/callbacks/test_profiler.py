@@ -70,6 +70,7 @@ def test_a_run_shorter_than_the_window_gets_what_it_can(tmp_path, capsys):
     assert (run.folder / "trace.json.gz").stat().st_size > 1000
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path, capsys):
     (tmp_path / "run" / "trace.json.gz" / "in the way").mkdir(parents=True)
     run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, folder=tmp_path / "run")

@@ -74,6 +74,7 @@ def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(rows, tmp_path,
     assert len(findings) == 1 and "split test: " in findings[0]
 
 
+@pytest.mark.soak(seconds=7)
 def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     sample = TaggedTweetsTable(TaggedTweetsConfig(rows=1_500, noise=0.1), "train")

@@ -45,6 +45,7 @@ def copy(slow_run, tmp_path):
     return shutil.copytree(slow_run, tmp_path / "run")
 
 
+@pytest.mark.soak(seconds=6)
 def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(copy, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "ROUNDS", 1)
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 0

@@ -87,7 +87,8 @@ def test_a_form_that_does_not_pay_is_named():
     )
 
 
-@pytest.mark.parametrize("best", ["size", pytest.param("latency", marks=pytest.mark.soak(seconds=30))])
+@pytest.mark.soak(seconds=20)
+@pytest.mark.parametrize("best", ["size", "latency"])
 def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path, monkeypatch, capfd, best):
     folder = tmp_path / "here"
     if best == "latency":  # then bf16 is among the forms on any processor

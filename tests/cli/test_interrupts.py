@@ -26,6 +26,7 @@ USUAL = MOMENTS[1]
 SOAK = pytest.mark.soak(seconds=10)
 
 
+@pytest.mark.soak(seconds=5)
 @pytest.mark.parametrize(
     ("words", "module"),
     [

@@ -148,6 +148,7 @@ def require_rows_at_once(folder: Path) -> None:
         np.testing.assert_allclose(alone[0], answers[row], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.soak(seconds=3)
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 def test_columns_far_from_zero_are_exported_to_the_same_answers(tmp_path, capsys):
     place = np.arange(120)

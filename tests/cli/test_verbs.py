@@ -490,6 +490,7 @@ def test_files_are_read_as_those_of_training_were_and_as_read_says(tmp_path, cap
     assert len(capsys.readouterr().out.splitlines()) == 81
 
 
+@pytest.mark.soak(seconds=4)
 def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 1_000)
 

@@ -78,6 +78,7 @@ def test_a_fault_in_an_export_is_found_and_named(
     assert f"looks like: {cause}" in judged
 
 
+@pytest.mark.soak(seconds=3)
 def test_shifted_positions_and_a_lost_window_of_the_flat_layers_are_found(
     exported: Path, windowed: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_form_that_is_not_there_and_a_short_recording_are_told_from_sound_ones
     assert "model.onnx" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_the_export_of_a_run_on_windows_is_left_out_unless_it_is_named(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

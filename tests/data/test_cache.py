@@ -324,6 +324,7 @@ def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_befo
     assert left_in(tmp_path) == [report.key]
 
 
+@pytest.mark.soak(seconds=2)
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # older tokenizers print a warning of any fork
@@ -397,6 +398,7 @@ def open_busily(folder: Path) -> None:
     Cache(folder).open_or_build("rows.csv", RECIPE, busy_build)
 
 
+@pytest.mark.soak(seconds=7)
 @pytest.mark.xdist_group("timing")
 def test_a_slow_builder_that_lives_is_waited_for(tmp_path):
     child = multiprocessing.get_context("fork").Process(target=open_busily, args=(tmp_path,))

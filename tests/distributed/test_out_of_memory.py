@@ -86,6 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
         return trained(folder / "plain", "bilstm")
 
 
+@pytest.mark.soak(seconds=6)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(ONE_BUCKET, id="one bucket"), pytest.param(A_BUCKET_FOR_EACH_WEIGHT, id="each weight", marks=SOAK)],
@@ -120,6 +121,7 @@ def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
     assert result.summary["training"]["out_of_memory"] == 1
 
 
+@pytest.mark.soak(seconds=5)
 @pytest.mark.parametrize(
     ("case", "where"),
     [

@@ -138,6 +138,7 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 
+@pytest.mark.soak(seconds=5)
 def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     model = replace(ENCODER, freeze_layers=1)
     two = trained(tmp_path, texts(batch_size=16), model, 2)
@@ -148,6 +149,7 @@ def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
 
 
+@pytest.mark.soak(seconds=4)
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
     said = (two.folder / "log.txt").read_text(encoding="utf-8")
@@ -164,6 +166,7 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
 OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v2", "eurobert", "mpnet")
 
 
+@pytest.mark.soak(seconds=5)
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])
 def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
     """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""

@@ -67,6 +67,7 @@ def test_an_output_is_not_taken_for_commands():
     assert [block.place for block in ALL if block.language == "text" and first.match(block.text)] == []
 
 
+@pytest.mark.soak(seconds=12)
 @pytest.mark.parametrize("part", range(4))
 def test_every_command_of_train_composes(part, tmp_path, monkeypatch):
     put_package_of_own_parts(tmp_path, monkeypatch)

@@ -112,6 +112,7 @@ def test_the_exposure_report_holds_every_part(finished):
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.soak(seconds=2)
 def test_the_same_seed_gives_the_same_run(tmp_path):
     settings = {"rows": 300, "epochs": 2, "task": GramsConfig(exposure=False)}
     first, second = (small_fit(tmp_path / name, **settings) for name in "ab")
@@ -296,6 +297,7 @@ def test_records_that_give_nothing_away_are_called_so(tmp_path):
     assert exposure["reconstruction"]["alone"]["at_10"] == 0
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path, monkeypatch, capfd):
     encoded_file = tmp_path / "people of mine.csv"
     assert verb("encode", "--sample", 400, "--size", 256, "--out", encoded_file) == 0

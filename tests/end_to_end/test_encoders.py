@@ -121,6 +121,7 @@ def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unaske
     assert 0 < float((near - exact).abs().max() / exact.abs().max()) < 0.03
 
 
+@pytest.mark.soak(seconds=8)
 def test_tags_in_sixteen_bits_are_near_those_of_fp32(tags):
     words = pa_words(["met Zarbo in Velm tonight", "saw Zarbo", "nothing to see"])
     exact, found = (

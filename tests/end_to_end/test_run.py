@@ -334,6 +334,7 @@ def test_validation_must_not_be_the_training_file():
         TextDataConfig(train="a.csv", validation="a.csv")
 
 
+@pytest.mark.soak(seconds=10)
 def test_fit_works_where_hydra_cannot_be_imported(tmp_path):
     script = f"""
 import sys

@@ -109,6 +109,7 @@ def test_a_run_that_answers_no_texts_is_not_served(tmp_path):
         load("serve").make_app(run.folder)
 
 
+@pytest.mark.soak(seconds=2)
 def test_many_clients_get_the_answers_of_predict(tmp_path, capsys):
     uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))

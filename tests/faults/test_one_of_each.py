@@ -98,6 +98,7 @@ def test_an_output_that_is_no_number_changes_no_weight(tmp_path, untouched):
     assert differences(finish(SMALL, tmp_path / "runs"), untouched) == []
 
 
+@pytest.mark.soak(seconds=10)
 def test_a_dead_rank_ends_both_and_the_run_resumes_to_the_same_bytes(tmp_path):
     assert attempt(TWO_RANKS, tmp_path / "whole") == 0, said(tmp_path / "whole")
     killed = TWO_RANKS.planted(KillAt, place="on_train_batch_end", step=7, rank=1)

@@ -135,6 +135,7 @@ def test_the_same_holds_for_a_process_of_its_own(name, tmp_path):
         assert hostile.files_outside(place) == before
 
 
+@pytest.mark.soak(seconds=7)
 def test_the_same_holds_for_python_m_train():
     (case,) = (each for each in all_cases() if each.name == PROCESSES[0])
     with hostile.bait() as place:

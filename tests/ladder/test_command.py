@@ -43,6 +43,7 @@ def conf(tmp_path):
     return tmp_path / "conf"
 
 
+@pytest.mark.soak(seconds=7)
 def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     words = ["+ladder=own", "for=5s", "seeds=1", f"output={tmp_path / 'out'}"]
     assert verb("ladder", "--config-dir", conf, *words) == 0

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from flatout.engine import FastLoop
 from tests.callbacks.plain import Rows, Small, loader
+from tests.params import at_once
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -299,7 +300,7 @@ class Rated(Small):
         return loader()
 
 
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_first", at_once(True, of=[True, False], seconds=4))
 @pytest.mark.parametrize(
     "make",
     [
@@ -320,6 +321,7 @@ def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
     assert same(*found)
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
     found = []
     for is_fast in (False, True):

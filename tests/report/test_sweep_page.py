@@ -216,6 +216,7 @@ def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
     assert len(rows(tmp_path)) == len(trials)
 
 
+@pytest.mark.soak(seconds=2)
 def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_their_charts(tmp_path):
     keys = [f"some.group.{'long_' * 10}{i}" for i in range(12)]
     many = [

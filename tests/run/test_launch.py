@@ -25,6 +25,7 @@ def of_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "run", said
 
 
+@pytest.mark.soak(seconds=19)
 def test_torchrun_starts_the_same_run(ours, of_torchrun):
     folder, said = of_torchrun
     assert losses(folder) == losses(ours[0]) and len(losses(folder)) > 5

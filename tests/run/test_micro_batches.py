@@ -101,6 +101,7 @@ class ScarceValidation(L.Callback):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
 
+@pytest.mark.soak(seconds=3)
 def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
     plain = trained(tmp_path / "plain")
     scarce = ScarceValidation(9)
@@ -122,9 +123,8 @@ class Stop(L.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "stop", [pytest.param(3, marks=pytest.mark.soak(seconds=5), id="before"), pytest.param(7, id="after")]
-)
+@pytest.mark.soak(seconds=5)
+@pytest.mark.parametrize("stop", [pytest.param(3, id="before"), pytest.param(7, id="after")])
 def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop):
     """With dropout, which draws other numbers for other pieces: the same bytes all the same."""
     given: dict[str, Any] = {"model": replace(MODEL, dropout=0.3), "checkpoint": CheckpointConfig(every_steps=1)}
@@ -163,6 +163,7 @@ class Unmendable(Scarce):
         fast_loop_of(trainer).exchanges = True
 
 
+@pytest.mark.soak(seconds=3)
 def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(tmp_path):
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
     plain = trained(tmp_path / "plain", **given)

@@ -156,6 +156,7 @@ def test_a_run_continues_to_the_weights_of_an_uninterrupted_one(package, monkeyp
     assert torch.equal(weights(package / "cut"), weights(package / "whole"))
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeypatch, capsys):
     words = [*own(), *QUICK, f"output={package}/runs"]
     assert run_train([*words, "task.lr=0.05"], monkeypatch) == 0
@@ -239,6 +240,7 @@ def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
 OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "precision"}
 
 
+@pytest.mark.soak(seconds=7)
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
     words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]

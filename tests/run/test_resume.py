@@ -331,6 +331,7 @@ def test_a_run_that_stopped_early_has_finished(tmp_path, capfd):
     assert "has finished" in capfd.readouterr().out
 
 
+@pytest.mark.soak(seconds=7)
 def test_more_time_is_used(tmp_path):
     spec = replace(SMALL, trainer={"max_epochs": 1000, "max_time": "00:00:00:01"})
     first = read_summary(train(spec, tmp_path / "runs").folder)["training"]["steps"]

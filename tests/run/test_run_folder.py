@@ -116,6 +116,7 @@ class Killed(Dataset):
         return place
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way_on(tmp_path):
     told = r"^DataLoader worker \(pid.* Out of memory is the usual cause: use fewer workers .* resume=.*killed$"
     loader = DataLoader(Killed(), num_workers=1, multiprocessing_context="forkserver")

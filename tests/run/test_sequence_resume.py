@@ -11,6 +11,7 @@ import torch
 from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
 from flatout.errors import UserError
 from tests.faults.plants import Planted, RaiseAt
+from tests.params import at_once
 
 CELLS = CellsConfig(cells=4, cycles=3, samples=60)
 
@@ -32,7 +33,7 @@ def train(folder: Path, way: dict[str, Any], callbacks: dict[str, Any] | None = 
     )
 
 
-@pytest.mark.parametrize("way", [{"chunk": 20}, {"lookback": 12, "stride": 9}])
+@pytest.mark.parametrize("way", [{"chunk": 20}, *at_once(of=[{"lookback": 12, "stride": 9}], seconds=3)])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, way):
     whole = train(tmp_path / "whole", way)
     with pytest.raises(Planted):

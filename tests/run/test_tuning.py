@@ -238,6 +238,7 @@ def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
     assert "tune: cached" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=7)
 def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, monkeypatch, capsys):
     words = [
         "tune=auto", "tune.share=1000", "tune.steps=2", "tune.compile=false", "data.sample.rows=400",

@@ -41,6 +41,7 @@ from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study, grid
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
+from tests.params import at_once
 from tests.started import wait_for
 from tests.verbs import verb
 from tests.warm import Command, begin_warm
@@ -298,16 +299,24 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         (("resume", "nowhere"), "no sweep.json there"),
         (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
         (("model.hidden=choice(8,16,frog)",), "model.hidden: 'frog' does not fit (a whole number)"),
-        (("model.hidden=choice(frog,8,16)",), "model.hidden: 'frog' does not fit (a whole number)"),
-        (("model.dropout=choice(0.1,1.5)",), "model.dropout: 1.5"),
-        (("+experiment=bert_tiny", "model.hidden=choice(32,64)", "model.heads=choice(4,3)"), "a multiple of 3 heads"),
         (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "metric: no metric 'acuracy' (accuracy, "),
-        (("model.hidden=choice(8,16)", "metric=rmse"), "metric: no metric 'rmse' (accuracy, macro_f1, "),
+        *at_once(
+            of=[
+                (("model.hidden=choice(frog,8,16)",), "model.hidden: 'frog' does not fit (a whole number)"),
+                (("model.dropout=choice(0.1,1.5)",), "model.dropout: 1.5"),
+                (
+                    ("+experiment=bert_tiny", "model.hidden=choice(32,64)", "model.heads=choice(4,3)"),
+                    "a multiple of 3 heads",
+                ),
+                (("model.hidden=choice(8,16)", "metric=rmse"), "metric: no metric 'rmse' (accuracy, macro_f1, "),
+                (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
+            ],
+            seconds=3,
+        ),
         (("model.hidden=choice(8,16)", "resume=auto"), "resume: is of runs, and this is a sweep. Resume it by: "),
         (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
         (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
         (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
-        (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
         (
             ("optim.lr=interval(1e-1,1e-3)",),
             "(the least number first). Write interval(0.001,0.1).",
@@ -384,6 +393,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     yield folder / "sweep", printed.getvalue()
 
 
+@pytest.mark.soak(seconds=20)
 def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(whole, tmp_path, begun, capfd):
     cut = tmp_path / "cut"
     begun.append(command(*SEARCHED, "trials=3", f"hydra.sweep.dir={cut}"))
@@ -422,7 +432,9 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(whole):
     assert set(compared(folder / "confirm-1")) == {"status", "model.hidden", "optim.lr", "seed"}
 
 
-@pytest.mark.parametrize("name", ["0/notes.txt", "confirm-1/summary.json", "multirun.json"])
+@pytest.mark.parametrize(
+    "name", at_once("0/notes.txt", of=["0/notes.txt", "confirm-1/summary.json", "multirun.json"], seconds=2)
+)
 def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, capsys, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
@@ -434,6 +446,7 @@ def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, c
     assert (tmp_path / name).read_text() == "mine" and not (tmp_path / "sweep.json").exists()
 
 
+@pytest.mark.soak(seconds=10)
 def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(tmp_path, begun, capsys):
     folder = tmp_path / "sweep"
     place = f"hydra.sweep.dir={folder}"
@@ -496,6 +509,7 @@ def csv_plain(folder: Path) -> list[dict[str, str]]:
     return [{name.lstrip("'"): value for name, value in row.items()} for row in rows_of(folder)]
 
 
+@pytest.mark.soak(seconds=4)
 def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     folder = tmp_path / "s"
     code, said = swept(capfd, "model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}")
@@ -506,6 +520,7 @@ def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (folder / "sweep.html").is_file()
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_free(tmp_path, capsys):
     folder = tmp_path / "s"
     code, said = verbally(capsys, "model.hidden=choice(8,16)", "metric=f1", f"hydra.sweep.dir={folder}", *SMALL)
@@ -527,6 +542,7 @@ def test_time_that_is_over_before_the_first_trial_is_said_in_a_line(tmp_path, ca
     assert verbally(capsys, *words) == (1, "sweep: no trial was completed. Give it more time: for=, trial_for=.\n")
 
 
+@pytest.mark.soak(seconds=6)
 def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "sweep").mkdir(parents=True)
@@ -556,6 +572,7 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
     assert shlex.split(summary["command"])[:4] == program[:4]
 
 
+@pytest.mark.soak(seconds=9)
 def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):
     folder = tmp_path / "sweep"
     space = ["model.hidden=choice(32,48)", "model.heads=choice(4,3)"]

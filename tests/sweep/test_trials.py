@@ -96,6 +96,7 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     assert [json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)] == ["failed"] * 2
 
 
+@pytest.mark.soak(seconds=6)
 def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     began = time.monotonic()
     found = ended([trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)], limit_s=4.0)
@@ -105,12 +106,14 @@ def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.soak(seconds=5)
 def test_when_the_time_is_over_what_runs_is_stopped_and_nothing_else_starts(tmp_path):
     long = {"trainer": {"max_epochs": 100_000}, "checkpoint": CheckpointConfig(patience=None)}
     found = ended([trial(tmp_path, number, **long) for number in range(3)], until=time.monotonic() + 4)
     assert {number: ending.status.value for number, ending in found.items()} == {0: "stopped"}
 
 
+@pytest.mark.soak(seconds=4)
 def test_trials_at_once_share_the_cores(tmp_path):
     both = slots(2)
     assert not set(both[0].cores) & set(both[1].cores)
@@ -133,6 +136,7 @@ def test_more_at_once_than_there_is_room_for_is_refused(parallel):
         slots(parallel)
 
 
+@pytest.mark.soak(seconds=5)
 def test_a_trial_may_use_several_devices(tmp_path):
     found = ended([trial(tmp_path, 0, trainer={"max_epochs": 2, "devices": 2})])
     assert found[0].status is Status.complete, found[0].note
@@ -140,6 +144,7 @@ def test_a_trial_may_use_several_devices(tmp_path):
     assert "rows a step: 64 rows" in (tmp_path / "0" / "output.txt").read_text()
 
 
+@pytest.mark.soak(seconds=2)
 def test_the_first_trials_tell_the_pruner_of_each_validation_in_order(tmp_path):
     told = []
 
@@ -194,6 +199,7 @@ def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert [row[:2] for row in rows_of(folder)] == [row[:2] for row in rows_of(tmp_path / "alone")]
 
 
+@pytest.mark.soak(seconds=3)
 def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
     first = replace(trial(tmp_path), overrides=["data.batch_size=32"])
     assert not first.job.can_resume(first.folder, first.overrides)
@@ -243,6 +249,7 @@ def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any
     return begin(["train", "-m", "data.sample.rows=300", f"model.hidden={hidden}", *words])
 
 
+@pytest.mark.soak(seconds=9)
 @pytest.mark.parametrize("number", at_once(signal.SIGINT, of=[signal.SIGINT, signal.SIGKILL], seconds=20))
 def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     process = multirun(
@@ -273,7 +280,8 @@ def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
     assert counts == [2, 2]
 
 
-@pytest.mark.parametrize("begin", [begin_warm, pytest.param(begin, marks=pytest.mark.soak(seconds=20))])
+@pytest.mark.soak(seconds=20)
+@pytest.mark.parametrize("begin", [begin_warm, begin])
 def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(begin, tmp_path, capfd, monkeypatch):
     words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
     first = multirun(*words, hidden="8", begin=begin)
@@ -431,6 +439,7 @@ def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypat
     assert statuses(tmp_path / "many") == ["finished", "finished"]
 
 
+@pytest.mark.soak(seconds=3)
 def test_trials_of_a_module_of_one_s_own_are_compared_by_what_it_logs(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0].replace("val_accuracy", "val/accuracy")

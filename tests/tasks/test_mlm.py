@@ -199,6 +199,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return pretrain(tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9))
 
 
+@pytest.mark.soak(seconds=10)
 def test_a_run_without_labels_learns_masked_words_and_measures_them(pretrained: Result) -> None:
     metrics = pretrained.metrics
     assert metrics["test/masked_accuracy"] > 0.4

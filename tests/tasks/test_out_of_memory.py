@@ -120,6 +120,7 @@ def bits_task(data: Any) -> GramDecoder:
     return task
 
 
+@pytest.mark.soak(seconds=4)
 @pytest.mark.parametrize("accumulate", [3, pytest.param(1, marks=SOAK)])
 def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
     data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
@@ -137,6 +138,7 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
         assert other_place == place
 
 
+@pytest.mark.soak(seconds=4)
 def test_tags_go_with_their_words(make_split, tmp_path):
     split = make_split(LENGTHS, several=True)
     tokens = split.ragged("tokens")

@@ -44,6 +44,7 @@ def test_an_end_before_its_time_is_an_answer(asked, build, why, is_memory):
     assert asked(build) == NoAnswer(why, is_memory=is_memory)
 
 
+@pytest.mark.soak(seconds=2)
 def test_one_that_hangs_is_ended_when_the_time_is_over(asked, tmp_path):
     note = tmp_path / "pid"
     found = asked(partial(planted.hanging, str(note)), seconds=1.0)
@@ -83,6 +84,7 @@ def _ask_for_ever(note: str) -> None:
     Child(partial(planted.hanging, note), threads=1).ask("about", time.time() + 600)
 
 
+@pytest.mark.soak(seconds=5)
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes as Linux shows them")
 def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     warm_start()

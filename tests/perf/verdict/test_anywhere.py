@@ -120,10 +120,8 @@ def trainer_of(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Train
     return L.Trainer(callbacks=list(callbacks), **(QUIET | given | settings))
 
 
-@pytest.mark.parametrize(
-    ("workers", "raced"),
-    [pytest.param(0, ["loop", "eager"], marks=pytest.mark.soak(seconds=40)), (1, ["prefetch_factor=8"])],
-)
+@pytest.mark.soak(seconds=40)
+@pytest.mark.parametrize(("workers", "raced"), [(0, ["loop", "eager"]), (1, ["prefetch_factor=8"])])
 def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, everything_races, monkeypatch):
     """Weights, statistics, gradients, optimizer, random numbers, the loader's order and what its data set notes."""
     if workers:  # the other case compiles
@@ -155,6 +153,7 @@ def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, ever
     assert sum("ms a batch" in line for line in notes.lines) >= 2
 
 
+@pytest.mark.soak(seconds=9)
 def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_end(tmp_path, long_enough):
     notes = Notes()
     verdict = Verdict(seconds=4, log=notes)
@@ -168,6 +167,7 @@ def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_e
     assert kept["evidence"]["feed_alone"] < 1000
 
 
+@pytest.mark.soak(seconds=5)
 def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(tmp_path, long_enough):
     verdict = Verdict(seconds=5, log=Notes())
     trainer_of(tmp_path, verdict, max_epochs=4, accumulate_grad_batches=2).fit(Small(), DataLoader(Drawing(), 2))
@@ -178,6 +178,7 @@ def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(t
     assert "++trainer" not in words
 
 
+@pytest.mark.soak(seconds=3)
 def test_the_fast_loop_trains_beside_it(tmp_path, long_enough):
     weights = []
     for callbacks in ([], [Verdict(seconds=10, log=Notes())]):
@@ -212,6 +213,7 @@ def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_
     assert 0 < ahead.speedup.low <= ahead.speedup.value <= ahead.speedup.high
 
 
+@pytest.mark.soak(seconds=2)
 def test_the_fast_loop_is_raced_where_the_framework_takes_its_share(tmp_path, long_enough):
     verdict = Verdict(seconds=30, log=Notes())
     trainer_of(tmp_path, verdict).fit(Small(), DataLoader(Rows(), 1))
@@ -252,7 +254,7 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
 @pytest.mark.parametrize(
     ("backend", "seconds", "why"),
     [
-        (compiles_for_ever, 3, "it had not compiled after"),
+        pytest.param(compiles_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
         pytest.param(collects_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
         (compiles_nothing, 60, "no such instruction"),
     ],
@@ -320,7 +322,10 @@ class TwoOptimizers(Small):
         return [torch.optim.Adam(each.parameters(), lr=1e-3) for each in (self.layer, self.other)]
 
 
-@pytest.mark.parametrize(("module", "data"), [(OfTransformers, Texts), (TwoOptimizers, Drawing)])
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [pytest.param(OfTransformers, Texts, marks=pytest.mark.soak(seconds=4)), (TwoOptimizers, Drawing)],
+)
 def test_foreign_modules_are_raced(module, data, tmp_path, long_enough):
     verdict = Verdict(seconds=4, log=Notes())
     logger = L.pytorch.loggers.logger.DummyLogger()

@@ -27,7 +27,7 @@ from flatout.engine import precision
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.verdict import experiments as tries
-from flatout.perf.verdict import ways
+from flatout.perf.verdict import gathering, ways
 from flatout.perf.verdict.gathering import _rows_a_batch, evidence_in
 from flatout.report.summary import read_summary
 from tests.params import at_once
@@ -38,6 +38,12 @@ from tests.verbs import verb
 def long_enough(monkeypatch):
     """Runs of a second are long enough to try things, in few rounds: other tests run beside this one."""
     let_short_runs_try(monkeypatch)
+
+
+@pytest.fixture
+def one_core(monkeypatch):
+    """Other threads are not tried: they would wait for each other while tests beside this one hold the cores."""
+    monkeypatch.setattr(gathering, "cores_here", lambda: {0})
 
 
 def let_short_runs_try(monkeypatch):
@@ -99,7 +105,7 @@ def encoder(output, *, verdict=True):
 
 
 @pytest.mark.parametrize("train", at_once(texts, of=[texts, bits, encoder], seconds=12))
-def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, train):
+def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, one_core, train):
     tried, plain = (train(tmp_path, verdict=verdict) for verdict in (True, False))
     assert [each["cause"] for each in tried.summary["evidence"]["tried"]], tried.verdict
     assert not plain.summary["evidence"]["tried"]
@@ -128,7 +134,7 @@ def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
     [pytest.param("bf16", 1.8, "fp32", marks=pytest.mark.soak(seconds=4)), ("fp32", 0.2, "bf16")],
 )
 def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_asked_for(
-    tmp_path, long_enough, monkeypatch, asked, share, other
+    tmp_path, long_enough, one_core, monkeypatch, asked, share, other
 ):
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: share)
@@ -181,6 +187,7 @@ def slow_source():
     patch.stopall()
 
 
+@pytest.mark.soak(seconds=5)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores: they sleep
 def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_was(tmp_path, long_enough, slow_source):
     result = texts(tmp_path)
