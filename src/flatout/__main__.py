@@ -7,32 +7,18 @@ import importlib
 import re
 import signal
 import sys
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
 from flatout.distributed.imports import importing
 from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
-VERBS = {
-    "check": "what a run would find in its data: gaps, repeats, leaks, lengths, odd characters",
-    "build": "the store of a run's data, without training: runs with the same settings open it",
-    "predict": "classes and probabilities for the rows of a file",
-    "tune": "what is fastest here for a run: feed, precision, rows at once; measured, with a table, and no training",
-    "audit": "why the score stopped: labels that look wrong, rows, what more rows would bring, and luck",
-    "probe": "what a linear head reads off each layer of an encoder, and where to freeze it",
-    "sweep": "many runs in search of the best settings: suggested, pruned, resumed after a kill",
-    "ladder": "what each optimisation brings here, from a program as usually written to a run of ours; measured",
-    "settings": "each setting: what it does, what it may be, its default",
-    "doctor": "what limited a run, and the override that would fix it",
-    "evaluate": "metrics of a finished run on another labelled file",
-    "verify": "whether each form of a model gives each row the same answer: batches, exports, ONNX",
-    "export": "a finished run's encoder as a folder that transformers opens, or as ONNX",
-    "encode": "records with their encoding: Bloom filter, MinHash or two-step hash",
-    "compare": "two groups of runs, paired by seed; or what several encodings give away, side by side",
-    "cache": "list, check and clear the stores of encoded data",
-    "bench": "measure our claims on this machine, side by side with the usual way",
-}  # each verb is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`
+_HELP = Path(__file__).with_name("cli") / "help.toml"
+VERBS: dict[str, str] = tomllib.loads(_HELP.read_text("utf-8"))["verbs"]
+"""Each is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`; and what it is for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,6 +62,7 @@ def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts,
     assert lines[1] == "encoder: left out: asked for"
 
 
+@pytest.mark.soak(seconds=3)
 def test_suspects_say_what_words_and_encoder_answer_alone(folder, texts, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:

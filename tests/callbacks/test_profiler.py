@@ -64,6 +64,7 @@ def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_
     assert f"  {rows[0]['operator']}" in said
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_shorter_than_the_window_gets_what_it_can(tmp_path, capsys):
     run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, trainer={"max_steps": 5})
     assert "profile: 4 of 8 steps, 2 to 5" in capsys.readouterr().out

@@ -63,6 +63,7 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err
 
 
+@pytest.mark.soak(seconds=3)
 def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     head, *lines = rows.read_text("utf-8").splitlines()
@@ -193,6 +194,7 @@ def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, mon
     assert "audit: no such folder: nowhere." in capfd.readouterr().err
 
 
+@pytest.mark.soak(seconds=3)
 def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_them(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     few = tmp_path / "few.csv"

@@ -12,6 +12,7 @@ from flatout.data import encoded_units
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from tests.composed import run_train
+from tests.params import at_once
 from tests.verbs import verb
 
 KINDS = {
@@ -30,7 +31,7 @@ BORING = "lightning.pytorch.demos.boring_classes"
 SHORT = ["trainer.max_epochs=1", "monitor.verdict=false", "logger=none", "precision=fp32"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_once("texts", of=KINDS, seconds=2))
 def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(kind, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = [*KINDS[kind], f"data.cache={tmp_path}/cache"]
@@ -46,6 +47,7 @@ def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(kind, tm
         assert f"cache: {key} opened in" in capfd.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 100)

@@ -60,6 +60,7 @@ def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(c
     assert "confirmed ~callbacks.mine: predicted" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_package_is_trusted_only_by_the_command_line(copy, capsys):
     assert verb("doctor", copy, "--confirm") == 2
     said = capsys.readouterr().err

@@ -102,6 +102,7 @@ def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
     assert (tmp_path / "out" / "b.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
+@pytest.mark.soak(seconds=3)
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 @pytest.mark.parametrize("kind", at_once("gru", of=SETTINGS, seconds=5))
 def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_several_rows_at_once(tmp_path, kind, capsys):
@@ -224,6 +225,7 @@ def waves(first: int, runs: int) -> pa.Table:
     return pa.concat_tables(parts)
 
 
+@pytest.mark.soak(seconds=3)
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 @pytest.mark.parametrize("target", at_once("kind", of=["kind", "speed"], seconds=3))
 def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):

@@ -17,6 +17,7 @@ from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from flatout.run_log import LogFile
 from tests.composed import CONF, compose_run, run_train
+from tests.params import at_once
 
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 TINY_RUN = [*TINY_ROWS, "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false", "logger=none"]
@@ -232,6 +233,7 @@ def test_an_output_folder_without_permission_is_one_sentence(tmp_path, monkeypat
     assert line.startswith("output: no permission to write in ") and line.endswith("to a writable folder.")
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text("import lightning as L\nclass Quiet(L.Callback):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -267,7 +269,7 @@ def test_help_reads_a_folder_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "model.hidden=7" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("word", ["monitor=profile", "+monitor=profile"])
+@pytest.mark.parametrize("word", at_once("+monitor=profile", of=["monitor=profile", "+monitor=profile"], seconds=2))
 def test_a_profile_is_asked_for_with_or_without_a_plus_sign(word, tmp_path, monkeypatch, capsys):
     assert run_train([*TINY, f"output={tmp_path}", word], monkeypatch) == 0
     assert "trace.json.gz" in capsys.readouterr().out

@@ -121,6 +121,7 @@ def test_recordings_are_held_to_each_alone(tmp_path: Path, kind: str, capsys: py
     assert "reference: alone, fp32" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_form_that_is_not_there_and_a_short_recording_are_told_from_sound_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +161,7 @@ def test_weights_of_sixteen_bits_may_round(exported: Path, rows: Path, tmp_path:
     assert 1e-3 < named[f"{folder}: transformers, bfloat16"]["largest_difference"] < 0.1
 
 
+@pytest.mark.soak(seconds=3)
 def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,14 @@ from flatout.data.problem import Problem
 from flatout.data.tables.prints import NOTES
 from flatout.errors import UserError
 
+LARGE = ("a text of 10 MB", "100,000 classes")
+EACH = [
+    pytest.param(case, id=case.name.replace(" ", "_"), marks=pytest.mark.soak(seconds=4) if case.name in LARGE else ())
+    for case in CASES
+]
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+
+@pytest.mark.parametrize("case", EACH)
 def test_a_case_is_told_or_repaired(case: Case, tmp_path):
     if case.is_error:
         said = error_of(case, tmp_path)
@@ -22,7 +28,7 @@ def test_a_case_is_told_or_repaired(case: Case, tmp_path):
     assert not list(tmp_path.glob("cache/**/manifest.json"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+@pytest.mark.parametrize("case", EACH)
 def test_a_run_says_the_same_and_leaves_no_half_store(case: Case, tmp_path):
     if case.is_error:
         with pytest.raises(UserError) as mistake:

@@ -217,6 +217,7 @@ def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
     assert third.lightning_settings(device) == {"accelerator": "cuda", "devices": 4, "num_nodes": 1}
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_mistake_that_only_ranks_can_see_is_told_once_and_plainly(tmp_path):
     with pytest.raises(UserError) as told:
         trained(tmp_path, texts(tokens_per_batch=2), ENCODER, 2)

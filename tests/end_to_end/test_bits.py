@@ -121,6 +121,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.soak(seconds=3)
 @pytest.mark.parametrize(("kind", "hashes"), [("minhash", {}), ("twostep", {"hashes": 4})])
 def test_other_encodings_are_read_too(tmp_path, kind, hashes):
     data = {"encoding": EncodingConfig(kind=kind, size=256, **hashes), "vocabulary": 300}
@@ -133,11 +134,12 @@ def test_other_encodings_are_read_too(tmp_path, kind, hashes):
 @pytest.mark.parametrize(
     "model",
     [
-        BitMLPConfig(detectors=False, widths=[32]),
-        BitMLPConfig(start="random", widths=[32], blend=False),
-        BitMLPConfig(train_detectors=True, widths=[], norm="layer"),
+        pytest.param(BitMLPConfig(detectors=False, widths=[32]), id="plain", marks=pytest.mark.soak(seconds=2)),
+        pytest.param(
+            BitMLPConfig(start="random", widths=[32], blend=False), id="random", marks=pytest.mark.soak(seconds=2)
+        ),
+        pytest.param(BitMLPConfig(train_detectors=True, widths=[], norm="layer"), id="trained"),
     ],
-    ids=["plain", "random", "trained"],
 )
 def test_every_sort_of_network_trains_and_is_kept(tmp_path, model):
     result = small_fit(tmp_path, rows=300, model=model, epochs=2)
@@ -189,6 +191,7 @@ def test_evaluate_scores_other_records_at_the_runs_threshold(finished, others, c
     assert f"dice              {values['dice']:.4f} ({low:.3f}–{high:.3f})\n" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_compare_sets_runs_side_by_side(finished, tmp_path, capsys):
     other = small_fit(tmp_path, rows=300, epochs=1, data={"encoding": EncodingConfig(size=256, hashes=6, diffusion=9)})
     page = tmp_path / "compare.html"
@@ -285,6 +288,7 @@ def test_texts_and_bit_strings_are_not_mixed_up(finished):
         Predictor.load(finished.folder)
 
 
+@pytest.mark.soak(seconds=3)
 def test_records_that_give_nothing_away_are_called_so(tmp_path):
     random = np.random.default_rng(0)
     table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
@@ -334,6 +338,7 @@ def test_texts_are_not_rebuilt_without_detectors(tmp_path, others, capsys):
     assert "--rebuild: this model has no detectors" in capsys.readouterr().err
 
 
+@pytest.mark.soak(seconds=3)
 def test_without_test_records_the_validation_records_are_judged(tmp_path):
     table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
     data = {"source": table.slice(0, 300), "validation": table.slice(300)}

@@ -81,6 +81,7 @@ def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):
     assert float(choices["temperature"]) == pytest.approx(classes.summary["calibration"]["temperature"], abs=0.01)
 
 
+@pytest.mark.soak(seconds=3)
 def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(classes, tmp_path):
     assert verb("export", classes.folder, "--out", tmp_path / "plain") == 0
     pretrained = TransformerConfig(pretrained=str(tmp_path / "plain"))
@@ -196,6 +197,7 @@ def test_only_encoders_read_pairs():
         fit(data)
 
 
+@pytest.mark.soak(seconds=3)
 def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_path, capsys):
     rows = table(600)
     random = np.random.default_rng(1)
@@ -225,6 +227,7 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     assert scores["subset_accuracy"] == pytest.approx(sum(right) / 50)
 
 
+@pytest.mark.soak(seconds=3)
 def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
     rows = table(300)
     labels = [f"{label}|odd" if number % 5 == 0 else label for number, label in enumerate(rows["label"])]

@@ -20,6 +20,7 @@ import pytest
 import torch
 from tests.composed import run_train
 from tests.docs.test_blocks import compose, parse, words_of_flatout, words_of_train
+from tests.params import at_once
 from tests.verbs import verb
 
 from flatout.report.summary import read_summary
@@ -254,7 +255,7 @@ TRAINED = [line for line in CARELESS if line.startswith("train")]
 
 @pytest.mark.parametrize(
     "lines",
-    [VERBS, TRAINED[:6], pytest.param(TRAINED[6:], marks=pytest.mark.soak(seconds=20))],
+    [VERBS, *at_once(of=[TRAINED[:6], TRAINED[6:]], seconds=20)],
     ids=["verbs", "a few runs", "other runs"],
 )
 def test_a_careless_person_gets_one_sentence_and_no_folder(lines, walk):

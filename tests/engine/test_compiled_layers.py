@@ -192,6 +192,7 @@ def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_that_chose_to_compile_resumes_to_the_same_bits(monkeypatch, tmp_path):
     graphs = traced(monkeypatch)
     monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.0)

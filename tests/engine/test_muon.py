@@ -87,6 +87,7 @@ def train(folder: Path, **settings: Any) -> Any:
     return fit(data, TransformerConfig(hidden=16, layers=2, heads=2), **(given | settings))
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_with_muon_resumes_to_the_same_weights(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(Planted):

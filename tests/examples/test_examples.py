@@ -69,6 +69,7 @@ def test_the_verdict_of_a_script_names_what_limits_it(tmp_path, monkeypatch):
     assert (tmp_path / "verdict.json").stat().st_size > 1000
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_sweep_from_python_finds_its_best_trial(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load("sweep").main(200, 2) > 0

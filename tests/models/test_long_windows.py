@@ -210,6 +210,7 @@ def test_an_attention_over_windows_is_learned_kept_and_exported(tmp_path: Path, 
     assert "the mean of its windows' logits, weighted by an attention that stays in the run" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_with_an_attention_over_windows_continues_to_the_same_weights(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     write_rows(rows)

@@ -57,6 +57,7 @@ from flatout.callbacks import (
     Verdict,
 )
 from flatout.engine import FastLoop
+from tests.params import at_once
 from tests.plain_trainer.test_fast_loop import (
     Adversarial,
     Clipping,
@@ -621,8 +622,11 @@ def test_the_suite_sees_what_differs():
     assert found == ["hooks", "outputs", "logged", "metrics", "weights", "checkpoint", "random"]
 
 
+EACH = [(name, part) for name in CASES for part in PARTS if part != "profile" or name in PROFILED]
+
+
 @pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name in CASES for part in PARTS if part != "profile" or name in PROFILED]
+    ("name", "part"), at_once(*(each for each in EACH if each[1] == "all" or each[0] in PROFILED), of=EACH, seconds=1)
 )
 def test_a_part_changes_nothing(name, part, capsys):
     plain = train(name, None)

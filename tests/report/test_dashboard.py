@@ -218,6 +218,7 @@ def test_what_stands_in_a_cell_cannot_leave_it():
     assert told.splitlines()[-1] == r"| a\|b | &lt;script&gt; | x\\n\| y \| | \*\[z](u)\* |"
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_that_is_gone_on_with_stands_there_once(tmp_path):
     first = trained(tmp_path, epochs=1)
     time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in

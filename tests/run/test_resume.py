@@ -53,6 +53,7 @@ def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
     assert summary["training"]["resumed_from"] == 14 and summary["training"]["steps"] == 20
 
 
+@pytest.mark.soak(seconds=3)
 def test_rows_of_metrics_and_points_of_curves_are_not_doubled(tmp_path):
     with pytest.raises(Planted):
         train(replace(BROKEN, logger="tensorboard"), tmp_path / "runs")

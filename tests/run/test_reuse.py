@@ -114,9 +114,11 @@ SOAK = pytest.mark.soak(seconds=3)
         pytest.param(CLASSES, {}, {"optim": OptimConfig(lr=3e-3, ema=0.9)}, id="classes, averaged"),
         pytest.param(PAIRS, {}, {}, id="pairs, accumulated", marks=SOAK),
         pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone", marks=SOAK),
-        pytest.param(TAGS, {}, {}, id="tags"),
+        pytest.param(TAGS, {}, {}, id="tags", marks=SOAK),
         pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves", marks=SOAK),
-        pytest.param(CLASSES, {"freeze_layers": 0, "lora": LORA}, {}, id="small matrices on the last layer alone"),
+        pytest.param(
+            CLASSES, {"freeze_layers": 0, "lora": LORA}, {}, id="small matrices on the last layer alone", marks=SOAK
+        ),
     ],
 )
 def test_a_run_that_reads_trains_as_one_that_computes(data, changes, settings, tmp_path):
@@ -221,6 +223,7 @@ def test_masked_words_differ_in_each_epoch_so_nothing_is_stored(tmp_path):
         train(CLASSES, replace(ENCODER, reuse=True, head_dropout=None), tmp_path, task=MaskedLanguageConfig())
 
 
+@pytest.mark.soak(seconds=3)
 def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_path):
     short = train(CLASSES, ENCODER, tmp_path, epochs=1)
     assert not reads(short)
@@ -255,6 +258,7 @@ def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monk
     assert kept == [entry.key for entry in Cache(tmp_path / "cache").entries()] and states_in(tmp_path) == []
 
 
+@pytest.mark.soak(seconds=3)
 def test_half_the_bytes_are_a_choice_and_its_store_another_one(tmp_path):
     model = replace(ENCODER, reuse_format=ReuseFormat.bf16)
     found = train(CLASSES, model, tmp_path)

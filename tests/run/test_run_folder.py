@@ -18,6 +18,7 @@ from flatout.errors import RunBroke, UserError
 from flatout.report.summary import read_summary
 from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one, open_run_folder
 from tests.composed import run_train
+from tests.params import at_once
 
 TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "data.batch_size=64"]
 FAST = [*TINY, "precision=fp32", "monitor.progress=false", "model.embedding=8", "model.hidden=8", "logger=none"]
@@ -68,7 +69,7 @@ def test_a_named_folder_with_a_finished_run_is_refused(tmp_path, monkeypatch, ca
     assert what in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "report.html", "log.txt"])
+@pytest.mark.parametrize("name", at_once("log.txt", of=["config.yaml", "report.html", "log.txt"], seconds=1))
 def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("mine: 1\n")
@@ -78,6 +79,7 @@ def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(name, tmp_
     assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "mine: 1\n"}
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_mistake_leaves_the_record_of_an_interrupted_run_as_it_is(tmp_path, monkeypatch, capsys):
     words = [f"hydra.run.dir={tmp_path}/same", *FAST]
     assert run_train([*words, "seed=1"], monkeypatch) == 0

@@ -16,6 +16,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.inference.text import Predictor
 from flatout.tasks.classification import Classifier
+from tests.params import at_once
 
 WORDS = np.array("oak fern rose slate flint basalt".split())
 MODEL = BiLSTMConfig(embedding=16, hidden=16)
@@ -42,7 +43,10 @@ def settings(test: dict[str, Any], problem: str = "single", **changed: Any) -> T
     return TextDataConfig(train=train, test=test, problem=problem, **{**more, **changed})
 
 
-@pytest.mark.parametrize(("problem", "metric"), [("single", "accuracy"), ("multi", "micro_f1"), ("regression", "rmse")])
+@pytest.mark.parametrize(
+    ("problem", "metric"),
+    [("single", "accuracy"), *at_once(of=[("multi", "micro_f1"), ("regression", "rmse")], seconds=2)],
+)
 def test_cut_and_whole_rows_are_scored_apart(problem: str, metric: str, tmp_path: Path, capsys: Any) -> None:
     test = rows_of(90, 40, 2, problem)
     result = fit(settings(test, problem), MODEL, optim=OptimConfig(lr=0.02), epochs=4, folder=tmp_path / "run")
@@ -62,6 +66,7 @@ def test_cut_and_whole_rows_are_scored_apart(problem: str, metric: str, tmp_path
         assert result.metrics["test/accuracy"] == pytest.approx((40 * found["cut"] + 50 * found["whole"]) / 90)
 
 
+@pytest.mark.soak(seconds=3)
 def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(tmp_path: Path) -> None:
     test = rows_of(90, 40, 2)
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(metric="macro_f1"), "epochs": 1}
@@ -85,6 +90,7 @@ def test_few_cut_or_few_whole_rows_are_not_compared(rows: int, cut: int, tmp_pat
     assert "by length" not in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_whole_rows_of_the_longest_length_are_not_taken_for_cut_ones(tmp_path: Path) -> None:
     test = rows_of(90, 40, 2)
     test["text"][40] = " ".join(["of"] * 12)

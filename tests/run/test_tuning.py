@@ -230,6 +230,7 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     assert not anew.summary["tune"]["cached"]
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
     result = trained(tmp_path, "auto")
     assert result.summary["tune"]["values"] == {}

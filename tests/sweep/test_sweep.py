@@ -528,6 +528,7 @@ def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_fr
     assert not folder.exists()
 
 
+@pytest.mark.soak(seconds=3)
 def test_what_cannot_be_composed_is_a_failed_trial_even_where_it_is_no_mistake_of_a_settings_class(tmp_path, capsys):
     folder = tmp_path / "s"
     code, said = verbally(capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL)
@@ -537,6 +538,7 @@ def test_what_cannot_be_composed_is_a_failed_trial_even_where_it_is_no_mistake_o
     assert [row["status"] for row in rows_of(folder)] == ["failed"] * 2
 
 
+@pytest.mark.soak(seconds=3)
 def test_time_that_is_over_before_the_first_trial_is_said_in_a_line(tmp_path, capsys):
     words = ("model.hidden=choice(8,16)", "for=0.01s", f"hydra.sweep.dir={tmp_path}/s", *SMALL)
     assert verbally(capsys, *words) == (1, "sweep: no trial was completed. Give it more time: for=, trial_for=.\n")

@@ -79,6 +79,7 @@ def vars_of(settings: RunConfig) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in RunConfig.__dataclass_fields__}
 
 
+@pytest.mark.soak(seconds=3)
 def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     planted = {number: {"callbacks": {"planted": Planted(what)}} for number, what in enumerate(("raise", "die"))}
     wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
@@ -213,6 +214,7 @@ def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
     assert (tmp_path / "0" / "overrides.txt").read_text() == "data.batch_size=64\n"
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_trial_that_is_no_longer_the_same_run_is_refused_with_the_difference(tmp_path):
     ended([trial(tmp_path)])
     again = ended([replace(trial(tmp_path, optim=OptimConfig(lr=1e-3)), is_again=True)])
@@ -225,6 +227,7 @@ def rows_of(folder: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.soak(seconds=3)
 def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, capsys):
     trials = [trial(tmp_path, 0, callbacks={"planted": Planted("raise")}), trial(tmp_path, 1)]
     with pytest.raises(RunBroke, match=r"trial 0: ValueError: planted here\n1 of 2 trials failed") as caught:
@@ -325,6 +328,7 @@ def first_trace(place: Path, process: Any) -> Path:
     raise AssertionError("no checkpoint in 90 s")
 
 
+@pytest.mark.soak(seconds=3)
 def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_trained(tmp_path, capsys):
     folder = tmp_path / "2026-11-22_10-00-00"
     trials = [replace(trial(folder, number), overrides=[f"seed={number}"]) for number in range(2)]

@@ -83,6 +83,7 @@ def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
     assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).counted() is None
 
 
+@pytest.mark.soak(seconds=3)
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
 def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(problem):
     outputs, classes = torch.randn(2_000, 40), 40

@@ -83,7 +83,7 @@ def feed_of(split: Any, rows: int, accumulate: int, layout: Layout = Layout.padd
 @pytest.mark.parametrize(
     ("kind", "problem", "rows", "accumulate"),
     [
-        ("bilstm", Problem.multi, 4, 3),
+        pytest.param("bilstm", Problem.multi, 4, 3, marks=SOAK),
         ("encoder", Problem.single, 4, 3),
         pytest.param("bilstm", Problem.single, 8, 1, marks=SOAK),
         pytest.param("textcnn", Problem.regression, 8, 1, marks=SOAK),
@@ -168,6 +168,7 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_split, tmp_path):
     with pytest.raises(UserError) as caught:
         trained(classifier("bilstm", Problem.single), feed_of(make_split([7] * 16), 8, 1), tmp_path, Scarce(0))

@@ -79,8 +79,10 @@ class Measured:
     """Where an encoder reads beside words: the classes that each of them alone gives."""
 
 
-def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded: csr_matrix | None) -> Measured:
-    """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder."""
+def measure(
+    rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded: csr_matrix | None, view: str = "encoder"
+) -> Measured:
+    """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder or a network (`view`)."""
     folds, num_classes, reader = deal(rows, num_folds), len(rows.classes), Features()
     words = reader.fit(list(rows.texts))
     trained = _Trained(_beside(words, encoded), folds, num_classes)
@@ -100,7 +102,7 @@ def measure(rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded:
     is_right = probabilities.argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = int((rows.splits == "train").sum())
-    parts = {} if encoded is None else {"words": words, "encoder": encoded}
+    parts = {} if encoded is None else {"words": words, view: encoded}
     return Measured(
         rows=rows,
         is_right=is_right,

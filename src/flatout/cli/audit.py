@@ -14,17 +14,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.cli.settings import as_word
 from flatout.cli.train import start_measuring
+from flatout.cli.words import is_of_training
 from flatout.errors import about_settings, as_seconds, check_settings, require, setting
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-PAGE = "audit.html"
+PAGE, _LEAST = "audit.html", 1e-4  # the least probability of a network that counts
 NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
-_OF_A_RUN = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
+_OF_DATA = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
 """Words of a run that are about its data, and its pretrained encoder."""
 _IMPLIED = {
     **dict.fromkeys(("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")),
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
     words = [word for word in arguments.words if word.partition("=")[0] not in own]
     config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
-    source = None
+    of = dict[str, Any]()
     if words and "=" not in words[0]:
         from flatout.report.summary import read_summary
 
@@ -71,14 +73,17 @@ def run(arguments: argparse.Namespace) -> None:
         file = folder / "overrides.txt"
         what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
         require(file.is_file(), "audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
-        theirs = file.read_text(encoding="utf-8").splitlines()
-        words = [*(word for word in theirs if word.lstrip("+").startswith(_OF_A_RUN)), *words[1:]]
-        source = (read_summary(folder).get("data") or {}).get("source")
+        of, theirs = read_summary(folder), file.read_text(encoding="utf-8").splitlines()
+        tuned = ((of.get("tune") or {}).get("values") or {}).items()
+        kept = [word for word in theirs if is_of_training(word)]
+        if any("_target_" in word for word in theirs):  # a model of one's own, which is not trained here
+            kept, of["training"] = [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)], None
+        words = [*kept, *(f"{key}={as_word(value)}" for key, value in tuned), *words[1:]]
     given = {word.partition("=")[0].lstrip("+") for word in words}
     implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
     words += [word for word in implied if not {word.partition("=")[0], "experiment"} & given]
     command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
-    start_measuring(words, lambda settings, _: audit(settings, config, command, source))
+    start_measuring(words, lambda settings, _: audit(settings, config, command, of))
 
 
 def _number(key: str, value: str) -> Any:
@@ -88,7 +93,7 @@ def _number(key: str, value: str) -> Any:
     return int(value)
 
 
-def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | None = None) -> None:
+def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
     from flatout.audit.findings import SUSPECTS
     from flatout.audit.numbers import WORST
     from flatout.data.problem import Problem
@@ -106,28 +111,38 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, source: str | 
     require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
     hint = f"Name another: out=FOLDER; {name} may hold what you decided."
     require(not table.exists(), "out", f"{table} is there already", hint=hint)
-    measure(settings, config, command, source)
+    measure(settings, config, command, of)
     print_line(f"{table}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
 
 
-def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, source: str | None) -> None:
+def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
+    import numpy as np
+    from scipy.sparse import csr_matrix
+
     from flatout.audit.encoder_view import read_encoder
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure
-    from flatout.audit.rows import read_audit_rows, read_unlabelled
+    from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
     from flatout.models.encoder.transformer import TransformerConfig
+    from flatout.run.folds import answers_in_folds
 
     folder = Path(config.out)
     is_used = config.top == AuditConfig().top or config.unlabelled is not None
     require(is_used, "top", "says how many rows of unlabelled= to label next", hint="Name them: unlabelled=FILE.")
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
-    _require_same(source, rows.files[0])
+    _require_same(of, rows.files[0])
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
-    encoded = None
-    if isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None and not rows.is_tagged:
-        limit_s, length = as_seconds(config.time, "for") or 0.0, settings.data.max_length
-        encoded = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
-    measured = measure(rows, config.folds, settings.data.max_length, print_line, encoded)
+    limit_s, length, beside, view = as_seconds(config.time, "for") or 0.0, settings.data.max_length, None, "network"
+    if (run_s := (of.get("training") or {}).get("seconds")) and not rows.is_tagged:
+        names = np.array(rows.classes, object)[rows.labels]
+        folds = deal(rows, config.folds)
+        answers = answers_in_folds(settings, rows.texts, names, folds, run_s, limit_s, print_line)
+        beside = None if answers is None else csr_matrix(np.log(np.maximum(answers, _LEAST)))
+    is_encoder = isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None
+    if beside is None and is_encoder and not rows.is_tagged:
+        view = "encoder"
+        beside = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
+    measured = measure(rows, config.folds, length, print_line, beside, view)
     for line in lines(measured, config.folds):
         print_line(line)
     findings = find(measured, str(folder / SUSPECTS))
@@ -142,18 +157,19 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, source:
         print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
 
 
-def _require_same(asked: str | None, found: str) -> None:
+def _require_same(of: dict[str, Any], found: str) -> None:
+    asked = (of.get("data") or {}).get("source")
     what, hint = f"the run read {asked}, these settings read {found}", "Start it where the run was started"
     require(asked in (None, found), "audit", what, hint=f"{hint}, or name data.source=FILE.")
 
 
-def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, source: str | None) -> None:
+def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
     from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
     from flatout.run.kinds import kind_of
 
     data = kind_of(settings.data).data.of(settings.data)
     data.setup()
-    _require_same(source, data.info.source)
+    _require_same(of, data.info.source)
     measured = measure_numbers(read_number_rows(data, config.rows), config.folds)
     for line in measured.lines():
         print_line(line)

@@ -25,6 +25,7 @@ from flatout.callbacks.clock import PARTS
 from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.settings import as_word
 from flatout.cli.train import main
+from flatout.cli.words import is_of_training, key_of
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.perf.measure import apart
@@ -41,8 +42,6 @@ from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3
 _LEAST_STEPS, _MOST_STEPS = 60, 300
-_LEFT_OUT = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
-"""Settings of a run that its short runs do without; packages are trusted on the command line alone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +109,7 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
     sides = sides_of(words, override, evidence, steps)
     print(f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they were", flush=True)
-    check = partial(require_same, folder, _settings(folder), {_key(word) for word in [*more, *words]})
+    check = partial(require_same, folder, _settings(folder), {key_of(word) for word in [*more, *words]})
     warm_start()
     with tempfile.TemporaryDirectory() as place:
         before, after = time_in_turn(sides, Path(place), ROUNDS, lambda original: check(_settings(original)))
@@ -143,20 +142,9 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
         raise UserError(str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated.") from None
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
-    kept = [word for word in typed if _is_of_training(word)]
+    kept = [word for word in typed if is_of_training(word)]
     quiet = "monitor.progress=false monitor.verdict=false tune=off"
     return with_override([*with_override(kept, measured), *more], quiet)
-
-
-def _is_of_training(word: str) -> bool:
-    if word.startswith("--config-dir="):
-        return True
-    is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
-    return (is_setting or word.startswith("~")) and _key(word).partition(".")[0] not in _LEFT_OUT
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
 
 
 def steps_of_a_round(evidence: Evidence) -> int:
@@ -203,8 +191,8 @@ def with_override(words: Sequence[str], override: str) -> list[str]:
     if override.startswith("~"):
         kept = [word for word in words if not word.startswith(f"+{override[1:]}.")]
         return kept if len(kept) < len(words) else [*words, override]  # a file may have added it
-    changed = {_key(part) for part in override.split()}
-    return [*(word for word in words if _key(word) not in changed), *override.split()]
+    changed = {key_of(part) for part in override.split()}
+    return [*(word for word in words if key_of(word) not in changed), *override.split()]
 
 
 def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import itertools
 import re
 import shutil
 import textwrap
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.composing import COMPONENTS, OPTIONS, ours_of_trainer
-from flatout.cli.words import in_short
+from flatout.cli.words import HELP, in_short
 from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
@@ -157,7 +156,6 @@ def width() -> int:
 
 # `python -m train --help`.
 
-HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 _GROUPS = ("data", "model", "task", "trainer", "callbacks", "logger", "monitor", "tune", "experiment", "sweep", "debug")
 
 

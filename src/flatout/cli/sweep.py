@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from flatout.cli.train import main
-from flatout.cli.words import SHORT, in_full, quoted
+from flatout.cli.words import HELP, SHORT, in_full, quoted
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest, require
 
@@ -19,21 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
     add("--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = """\
-trials=30          how many settings are tried.
-for=30m            how long the sweep may take; trial_for=5m: how long one trial may.
-sampler=tpe        tpe, random or grid.
-pruner=asha        asha, hyperband, median or none: when poor trials are ended.
-metric=accuracy    the validation metric to compare by.
-parallel=2         trials at once, each on its share of the GPUs or cores.
-on=ray             trials as tasks of a Ray cluster: parallel=400 takes 400 of its cores or GPUs.
-confirm=3          the best settings again with three other seeds.
-
-a space:           +sweep=headlines, or in place:
-                   'model.hidden=choice(64,128)' 'optim.lr=tag(log,interval(1e-4,1e-2))'
-                   'model.layers=int(interval(1,3))'
-to resume:         python -m flatout sweep resume FOLDER [trials=60] [for=1h]
-"""
+    parser.epilog = HELP["sweep"]
 
 
 def run(arguments: argparse.Namespace) -> None:

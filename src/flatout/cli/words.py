@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ import yaml
 import flatout
 from flatout.errors import UserError, require
 
+HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 _ADDED = ("experiment", "sweep", "debug")  # not in train.yaml's list: Hydra asks for a plus sign, we take both forms
 _LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
 OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}  # where it computes, in short
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"  # a value or an item with a letter beyond ASCII
+_NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
+"""What a run that is trained again does without; packages are trusted on the command line alone."""
 _MOST_CHARACTERS, _MOST_VALUES = 1_000_000, 20_000  # of a file of settings
 
 
@@ -140,6 +144,18 @@ def in_full(word: str) -> str:
     """A word of the sweep command as Hydra knows it."""
     key, equals, value = word.partition("=")
     return f"{SHORT[key]}={value}" if equals and key in SHORT else word
+
+
+def is_of_training(word: str) -> bool:
+    """Whether a word of a run says how it is trained."""
+    if word.startswith("--config-dir="):
+        return True
+    is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
+    return (is_setting or word.startswith("~")) and key_of(word).partition(".")[0] not in _NOT_OF_TRAINING
+
+
+def key_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
 
 
 def conf_folder() -> Path:

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 from contextlib import suppress
+from copy import deepcopy
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
@@ -23,53 +24,12 @@ from flatout.files import write_atomically
 SCHEMA = 1
 FILE = "summary.json"
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
-_LATER = {
-    "verdict": "limit share mend fix override predicted_gain gain_low gain_high cause sentence ladder others",
-    "baseline": "name metrics",
-    "calibration": "temperature error_before error_after fitted error_fitted",
-}  # keys of sections that are null at first
+_SECTIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("schema.json").read_text("utf-8"))
+"""`first`: every key of the schema, null where nothing is known yet; `later`: those of sections that are null there."""
 
 
 def empty_summary() -> dict[str, Any]:
-    """Every key of the schema; null where nothing is known yet."""
-    return {
-        "schema": SCHEMA,
-        "status": "running",
-        **_nulls("experiment command seed"),
-        "versions": versions(),
-        "hardware": _nulls(
-            "device count cores memory_gb precision peak_tflops peak_source cores_allowed memory_allowed_gb"
-        ),
-        "data": {
-            "source": None,
-            "rows": _nulls("train val test"),
-            **_nulls("classes tokens mean_length truncated_rows columns lengths checks sequences"),
-            "cache": _nulls("key hit seconds"),
-        },
-        "model": _nulls("name parameters trainable"),
-        **{"choices": [], "loggers": [], "tune": None},
-        "training": _nulls(
-            "epochs steps rows_per_step seconds seconds_to_first_step resumed_from skipped_steps out_of_memory"
-        ),
-        "speed": {
-            **_nulls("rows_per_s tokens_per_s padding_share mfu"),
-            "step_ms": _nulls("wait transfer forward backward optimizer callbacks logging checkpoint validation other"),
-            "step_percentiles_ms": _nulls("p50 p90 p99"),
-            "first_steps_ms": None,
-            "gpu": _nulls(
-                "utilisation memory_gb power_w temperature_c sm_clock_mhz most_sm_clock_mhz memory_clock_mhz"
-                " throttled_share throttled pcie_in_mb_per_s pcie_out_mb_per_s pcie other_processes others"
-            ),
-            "host": _nulls(
-                "process_cpu_cores machine_cpu_share process_memory_gb available_memory_gb swap_in_mb_per_s"
-                " swap_out_mb_per_s disk_read_mb_per_s cpu_held_back_share"
-            ),
-        },
-        "verdict": None,
-        "evidence": {},
-        **_nulls("baseline rival calibration truncation metric"),
-        **{"metrics": {}, "intervals": {}, "artifacts": {}},
-    }
+    return {**deepcopy(_SECTIONS["first"]), "versions": versions()}
 
 
 class Summary:
@@ -113,8 +73,8 @@ def _section(values: Any, name: str) -> Any:
     """What stands under a name of the schema; a section that is null so far gets its keys."""
     if not isinstance(values, dict) or name not in values:
         raise KeyError(name)
-    if values[name] is None and name in _LATER:
-        values[name] = _nulls(_LATER[name]) | ({"metrics": {}} if name == "baseline" else {})
+    if values[name] is None and name in _SECTIONS["later"]:
+        values[name] = deepcopy(_SECTIONS["later"][name])
     return values[name]
 
 
@@ -165,7 +125,7 @@ def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
     name = torch.cuda.get_device_name(device) if is_cuda else processor_name()
     found = {"device": name, "count": count, "cores": len(os.sched_getaffinity(0)), "memory_gb": round(memory / 1e9, 1)}
-    return {**found, "precision": precision, **_nulls("peak_tflops peak_source")}
+    return {**found, "precision": precision, "peak_tflops": None, "peak_source": None}
 
 
 def json_safe(value: Any) -> Any:
@@ -179,10 +139,6 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def _nulls(names: str) -> dict[str, Any]:
-    return dict.fromkeys(names.split())
 
 
 def plain(value: Any) -> Any:

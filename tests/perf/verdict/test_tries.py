@@ -142,6 +142,7 @@ def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_ask
     assert f"precision={other}" in tried
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_callback_that_takes_its_time_is_named(slow):
     result, _ = slow
     named = [result.verdict, *result.verdict["others"]]

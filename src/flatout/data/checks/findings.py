@@ -6,6 +6,7 @@ Rows are never lost in silence: read = kept as written + kept after a repair + d
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -32,39 +33,8 @@ class Kind:
     hint: str = ""  # the setting that changes what is done
 
 
-_NOTE, _WARNING = Level.note, Level.warning
-KINDS = {
-    "null_label": Kind(_WARNING, "without a label dropped", "data.clean.unlabelled=refuse"),
-    "null_text_dropped": Kind(_WARNING, "without a text (null) dropped", "data.clean.empty=keep"),
-    "empty_text_dropped": Kind(_WARNING, "with an empty text dropped", "data.clean.empty=keep"),
-    "null_text_kept": Kind(_WARNING, "without a text (null) kept as one unknown word", "data.clean.empty=drop"),
-    "empty_text_kept": Kind(_WARNING, "with an empty text kept as one unknown word", "data.clean.empty=drop"),
-    "text_cast": Kind(_NOTE, "whose text is no text read as one", ""),
-    "numbers": Kind(_WARNING, "whose text is a number, as all are, kept", "data.text=COLUMN"),
-    "decoded": Kind(_NOTE, r"with \u2019, &amp; and the like in the text decoded", "data.clean.escapes=keep"),
-    "control": Kind(_WARNING, "with control characters in the text kept as they are", "data.clean.odd=drop"),
-    "invisible": Kind(_NOTE, "with invisible characters in the text kept as they are", "data.clean.odd=drop"),
-    "replaced": Kind(_WARNING, "with the sign of a broken character (�) kept as they are", "data.clean.odd=drop"),
-    "mojibake": Kind(_WARNING, "with signs of a wrong encoding (Ã©) kept as they are", "data.read.encoding=NAME"),
-    "private": Kind(_NOTE, "with characters of private use in the text kept as they are", "data.clean.odd=drop"),
-    "escapes": Kind(_WARNING, r"with \u2019 and the like in the text kept as they are", "data.clean.escapes=decode"),
-    "entities": Kind(_NOTE, "with &amp; and the like in the text kept as they are", "data.clean.escapes=decode"),
-    "odd_dropped": Kind(_WARNING, "with odd characters in the text dropped", "data.clean.odd=keep"),
-    "repeated": Kind(_NOTE, "equal to an earlier training row kept", "data.clean.duplicates=drop"),
-    "repeated_dropped": Kind(_NOTE, "equal to an earlier training row dropped", "data.clean.duplicates=keep"),
-    "alike": Kind(_NOTE, "like an earlier training row but for case, blanks and marks kept", ""),
-    "conflict": Kind(_WARNING, "whose text has another label elsewhere kept", "data.clean.conflicts=drop"),
-    "conflict_dropped": Kind(_WARNING, "whose text has another label elsewhere dropped", "data.clean.conflicts=keep"),
-    "leak": Kind(_WARNING, "whose text is a {other} text too kept", "data.clean.leaks=drop"),
-    "leak_alike": Kind(_WARNING, "like a {other} text but for case, blanks and marks kept", "data.clean.leaks=drop"),
-    "leak_dropped": Kind(_WARNING, "dropped because their text is judged elsewhere", "data.clean.leaks=keep"),
-    "no_labels": Kind(_NOTE, "with an empty list of labels kept", ""),
-    "merged_label": Kind(_NOTE, "whose label was written in another way merged", "data.clean.labels=keep"),
-    "excluded": Kind(_NOTE, "that data.exclude names dropped", ""),
-    "relabelled": Kind(_NOTE, "with the label that data.relabel gives kept", ""),
-    "repaired_tag": Kind(_WARNING, "with tags that their scheme does not allow repaired", ""),
-    "blank_token": Kind(_NOTE, "with empty words kept", ""),
-}  # each kind of finding about rows
+_WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+KINDS = {name: Kind(Level(level), *texts) for name, (level, *texts) in _WRITTEN.items()}  # of findings about rows
 
 
 @dataclass(slots=True)
