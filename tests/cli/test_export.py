@@ -213,7 +213,7 @@ def rows_of_words(run: Path, rows: list[list[str]]) -> tuple[Tensor, Tensor, lis
 WORDS = [["met", "Zarbo", "in", "Velm", "tonight"], ["nothing"], "a longer row of words with ünknown 42 ones !".split()]
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", at_once("roberta", of=["bert", "roberta"], seconds=2))
 def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(tmp_path: Path, family: str) -> None:
     run = tagged(tmp_path, family)
     assert verb("export", run) == 0

@@ -7,6 +7,7 @@ import pytest
 from flatout.__main__ import main
 from flatout.cli.composing import find_key, unknown_key, where_listed
 from tests.composed import run_train
+from tests.params import at_once
 
 TRAIN = {
     "trainer.max_epoch=3": "trainer.max_epoch: no such key. Did you mean 'trainer.max_epochs'? "
@@ -37,7 +38,7 @@ TRAIN = {
 }
 
 
-@pytest.mark.parametrize("words", TRAIN)
+@pytest.mark.parametrize("words", at_once(*list(TRAIN)[::2], of=TRAIN, seconds=1))
 def test_training_names_the_nearest_key_and_the_list(words, tmp_path, monkeypatch, capsys):
     assert run_train([*words.split(), f"output={tmp_path}"], monkeypatch) == 2
     message = capsys.readouterr().err.strip()

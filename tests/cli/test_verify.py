@@ -24,6 +24,7 @@ from tests.cli.test_export import WORDS as TAG_ROWS
 from tests.cli.test_export import tagged, trained
 from tests.cli.test_recordings import train as train_cells
 from tests.cli.test_recordings import write_cells
+from tests.params import at_once
 from tests.verbs import verb
 
 
@@ -64,7 +65,7 @@ def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
     assert 0 < max(form["largest_difference"] for form in found["forms"]) < 1e-4
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", at_once(*list(FAULTS)[::2], of=FAULTS, seconds=2))
 def test_a_fault_in_an_export_is_found_and_named(
     exported: Path, windowed: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:

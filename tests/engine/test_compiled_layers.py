@@ -22,6 +22,7 @@ from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
+from tests.params import at_once
 
 CPU = torch.device("cpu")
 OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
@@ -60,7 +61,9 @@ def traced(monkeypatch) -> list[int]:
     return graphs
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "albert", "modernbert"])
+@pytest.mark.parametrize(
+    "family", at_once("bert", "modernbert", of=["bert", "distilbert", "albert", "modernbert"], seconds=1)
+)
 def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family):
     graphs = traced(monkeypatch)
     dropout = 0.1 if family != "modernbert" else 0.0  # its dropout draws inside, in another order

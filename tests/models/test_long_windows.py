@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
+from tests.params import at_once
 from tests.verbs import verb
 from torch import Tensor
 from torch.nn import functional
@@ -173,7 +174,7 @@ def test_an_export_says_where_its_tokenizer_cuts_otherwise_than_the_run(tmp_path
     assert "its tokenizer cuts their end off, the run cuts out their middle" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("problem", ["single", "multi", "regression"])
+@pytest.mark.parametrize("problem", at_once("single", of=["single", "multi", "regression"], seconds=2))
 def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(problem: str, tmp_path: Path, capsys: Any) -> None:
     result = fit(texts(problem), SMALL, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run")
     assert result.summary["data"]["rows"]["test"] == result.summary["data"]["lengths"]["test"]["rows"]

@@ -643,7 +643,10 @@ def test_a_part_changes_nothing(name, part, capsys):
     assert is_left == (part in WITH_FAST_LOOP and name in LEFT_TO_LIGHTNING)
 
 
-@pytest.mark.parametrize("name", [name for name, asked in CASES.items() if asked.resumes])
+RESUMED = [name for name, asked in CASES.items() if asked.resumes]
+
+
+@pytest.mark.parametrize("name", at_once(*RESUMED[::2], of=RESUMED, seconds=1))
 def test_a_training_resumed_after_an_epoch_ends_as_the_whole_one(name):
     whole = train(name, "exact checkpoint")
     kept = sorted(int(path.name.removeprefix("step-")) for path in (whole.folder / "kept").glob("step-*"))

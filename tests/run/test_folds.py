@@ -60,6 +60,7 @@ def test_what_takes_too_long_or_fails_is_left_out_with_a_line():
     assert lines[1].startswith("network: left out: data.label: no label of the test rows is one of the training")
 
 
+@pytest.mark.soak(seconds=6)
 def test_an_audit_of_a_run_trains_its_model_in_folds_and_suspects_say_what_each_answers(monkeypatch, capfd):
     texts, labels = read_rows(400)
     with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:

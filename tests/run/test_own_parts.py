@@ -22,6 +22,7 @@ from flatout.report.summary import read_summary
 from flatout.run.launch import RunJob
 from flatout.run.own_parts import plain_name
 from tests.composed import run_train
+from tests.params import at_once
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
@@ -319,7 +320,7 @@ def test_a_module_without_an_optimizer_runs_to_its_end(package, monkeypatch, cap
     assert summary_of(package)["status"] == "finished"
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", at_once(*list(MISTAKES)[::2], of=MISTAKES, seconds=1))
 def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys, name):
     words, message = MISTAKES[name]
     assert run_train([*words, *QUICK, f"output={package}/runs"], monkeypatch) == 2

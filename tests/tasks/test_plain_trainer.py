@@ -34,6 +34,7 @@ from flatout.data import TagData, TextData
 from flatout.engine import FastLoop
 from flatout.engine.run_length import planned_steps
 from flatout.tasks import Classifier, Tagger
+from tests.params import at_once
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings(
@@ -98,7 +99,7 @@ def train(kind: str, folder: Path, *callbacks: L.Callback, accumulate: int = 1) 
     return losses.of_steps, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("accumulate", at_once(4, of=[1, 4], seconds=1))
 @pytest.mark.parametrize("kind", ["text", "tags", "bits"])
 def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(tmp_path, kind, accumulate):
     plain, plain_weights = train(kind, tmp_path, accumulate=accumulate)

@@ -209,6 +209,7 @@ def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(tmp_path, lo
     assert named["fix"].startswith("try data.feed=workers") and "(untested)" in named["sentence"]
 
 
+@pytest.mark.soak(seconds=6)
 def test_a_plain_bottleneck_is_told_while_the_run_goes_on(slow):
     _, printed = slow
     told = [line for line in printed.splitlines() if line.startswith("after ")]
