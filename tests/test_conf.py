@@ -25,6 +25,7 @@ from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
 from tests.composed import CONF, compose_run, only_folder, options_of, run_train
+from tests.params import at_once
 
 GLOBAL = ("experiment", "sweep", "debug", "ladder")
 """Groups whose options set keys of several groups, and ladders, which are no settings of a run."""
@@ -79,7 +80,7 @@ def losses_in(folder: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", at_once(*OPTIONS[::2], of=OPTIONS, seconds=1))
 def test_every_option_composes_to_dataclasses(option):
     config = compose_run([option, *COMPANIONS.get(option, [])])
     assert type(config) is RunConfig
@@ -103,7 +104,7 @@ def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(nam
     assert composed.hydra.sweeper.space.keys() <= set(known_keys())
 
 
-@pytest.mark.parametrize("name", options_of("experiment"))
+@pytest.mark.parametrize("name", at_once(*options_of("experiment")[::2], of=options_of("experiment"), seconds=1))
 def test_every_experiment_opens_with_its_command_and_names_its_runs(name):
     assert compose_run([f"+experiment={name}"]).name == name
     head = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
@@ -143,7 +144,7 @@ def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["default", "cpu", "ddp"])
+@pytest.mark.parametrize("option", at_once("default", "ddp", of=["default", "cpu", "ddp"], seconds=2))
 def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     words = [f"trainer={option}", *TINY, "debug=one_batch", f"output={tmp_path}"]
     assert run_train(words, monkeypatch) == 0
@@ -182,6 +183,7 @@ def test_overfitting_repeats_the_same_batches_in_every_epoch(tmp_path, monkeypat
     assert len({round(loss, 4) for loss in losses[:3]}) == 3, "three different batches"
 
 
+@pytest.mark.soak(seconds=3)
 def test_overfitting_drives_the_training_loss_down(tmp_path, monkeypatch):
     words = [
         "debug=overfit",
@@ -196,6 +198,7 @@ def test_overfitting_drives_the_training_loss_down(tmp_path, monkeypatch):
     assert max(losses[-3:]) < 0.5 * min(losses[:3])
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_profile_to_debug_with_leaves_a_trace_of_a_short_run(tmp_path, monkeypatch):
     words = ["debug=profile", "monitor.profile.wait=2", "trainer.limit_train_batches=10"]
     words = [*words, *TINY, f"output={tmp_path}"]

@@ -184,6 +184,7 @@ def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatc
     assert printed["none"][0] == printed["standard"][0] and "score:  rmse of y 0.1" in printed["none"][0]
 
 
+@pytest.mark.soak(seconds=2)
 @pytest.mark.parametrize("scale", at_once("standard", of=["standard", "minmax"], seconds=2))
 def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

@@ -60,7 +60,7 @@ FIRST_ROWS = {
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }
-IN_SECONDS = ["spine", "shortcuts", "sources", "sequences", "gpu"]
+IN_SECONDS = ["spine", "shortcuts", "sources", "gpu"]
 """Those whose smallest sizes take a few seconds; the others are soak tests."""
 
 

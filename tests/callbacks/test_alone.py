@@ -70,7 +70,7 @@ class Sleeps(L.Callback):
         time.sleep(SLOWEST_S)
 
 
-@pytest.mark.parametrize("is_first", at_once(True, of=[True, False], seconds=2))
+@pytest.mark.parametrize("is_first", at_once(of=[True, False], seconds=2))
 def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path, is_first):
     timer, slow = StepTimer(), Sleeps()
     train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)

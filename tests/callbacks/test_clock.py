@@ -143,6 +143,7 @@ def batches() -> Iterator[object]:
     yield FlatBatch(tokens=one, offsets=torch.tensor([0, 1]), lengths=one, rows=one, num_real=1, step_rows=1)
 
 
+@pytest.mark.soak(seconds=2)
 def test_curves_tell_the_parts_and_the_spread_of_steps(tmp_path):
     result = trained(tmp_path, callbacks={"slow": Sleeps(0.003)})
     told = [float(row["time/p50_ms"]) for row in read_curves(result.folder) if row["time/p50_ms"]]

@@ -333,6 +333,7 @@ def run_train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return 0
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_logger_of_ones_own_package_is_used_beside_ours(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_logging.py").write_text(
         "from lightning.pytorch.loggers import CSVLogger\nclass Mine(CSVLogger):\n    pass\n"

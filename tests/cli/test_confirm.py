@@ -72,6 +72,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert "no summary.json there" in capsys.readouterr().err
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_of_another_version_is_refused(copy, capsys):
     summary = read_summary(copy)
     summary["versions"]["flatout"] = "0.0.1"

@@ -164,6 +164,7 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkey
         assert said == [f"{each.label} ({each.probability:.3f})" for each in answers]
 
 
+@pytest.mark.soak(seconds=2)
 def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     predictor = Predictor.load(run)
     export(predictor, tmp_path)

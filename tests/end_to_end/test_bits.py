@@ -76,6 +76,7 @@ def others(tmp_path_factory):
     return path
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_is_no_worse_than_ridge_and_says_so(finished):
     baseline = finished.summary["baseline"]
     assert baseline["name"] == "ridge regression"

@@ -125,6 +125,7 @@ def test_a_lightning_user_trains_a_module_of_their_own(walk, tmp_path, monkeypat
     assert "unless it trained a module of your own" in walk(f"predict {run} rows.csv", code=2)
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_user_of_transformers_reads_the_exported_folder_without_us(walk):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -168,6 +169,7 @@ def test_a_user_of_tags_follows_the_command_of_the_check(walk):
     assert "f1" in walk(f"evaluate {run} tags.jsonl")
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_user_of_sensors_follows_the_command_of_the_check(walk):
     Path("cells").mkdir()
     for number in range(8):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.callbacks.recorded_nvml import hot_4090, shared_card
+from tests.params import at_once
 from tests.verbs import verb
 from torch import nn
 
@@ -153,7 +154,7 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     assert log.count("gpu: no longer watched (GPU is lost); training continues") == 1
 
 
-@pytest.mark.parametrize("model", [SMALL, TextCNNConfig(embedding=16, filters=8)])
+@pytest.mark.parametrize("model", [SMALL, *at_once(of=[TextCNNConfig(embedding=16, filters=8)], seconds=2)])
 def test_the_same_seed_gives_the_same_result(tmp_path, model):
     rows = rows_about_things(150)
     first, second = (small_fit(tmp_path, rows, epochs=2, model=model) for _ in range(2))
@@ -174,6 +175,7 @@ def test_several_labels_a_row(tmp_path):
     assert set(result.predict(["cat oak"])[0].label) == {"animals", "plants"}
 
 
+@pytest.mark.soak(seconds=2)
 def test_numbers_for_labels(tmp_path):
     rows = rows_about_things(400)
     for row in rows:
@@ -349,6 +351,7 @@ print("trained", result.summary["training"]["steps"], result.predict("senate")[0
     assert "trained 3" in done.stdout
 
 
+@pytest.mark.soak(seconds=2)
 def test_progress_can_be_switched_off(tmp_path):
     sample = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40))
     result = fit(sample, SMALL, epochs=1, monitor=MonitorConfig(progress=False), output=str(tmp_path / "runs"))

@@ -50,6 +50,7 @@ def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
     assert read_summary(parts.folder)["training"]["rows_per_step"] == 64
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_run_goes_on_with_the_same_rows_a_step_however_they_are_divided(tmp_path):
     begun, _ = trained(tmp_path, "run", epochs=1, batch_size=64)
     gone_on, _ = trained(tmp_path, "run", epochs=2, batch_size=20, effective_batch=64, resume=str(begun.folder))

@@ -78,6 +78,7 @@ def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family
     assert 1 <= len(graphs) <= 2
 
 
+@pytest.mark.soak(seconds=2)
 def test_layers_beside_small_matrices_are_compiled_too(monkeypatch):
     traced(monkeypatch)
     eager, compiled = (encoder(lora=LoraConfig(rank=2)) for _ in range(2))

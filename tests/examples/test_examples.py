@@ -101,6 +101,7 @@ def test_a_finished_run_answers_over_http(tmp_path):
     assert client.post("/predict", content=iter([b"{}"])).status_code == 413
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_run_that_answers_no_texts_is_not_served(tmp_path):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
     data = BitsDataConfig(sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4))

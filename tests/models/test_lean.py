@@ -59,6 +59,7 @@ def test_small_tables_are_left_alone_and_states_are_the_same() -> None:
     assert list(model.state_dict()) == names
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_compiled_model_drops_by_the_compilers_own_means() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5))

@@ -76,6 +76,7 @@ def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
         exported(predictor, tmp_path / "run" / "export")
 
 
+@pytest.mark.soak(seconds=2)
 def test_rows_no_longer_than_a_window_train_as_cut_ones_do(tmp_path: Path) -> None:
     short = rows_of(np.random.default_rng(3).integers(1, 10, size=60))
     found = []

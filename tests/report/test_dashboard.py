@@ -75,6 +75,7 @@ def pixels(events: EventAccumulator, tag: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
 
 
+@pytest.mark.soak(seconds=2)
 def test_charts_are_laid_out_over_curves_that_exist(finished):
     events = read(finished[0].folder)
     [event] = events.Tensors("custom_scalars__config__")

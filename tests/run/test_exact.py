@@ -86,6 +86,7 @@ def test_an_encoding_has_the_same_bits_in_any_batch(tmp_path: Path, monkeypatch:
     assert_exact(run, ["".join(map(str, row)) for row in bits])
 
 
+@pytest.mark.soak(seconds=2)
 def test_logits_have_the_same_bits_too(tmp_path: Path) -> None:
     import pyarrow as pa
 

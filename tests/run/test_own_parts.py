@@ -185,6 +185,7 @@ def test_accumulation_and_clipping_are_the_trainer_s(package, monkeypatch):
     assert (training["steps"], training["rows_per_step"]) == (20, 40)
 
 
+@pytest.mark.soak(seconds=2)
 def test_clipping_and_accumulation_may_be_set_as_for_any_other_run(package, monkeypatch):
     words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=320", "data.sample.eval_rows=60"]
     words = [word.replace("OfTexts", "Clipped") for word in words]

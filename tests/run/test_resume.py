@@ -145,6 +145,7 @@ def test_fewer_epochs_than_have_begun_are_refused(cut_short):
         train(replace(SMALL, trainer={"max_epochs": 1}), cut_short)
 
 
+@pytest.mark.soak(seconds=2)
 def test_another_command_begins_a_new_run_and_says_so(cut_short, capfd):
     result = train(replace(SMALL, settings={"seed": 1}), cut_short)
     assert "none of the 1 runs in" in capfd.readouterr().out
@@ -233,6 +234,7 @@ def test_an_interval_inside_a_step_is_moved_to_its_end(tmp_path, capfd):
         assert [row["step"] for row in csv.DictReader(file) if row["val/loss"]] == ["2", "4", "6", "8", "10"]
 
 
+@pytest.mark.soak(seconds=2)
 def test_time_that_runs_out_inside_a_step_lets_it_end(tmp_path):
     spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 500, "max_time": "00:00:00:01"})
     folder = train(spec, tmp_path / "runs").folder
@@ -356,6 +358,7 @@ def test_a_best_that_is_damaged_is_told_and_replaced(tmp_path):
     assert (folder / "best").readlink().name == "step-30"
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_best_by_another_metric_counts_no_more(tmp_path):
     folder = train(SMALL, tmp_path / "runs").folder / CHECKPOINTS
     with pytest.warns(UserWarning, match="was accuracy and is loss"):
@@ -400,6 +403,7 @@ def test_the_clock_ends_no_step_of_several_batches(tmp_path):
         train(spec, tmp_path / "runs")
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_signal_after_the_last_step_ends_the_run_and_nothing_is_lost(tmp_path):
     spec = SMALL.planted(SignalAt, place="on_train_end", step=1, number=signal.SIGTERM)
     assert attempt(spec, tmp_path / "runs") == 128 + signal.SIGTERM

@@ -37,6 +37,7 @@ def test_of_ten_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path):
     assert sorted(folder.name for folder in folders) == sorted(["now", *(f"now_{number}" for number in range(2, 11))])
 
 
+@pytest.mark.soak(seconds=3)
 def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     file = "# @package _global_\nhydra:\n  run:\n    dir: ${output}/${name}/now\n"

@@ -350,6 +350,7 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
 
 
+@pytest.mark.soak(seconds=3)
 def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed(tmp_path, capsys):
     trials = [replace(trial(tmp_path, seed, seed=seed), changed=[f"seed={seed}"]) for seed in range(2)]
     values = [

@@ -271,6 +271,7 @@ def weights_of(result: Result) -> dict[str, Tensor]:
     return load_file(result.folder / "model" / "model.safetensors")
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_run_that_was_cut_short_resumes_to_the_same_weights(tmp_path: Path) -> None:
     small: dict[str, Any] = {"rows": 200, "epochs": 3, "precision": "fp32"}
     whole = pretrain(tmp_path / "whole", **small)

@@ -256,7 +256,7 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
     [
         pytest.param(compiles_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
         pytest.param(collects_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
-        (compiles_nothing, 60, "no such instruction"),
+        pytest.param(compiles_nothing, 60, "no such instruction", marks=pytest.mark.soak(seconds=3)),
     ],
 )
 def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
