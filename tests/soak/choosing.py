@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 PLANTED, SURVIVED, LINES = "faults planted", "faults survived", "lines to print"
-HALF_AN_HOUR_S = 1800
+HALF_AN_HOUR_S, SHORT_S = 1800, 20.0
 Problems = Iterable[list[str]]
 """The problems of each case; an empty list for a case without any."""
 
@@ -37,17 +37,22 @@ def seconds_of(item: pytest.Item) -> float:
 
 
 def choose_slice(items: Sequence[pytest.Item], text: str, seconds: float) -> set[str]:
-    """The node ids of a part of the soak tests that takes about so long, at least one; another for each text."""
+    """The node ids of a part of the soak tests that takes about so long; another for each text.
+
+    Half of the time is for those of a few seconds, which are many: else a storm would take the place of dozens.
+    """
 
     def place(item: pytest.Item) -> str:
         return hashlib.sha256(f"{text} {item.nodeid}".encode()).hexdigest()
 
     chosen: set[str] = set()
-    left = seconds
-    for item in sorted(items, key=place):
-        if not chosen or seconds_of(item) <= left:
-            chosen.add(item.nodeid)
-            left -= seconds_of(item)
+    short = [item for item in items if seconds_of(item) <= SHORT_S]
+    for group in (short, [item for item in items if item not in short]):
+        left, is_first = seconds / 2, True
+        for item in sorted(group, key=place):
+            if is_first or seconds_of(item) <= left:
+                chosen.add(item.nodeid)
+                left, is_first = left - seconds_of(item), False
     return chosen
 
 
