@@ -34,7 +34,7 @@ _PLANTED, _MOST_PLANTED, _LEAST_LONG, _DRAWS = 0.05, 0.1, 20, 2_000
 _SURER = 50.0  # strength of the second model: where few labels are wrong, it may follow them more closely
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _CURVES, _NO_USE = 120, 0.003
-_SHALLOWEST, _STEEPEST = 1e-3, 1.5
+_SHALLOWEST, _STEEPEST, _LEAST = 1e-3, 1.5, 1e-4  # powers of a law; the least probability of a network that counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,11 @@ def measure(
         closeness=_closeness(trained.features, rows.labels, num_classes),
         views={name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(1) for name, part in parts.items()},
     )
+
+
+def rows_of_answers(answers: Floats) -> csr_matrix:
+    """What a network answers, as rows about as long as those of words, to stand beside them."""
+    return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10)
 
 
 def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:

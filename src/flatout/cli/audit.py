@@ -1,7 +1,7 @@
 """`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and luck.
 
-Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Nothing is trained but linear
-models, in folds; a pretrained encoder reads the texts beside them.
+Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Linear models are trained in
+folds; beside them the run's own model is, or a pretrained encoder reads the texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.run_log import print_line
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-PAGE, _LEAST = "audit.html", 1e-4  # the least probability of a network that counts
+PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
 _OF_DATA = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
@@ -44,7 +44,7 @@ class AuditConfig:
     out: str = setting("audit", "Folder of suspects.csv or worst.csv, and audit.html.")
     unlabelled: str | None = setting(None, "Texts, of which next_rows.csv says which to label next.", example="FILE")
     top: int = setting(200, "So many rows to label next.", least=1)
-    time: str = setting("10m", "How long an encoder may read: model=transformer model.pretrained=FOLDER.")
+    time: str = setting("10m", "How long a run's model may train in folds, or model.pretrained=FOLDER read.")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -117,11 +117,10 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
 
 def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
     import numpy as np
-    from scipy.sparse import csr_matrix
 
     from flatout.audit.encoder_view import read_encoder
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
-    from flatout.audit.measure import measure
+    from flatout.audit.measure import measure, rows_of_answers
     from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
     from flatout.models.encoder.transformer import TransformerConfig
     from flatout.run.folds import answers_in_folds
@@ -137,7 +136,7 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
         names = np.array(rows.classes, object)[rows.labels]
         folds = deal(rows, config.folds)
         answers = answers_in_folds(settings, rows.texts, names, folds, run_s, limit_s, print_line)
-        beside = None if answers is None else csr_matrix(np.log(np.maximum(answers, _LEAST)))
+        beside = None if answers is None else rows_of_answers(answers)
     is_encoder = isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None
     if beside is None and is_encoder and not rows.is_tagged:
         view = "encoder"

@@ -26,10 +26,8 @@ Texts = NDArray[np.object_]
 def answers_in_folds(
     settings: RunConfig, texts: Texts, labels: Texts, folds: NDArray[np.int64], run_s: float, limit_s: float, say: Say
 ) -> NDArray[np.float64] | None:
-    """`[N, C]` probabilities, classes in their order, each row's by a training without its fold; `run_s`: of the run.
-
-    None, with a line that says why, where the trainings take longer than they may, or fail.
-    """
+    """`[N, C]` probabilities, classes in their order, each row's by a training without its fold; `run_s`: the run's."""
+    # None, with a line that says why, where the trainings take longer than they may, or fail.
     classes, numbers, began = np.unique(labels).tolist(), np.unique(folds), time.time()
     found, whole_s = np.zeros((len(texts), len(classes))), run_s * len(numbers)
     for nth, fold in enumerate(numbers, 1):
