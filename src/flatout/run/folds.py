@@ -35,6 +35,7 @@ def answers_in_folds(
             what = f"{len(numbers)} trainings of the run's model take {whole_s:.0f} s"
             say(f"network: left out: {what}. Give it more time: for=TIME.")
             return None
+        say(f"network: training {nth} of {len(numbers)} of the run's model, some {whole_s:.0f} s in all")
         is_judged = folds == fold
         taught, judged = ({"text": texts[rows], "label": labels[rows]} for rows in (~is_judged, is_judged))
         try:
