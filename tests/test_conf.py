@@ -48,7 +48,7 @@ OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
 OF_FILES = {name: ("data.train", "train.csv") for name in options_of("experiment") if name.endswith("_scratch")}
 OF_FILES |= {"huffpost41": ("data.train", "train.csv"), "etth1_forecast": ("data.source", "ETTh1.csv")}
 """Experiments that read a file of yours: the key that names it, and its usual name."""
-UNLIKE = ("bert_a16", "mlm_tiny", "headlines_bilstm", "bloom_bigrams", "battery_soc", "tweets_ner")
+UNLIKE = ("bert_a16", "headlines_bilstm", "bloom_bigrams", "battery_soc")
 """Experiments of which the others differ in weights, trials, texts, encoding or a column."""
 SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]

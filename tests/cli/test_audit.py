@@ -130,6 +130,7 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
     assert "mistyped" in told.what and told.hint == "correct its file, if they are mistyped"
 
 
+@pytest.mark.soak(seconds=4)
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (sure, unsure) = table(rows)[NUM_PLANTED]["text"], "the a of in to"

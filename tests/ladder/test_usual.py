@@ -65,7 +65,8 @@ def usual_rungs() -> list[tuple[str, dict]]:
             if rung.keywords is not None and rung.name not in NOT_TRIED and can_be:
                 keywords = {key: value for key, value in rung.keywords.items() if key not in ("compiled", "graphs")}
                 keywords |= {"workers": 0} if keywords.get("workers", 0) > 2 else {}
-                found.append(pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}"))
+                marks = () if len(found) % 2 == 0 else pytest.mark.soak(seconds=1)
+                found.append(pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}", marks=marks))
     return found
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.params import at_once
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, GPT2Config, GPT2ForSequenceClassification
 
@@ -118,7 +119,7 @@ def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind:
         assert_equal(flat, padded, batch_of(lengths))
 
 
-@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("kind", at_once("single", of=["single", "tags"], seconds=1))
 @pytest.mark.parametrize("family", FLAT)
 def test_rows_that_round_a_batch_up_change_no_answer_and_no_gradient(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
 from flatout.checkpoints.folder import as_file
 from tests.callbacks.plain import Small, curve, loader
+from tests.params import at_once
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -114,7 +115,7 @@ class PlateauOfSteps(Small):
         return [optimizer], [{"scheduler": schedule, "interval": "step", "frequency": 10, "monitor": "val/loss"}]
 
 
-@pytest.mark.parametrize("validations", [1.0, 0])
+@pytest.mark.parametrize("validations", at_once(1.0, of=[1.0, 0], seconds=1))
 @pytest.mark.parametrize("make", [WithLBFGS, TwoOptimizers, EveryThird, PlateauOfSteps])
 def test_other_ways_to_step_resume_to_the_same_weights_bit_for_bit(tmp_path, make, validations):
     if make is PlateauOfSteps and not validations:

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
+from tests.params import at_once
 
 from flatout.report.figures import Chart
 from flatout.report.sweep_charts import (
@@ -208,7 +209,7 @@ def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
     ],
     ids=["none", "one", "two", "not finite", "none complete", "all alike", "mixed", "log of 0", "gaps", "huge", "tiny"],
 )
-@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("mode", at_once("max", of=["max", "min"], seconds=1))
 def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
     found = page(tmp_path, report(*trials, mode=mode, importance={}, best_overrides=""))
     places = parsed(found).places

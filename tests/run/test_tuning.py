@@ -272,6 +272,7 @@ def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
     assert result.summary["tune"] is None
 
 
+@pytest.mark.soak(seconds=6)
 def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ["data.sample.rows=400", "data.sample.eval_rows=40", "model.embedding=8", "model.hidden=8"]

@@ -48,9 +48,8 @@ def train(folder: Path, way: str, ranks: int) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "way", ["chunks", *(pytest.param(way, marks=pytest.mark.soak(seconds=8)) for way in ("whole", "windows"))]
-)
+@pytest.mark.soak(seconds=8)
+@pytest.mark.parametrize("way", ["chunks", "whole", "windows"])
 def test_two_ranks_train_as_one_does(tmp_path, way):
     one, two = (train(tmp_path / f"{ranks}", way, ranks) for ranks in (1, 2))
     assert two.summary["training"]["steps"] == one.summary["training"]["steps"] >= 4
