@@ -76,7 +76,7 @@ class Measured:
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
     closeness: NDArray[np.float64]  # how like each text is to the mean of the class that it is most like
     views: dict[str, Integers]
-    """Where an encoder reads beside words: the classes that each of them alone gives."""
+    """Where an encoder or a network stands beside words: the classes that each of them alone gives."""
 
 
 def measure(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.cli.settings import as_word
 from flatout.cli.train import start_measuring
 from flatout.cli.words import is_of_training
 from flatout.errors import about_settings, as_seconds, check_settings, require, setting
@@ -67,6 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
     of = dict[str, Any]()
     if words and "=" not in words[0]:
+        from flatout.cli.settings import as_word
         from flatout.report.summary import read_summary
 
         folder = Path(words[0])
