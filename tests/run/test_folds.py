@@ -79,3 +79,7 @@ def test_an_audit_of_a_run_trains_its_model_in_folds_and_suspects_say_what_each_
     assert suspects and all({each["words"], each["network"]} <= set(labels) for each in suspects)
     assert any(each["words"] != each["network"] for each in suspects)
     assert [path.name for path in Path("runs/mine").iterdir()] == [run.name]
+    with (run / "overrides.txt").open("a", encoding="utf-8") as words:
+        words.write("\n+callbacks.mine._target_=mine.Callback\n")
+    assert verb("audit", run, "folds=2", "out=third") == 0
+    assert "network: left out: the run has classes of its own" in capfd.readouterr().out

@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
         of, theirs = read_summary(folder), file.read_text(encoding="utf-8").splitlines()
         tuned = ((of.get("tune") or {}).get("values") or {}).items()
         kept = [word for word in theirs if is_of_training(word)]
-        if any("_target_" in word for word in theirs):  # a model of one's own, which is not trained here
+        if any("_target_" in word for word in theirs):  # a class of one's own, which nobody trusts here
+            print_line("network: left out: the run has classes of its own")
             kept, of["training"] = [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)], None
         words = [*kept, *(f"{key}={as_word(value)}" for key, value in tuned), *words[1:]]
     given = {word.partition("=")[0].lstrip("+") for word in words}
