@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import partial
@@ -86,9 +86,9 @@ def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | N
     return by_lower[found[0]] if found else None
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A closing sentence that names the nearest choice; empty when there is none."""
-    near = nearest(word, choices)
+def did_you_mean(word: str, choices: Collection[str]) -> str:
+    """A closing sentence that names the nearest choice; empty when there is none, and for a word that is one."""
+    near = None if word in choices else nearest(word, choices)
     return f"Did you mean {near!r}?" if near else ""
 
 

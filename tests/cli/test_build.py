@@ -17,6 +17,7 @@ from tests.verbs import verb
 
 KINDS = {
     "texts": ["data.sample.rows=300", "data.sample.eval_rows=60"],
+    "tags": ["data=tagged_tweets", "data.sample.rows=200", "model=transformer", "task=tagging"],
     "bits": ["data=bits", "data.sample.rows=200", "model=bitmlp", "task=grams"],
     "recordings": [
         "data=cells",
@@ -71,6 +72,11 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
     [
         (["--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write --part 2/8."),
         (["--part", "1/2", *KINDS["bits"]], "--part: parts are of texts without tags. Build without it"),
+        (
+            ["--part", "1/2", *KINDS["tags"]],
+            "--part: parts are of texts without tags. Build without it",
+        ),
+        (["--on", "ray", *KINDS["bits"]], "on: parts are of texts without tags. Build without it"),
         (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
         (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
         (["--part", "2/3", "--parts", "3"], "--parts: is for --on ray alone. Leave it out."),

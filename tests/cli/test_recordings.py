@@ -184,7 +184,7 @@ def test_evaluate_gives_the_errors_of_the_test_recordings(tmp_path, capsys):
     assert found["rmse"] == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["chunk", "window", "forecast"])
+@pytest.mark.parametrize("kind", at_once("forecast", of=["chunk", "window", "forecast"], seconds=1))
 def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, kind, capsys):
     result = train(tmp_path / "runs", kind)
     folder = write_cells(tmp_path / "cells")
@@ -346,7 +346,9 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     )
 
 
-@pytest.mark.parametrize("way", [{}, {"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}])
+@pytest.mark.parametrize(
+    "way", [{}, *at_once(of=[{"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}], seconds=1)]
+)
 def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, monkeypatch, way):
     dates = np.datetime64("2026-03-01T10:00:00") + np.arange(40).astype("timedelta64[m]")
     columns = {"a": np.sin(np.arange(40)), "y": np.cos(np.arange(40))}

@@ -105,7 +105,7 @@ def nothing_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-@pytest.mark.parametrize("mistake", at_once(*list(MISTAKES)[::2], of=MISTAKES, seconds=1))
+@pytest.mark.parametrize("mistake", at_once(*list(MISTAKES)[::4], of=MISTAKES, seconds=1))
 def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
     nothing_fetched(tmp_path, monkeypatch)
@@ -197,7 +197,9 @@ def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monke
     assert not Path("outputs").exists()
 
 
-@pytest.mark.parametrize("several", [[], ["-m"]], ids=["a run", "several"])
+@pytest.mark.parametrize(
+    "several", [[], pytest.param(["-m"], marks=pytest.mark.soak(seconds=1))], ids=["run", "several"]
+)
 @pytest.mark.parametrize(
     ("output", "problem"),
     [

@@ -14,12 +14,11 @@ import pytest
 from tests.params import at_once
 
 from flatout.data import encoded_units, text_preparation
-from flatout.data.datamodules import TagData, TextData
+from flatout.data.datamodules import TextData
 from flatout.data.store.cache import Cache
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
-from flatout.errors import UserError
 
 FILES, ROWS = 8, 50
 UNIT = 100
@@ -209,8 +208,3 @@ def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
     encoded.clear()
     assert built(source, cache, tokenizer=tokenizer) == built(source, tmp_path / "fresh", tokenizer=tokenizer)
     assert sum(encoded) == UNIT + FILES * ROWS
-
-
-def test_tags_have_no_parts():
-    with pytest.raises(UserError, match="parts are of texts without tags"):
-        encode_part(TagData().config, 1, 2)

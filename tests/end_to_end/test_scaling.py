@@ -37,6 +37,7 @@ def choice(result, name: str) -> dict[str, str]:
     return next(each for each in read_summary(result.folder)["choices"] if each["name"] == name)
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
     assert {"train/loss", "train/lr"} <= COLUMNS.keys()
     whole, expected = trained(tmp_path, "whole", batch_size=64)

@@ -50,6 +50,7 @@ def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
     assert len(called) == 1
 
 
+@pytest.mark.soak(seconds=6)
 @pytest.mark.filterwarnings(*OF_TORCH)
 def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
     # Traced as always, but not translated: that takes a minute, and is torch's own business.

@@ -27,6 +27,7 @@ from flatout import (
 )
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.task import GramsConfig
+from tests.params import at_once
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LEAST = {
@@ -55,7 +56,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("name", at_once(*list(LEAST)[::2], of=LEAST, seconds=3))
 def test_an_example_runs_and_learns(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     size, least = LEAST[name]

@@ -48,7 +48,7 @@ def _warm():
     warm_start()  # sweeps ask for it too, from folders that are gone when it has come up
 
 
-@pytest.mark.parametrize("case", by_name(quick_cases()[::2]))
+@pytest.mark.parametrize("case", by_name(quick_cases()[::4]))
 def test_a_hostile_target_is_refused_and_nothing_is_executed(case):
     found = hostile.tried(case)
     assert found.is_refused, found.said
@@ -56,7 +56,7 @@ def test_a_hostile_target_is_refused_and_nothing_is_executed(case):
     assert "Traceback" not in found.said
 
 
-@pytest.mark.parametrize("case", by_name(path_cases(full=False)[::2]))
+@pytest.mark.parametrize("case", by_name(path_cases(full=False)[::4]))
 def test_nothing_outside_of_the_folder_of_runs_is_touched(case):
     assert hostile.stayed(case)
 

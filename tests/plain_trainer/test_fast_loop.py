@@ -244,7 +244,7 @@ CASES: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
 LEFT_TO_LIGHTNING = {"own optimizer_step", "LBFGS", "two closures", "no optimizer", "own precision", "own strategy"}
 
 
-@pytest.mark.parametrize("case", at_once(*list(CASES)[::2], of=CASES, seconds=1))
+@pytest.mark.parametrize("case", at_once(*list(CASES)[::4], of=CASES, seconds=1))
 def test_hooks_logs_outputs_and_weights_are_those_of_a_trainer_without_it(tmp_path, capsys, case):
     make, settings = CASES[case]
     found = [trained(tmp_path, make, is_fast=is_fast, **settings) for is_fast in (False, True)]

@@ -62,6 +62,7 @@ def choices(result: Result) -> list[tuple[str, str]]:
     return [(each["name"], each["value"]) for each in result.summary["choices"] if each["name"] in names]
 
 
+@pytest.mark.soak(seconds=4)
 def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capfd):
     plain = trained(tmp_path / "plain")
     assert choices(plain) == [] and plain.summary["training"]["out_of_memory"] == 0

@@ -24,6 +24,7 @@ from flatout.run.closing import Result
 from flatout.run.parts import answers_in, with_answers
 from flatout.run.tuning import is_outdated, kept, override_line, smallest
 from tests.cli.test_train import run_train
+from tests.params import at_once
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
 
@@ -67,13 +68,18 @@ def composed(*words: str) -> tuple[RunConfig, list[str]]:
     [
         (["data.feed=threaded"], "data.feed", "asked for"),
         (["precision=fp32"], "precision", "asked for"),
-        (["data.batch_size=128"], "data.batch_size", "asked for"),
-        (["data.accumulate=2"], "data.batch_size", "asked for"),
         (["data.tokens_per_batch=512"], "data.batch_size", "data.tokens_per_batch decides"),
         (["+trainer.limit_train_batches=4"], "data.batch_size", "trainer.limit_train_batches counts batches"),
-        (["compile=false"], "compile", "asked for"),
-        (["tune.learning_rate=true", "optim.lr=0.01"], "optim.lr", "asked for"),
         (["tune.feed=false"], "data.feed", ""),
+        *at_once(
+            of=[
+                (["data.batch_size=128"], "data.batch_size", "asked for"),
+                (["data.accumulate=2"], "data.batch_size", "asked for"),
+                (["compile=false"], "compile", "asked for"),
+                (["tune.learning_rate=true", "optim.lr=0.01"], "optim.lr", "asked for"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_what_was_typed_is_kept(words, key, why):
@@ -205,6 +211,7 @@ def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_p
 # Real runs.
 
 
+@pytest.mark.soak(seconds=5)
 def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(tmp_path, capsys):
     tuned, plain = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT)), trained(tmp_path / "plain")
     told = capsys.readouterr().out

@@ -298,10 +298,13 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         (("resume",), "sweep resume: no folder is named. Name its folder: python -m flatout sweep resume"),
         (("resume", "nowhere"), "no sweep.json there"),
         (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
-        (("model.hidden=choice(8,16,frog)",), "model.hidden: 'frog' does not fit (a whole number)"),
-        (("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"), "metric: no metric 'acuracy' (accuracy, "),
         *at_once(
             of=[
+                (("model.hidden=choice(8,16,frog)",), "model.hidden: 'frog' does not fit (a whole number)"),
+                (
+                    ("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"),
+                    "metric: no metric 'acuracy' (accuracy, ",
+                ),
                 (("model.hidden=choice(frog,8,16)",), "model.hidden: 'frog' does not fit (a whole number)"),
                 (("model.dropout=choice(0.1,1.5)",), "model.dropout: 1.5"),
                 (

@@ -185,6 +185,7 @@ def test_rows_that_a_trial_takes_back_and_writes_again_are_told_once(tmp_path):
     assert readings.new() == [0.875]
 
 
+@pytest.mark.soak(seconds=4)
 def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
     long = {"trainer": {"max_epochs": 12}, "checkpoint": CheckpointConfig(patience=None)}
     alone = fit(**vars_of(config(**long)), folder=tmp_path / "alone")

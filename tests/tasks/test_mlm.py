@@ -196,7 +196,7 @@ def pretrain(folder: Path, rows: int = 500, model: TransformerConfig = SMALL, **
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return pretrain(tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9))
+    return pretrain(tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9), epochs=8)
 
 
 @pytest.mark.soak(seconds=10)

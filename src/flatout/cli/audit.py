@@ -123,7 +123,6 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
     from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
     from flatout.audit.measure import measure, rows_of_answers
     from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
-    from flatout.models.encoder.transformer import TransformerConfig
     from flatout.run.folds import answers_in_folds
 
     folder = Path(config.out)
@@ -138,8 +137,8 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
         folds = deal(rows, config.folds)
         answers = answers_in_folds(settings, rows.texts, names, folds, run_s, limit_s, print_line)
         beside = None if answers is None else rows_of_answers(answers)
-    is_encoder = isinstance(settings.model, TransformerConfig) and settings.model.pretrained is not None
-    if beside is None and is_encoder and not rows.is_tagged:
+    is_pretrained = getattr(settings.model, "pretrained", None) is not None  # an encoder's; no other model has it
+    if beside is None and is_pretrained and not rows.is_tagged:
         view = "encoder"
         beside = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
     measured = measure(rows, config.folds, length, print_line, beside, view)

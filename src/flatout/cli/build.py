@@ -42,9 +42,11 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
 
     hint = "Call prepare_data of your DataModule."
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
-    if why := why_all_again(config.data):
+    kind, parts = kind_of(config.data), engine.parts_of(arguments)
+    if kind.in_parts and (why := why_all_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
-    parts = engine.parts_of(arguments)
+    where, what = "on" if parts else "--part" if arguments.part else "", "parts are of texts without tags"
+    require(kind.in_parts or not where, where, what, hint="Build without it: one process is enough.")
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)
         units, found = encode_part(config.data, number, count)
@@ -55,7 +57,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own
         each = engine.on_ray(partial(encode_part, replace(config.data, cache=str(place))), parts, place)
         print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
-    data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
+    data = kind.data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
     print_line(f"store: {data.info.store.folder}; python -m train with the same data.… settings opens it")

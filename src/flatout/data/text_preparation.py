@@ -76,9 +76,9 @@ def open_source(config: TextDataConfig) -> TextSource:
     return TextSource(config, tables, roles, config.group)
 
 
-def why_all_again(config: Any) -> str:
+def why_all_again(config: TextDataConfig) -> str:
     """Why more rows would mean that all of some texts are encoded again; empty where the new ones are enough."""
-    if not isinstance(config, TextDataConfig) or config.is_sample:
+    if config.is_sample:
         return ""
     if config.tokenizer is None:
         return "the vocabulary is made of them, and data.tokenizer=FOLDER would name one"
@@ -86,10 +86,8 @@ def why_all_again(config: Any) -> str:
     return "the splits deal them out anew, and data.split_by=content would not" if is_dealt else ""
 
 
-def encode_part(config: Any, number: int, count: int) -> tuple[int, int]:
+def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
     """Encode a part of the units of some texts; how many these are, and how many were there (see `encoded_units`)."""
-    is_text = isinstance(config, TextDataConfig) and config.problem is not Problem.tags
-    require(is_text, "--part", "parts are of texts without tags", hint="Build without it: one process is enough.")
     return TextPreparation(open_source(config)).encode_part(number, count)
 
 

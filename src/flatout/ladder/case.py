@@ -32,7 +32,7 @@ from flatout.data.text_preparation import open_source
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import require
-from flatout.ladder.rungs import LEARNING, Ladder, Rung, find_ladder, read_ladder
+from flatout.ladder.rungs import LEARNING, OF_BITS, OF_ENCODERS, Ladder, Rung, find_ladder, read_ladder
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
@@ -204,8 +204,8 @@ def way_of(data: Any) -> Way:
 
 _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     BiLSTMConfig: ("headlines", ("embedding", "hidden", "layers", "dropout", "embedding_dropout")),
-    TransformerConfig: ("tweets", ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
-    BitMLPConfig: ("bloom", ("widths", "dropout", "detectors", "straight", "blend", "start")),
+    TransformerConfig: (OF_ENCODERS, ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
+    BitMLPConfig: (OF_BITS, ("widths", "dropout", "detectors", "straight", "blend", "start")),
     RNNConfig: ("battery", ("hidden", "layers")),
 }  # the usual program of each model, and what it can follow of it; all else must have its default
 
@@ -228,12 +228,11 @@ def describe(data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str,
 
 def require_followed(model: Any) -> None:
     """Refuse settings that the usual program does not have."""
-    program_of(model)
-    default, followed = type(model)(), _PROGRAMS[type(model)][1]
+    program, default, followed = program_of(model), type(model)(), _PROGRAMS[type(model)][1]
     for name in (each.name for each in fields(model) if each.name not in followed):
         value, hint = getattr(model, name), "Leave it out."
         require(value == getattr(default, name), f"model.{name}", f"{value} is not in the usual program", hint=hint)
-    if isinstance(model, BitMLPConfig):
+    if program == OF_BITS:
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
         hint = "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
         require(is_plain, "model", "the usual program is a plain network on the bits", hint=hint)
@@ -271,7 +270,7 @@ def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
         if rung.name != "batch 64" and rung.measures != LEARNING:
             words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
             own = replace(rung, promised="", factor=None, words=tuple(words))
-            if program == "tweets" and rung.keywords is not None:
+            if program == OF_ENCODERS and rung.keywords is not None:
                 # Its rungs change the batch size; your learning rate was chosen for yours.
                 batch = {"batch": data.batch_size} if "batch" in rung.keywords else {}
                 keywords = {**rung.keywords, "base_rows": data.batch_size, "scale_lr": "sqrt", **batch}

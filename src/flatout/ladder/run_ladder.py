@@ -19,9 +19,8 @@ from flatout.ladder.case import WAYS, describe, encoder_folder, program_of, quot
 from flatout.ladder.climb import TOO_SHORT, Program, Step, climb, measure_apart, measure_run, measure_usual, top_of
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, results, write_figure, write_ladder_page
-from flatout.ladder.rungs import Ladder, Rung
+from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
-from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
@@ -85,7 +84,7 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
 
 def with_cut(ladder: Ladder, model: Any) -> Ladder:
     """The ladder with two thirds of its encoder's layers in the place of `{cut}`."""
-    if not isinstance(model, TransformerConfig):
+    if not any("{cut}" in word for rung in ladder.rungs for word in rung.words):
         return ladder
     cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
     words = (tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs)
@@ -109,7 +108,7 @@ class _Rungs:
         reading, rows_at = dict(ladder.reading), folder / "rows"
         words, read, self.count = write_rows(data, rows_at, joined=reading.pop("joined", None))
         self.words = [*words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
-        if isinstance(model, TransformerConfig):
+        if ladder.program == OF_ENCODERS:
             encoder = encoder_folder(model, data, rows_at / "train.csv", folder / "encoder", seed).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")

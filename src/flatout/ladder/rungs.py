@@ -19,6 +19,7 @@ from flatout.errors import UserError, did_you_mean, require
 
 KINDS = ("text", "bits", "sequence")
 STARTUP, LEARNING, OTHER = "startup", "learning", "other learning"
+OF_ENCODERS, OF_BITS = "tweets", "bloom"  # usual programs, as modules of `ladder/usual/`
 _MEASURES = ("training", STARTUP, LEARNING, OTHER)
 _SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
 _OF_THE_WAY = (

@@ -22,7 +22,7 @@ from flatout.data.store_data import StoreData
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import random_state, restore_random_state
-from flatout.errors import as_choice, require
+from flatout.errors import UserError, as_choice, require
 from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
 from flatout.perf.tune.probe import Here, Parts, Setting
@@ -153,11 +153,10 @@ class ScaleBatch(Callback):
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
     data, where = getattr(trainer, "datamodule", None), "ScaleBatch"
-    is_ours = isinstance(module, Task) and isinstance(data, StoreData)
-    names = f"{type(module).__name__} with {type(data).__name__ if data is not None else 'no DataModule'}"
-    hint = "Use Lightning's BatchSizeFinder for other modules."
-    require(is_ours, where, names, allowed="a task and a DataModule of flatout", hint=hint)
-    assert isinstance(module, Task) and isinstance(data, StoreData)
+    if not (isinstance(module, Task) and isinstance(data, StoreData)):
+        names = f"{type(module).__name__} with {type(data).__name__ if data is not None else 'no DataModule'}"
+        hint, allowed = "Use Lightning's BatchSizeFinder for other modules.", "a task and a DataModule of flatout"
+        raise UserError(where, names, allowed=allowed, hint=hint)
     hint = "Find the size on one device, then set batch_size."
     require(trainer.world_size == 1, where, f"{trainer.world_size} ranks", allowed="one rank", hint=hint)
     for name in ("tokens_per_batch", "effective_batch"):

@@ -67,6 +67,7 @@ class Kind:
     model_hint: str  # what helps where the model reads other rows
     names_task: bool = False  # whether the task that fits helps where another is named; else `model_hint` does
     way_to_task: str = ""  # what helps where its task is named without the `data.problem` that it needs
+    in_parts: bool = False  # whether its store can be built in parts
     why_whole: str = ""  # why its weights cannot be sharded; empty: they can
     metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
     usual_metric: Callable[[Any], str]  # the one that decides unless the settings name one
@@ -106,6 +107,7 @@ TEXTS = Kind(
     metrics=lambda config: [*_names_for(config.problem), "loss"],
     usual_metric=lambda config: monitored_metric(config.problem),
     keeps_rows=True,
+    in_parts=True,
     rival=LINEAR,
 )
 TAGS = replace(
@@ -115,6 +117,7 @@ TAGS = replace(
     task=Tagger,
     predictor=TagPredictor,
     task_option="tagging",
+    in_parts=False,
     answers="tags",
     way_to_task="Set data.problem=tags for words and tags, or task=classification.",
     metrics=lambda config: [*TAG_METRICS, "loss"],

@@ -39,7 +39,7 @@ from flatout.engine.precision import Precision, arithmetic, choose_precision, fa
 from flatout.engine.random_state import random_state, restore_random_state
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import UserError, require
-from flatout.models.encoder.transformer import Transformer, TransformerConfig
+from flatout.models.encoder.transformer import Transformer
 from flatout.perf.measure.steps import Steps, Way
 from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
@@ -248,7 +248,7 @@ def measure_cut(config: RunConfig, data: Any, device: torch.device, say: Callabl
 def _cuts(config: RunConfig) -> list[int]:
     """A third of the layers, two thirds, and all but the last."""
     model, hint = config.model, f"Set tune=off, or {CUT}=N."
-    is_encoder = isinstance(model, TransformerConfig) and getattr(config.data, "problem", None) is Problem.single
+    is_encoder = hasattr(model, "freeze_layers") and getattr(config.data, "problem", None) is Problem.single
     require(is_encoder, "tune", "cut scores encoders that give a row one class", hint=hint)
     is_open = not (model.freeze_layers or model.lora.rank)
     require(is_open, "tune", f"cut, but {CUT} or model.lora.rank is asked for", hint="Leave one of them out.")

@@ -21,7 +21,7 @@ from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import give_back_freed_memory
 from flatout.distributed.ranks import Ranks
 from flatout.errors import disk_free, require
-from flatout.models.encoder.transformer import ReuseFormat, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import ReuseFormat, Transformer
 from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.encoder_layers import FrozenPart, StoredStates, rows_between
@@ -33,7 +33,7 @@ _SAMPLE_TOKENS = 1024
 def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder) -> None:
     """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run keeps its choice."""
     model, network = settings.asked.model, None if feeds is None else task.model
-    if feeds is None or not isinstance(model, TransformerConfig) or not isinstance(network, Transformer):
+    if feeds is None or task.model_config is None or not isinstance(network, Transformer):
         return
     asked = model.reuse if settings.asked.resume is None else place.before.get(REUSE, {}).get("value", False)
     is_asked, layers = asked is True, network.frozen_layers()

@@ -239,6 +239,7 @@ def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(s
     assert json.loads(capsys.readouterr().out)["verdict"]["cause"] == result.verdict["cause"]
 
 
+@pytest.mark.soak(seconds=5)
 def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(slow, tmp_path, capsys):
     folder = shutil.copytree(slow[0].folder, tmp_path / "run")
     summary = read_summary(folder) | {"status": "failed", "evidence": {}, "verdict": None}

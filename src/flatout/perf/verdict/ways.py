@@ -12,7 +12,7 @@ from flatout.data.batches.plan import Layout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.distributed.limits import free_bytes
 from flatout.engine.precision import Precision
-from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer
 from flatout.perf.measure.steps import Way
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
@@ -122,7 +122,7 @@ def _flat(task: Task, evidence: Evidence) -> Transformer | None:
     """The same encoder without padding, where padding was asked for and is much."""
     model, settings = task.model, task.model_config
     is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
-    if not is_padded or not isinstance(settings, TransformerConfig) or evidence.padding_share < 0.1:
+    if not is_padded or settings is None or evidence.padding_share < 0.1:
         return None
     flat = task.build_model(replace(settings, compute=Compute.flat), task.info)
     flat.load_state_dict(model.state_dict())
