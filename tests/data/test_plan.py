@@ -169,6 +169,8 @@ def test_a_split_without_rows_has_no_steps():
     shuffle=st.booleans(),
     seed=st.integers(0, 5),
 )
+@hypothesis.example(num_rows=300, longest=2**62, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0)
+@hypothesis.example(num_rows=100_000, longest=2**47, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0)
 @hypothesis.settings(max_examples=30, deadline=None)
 def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths(
     num_rows, longest, rows_per_batch, layout, shuffle, seed

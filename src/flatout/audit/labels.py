@@ -81,11 +81,9 @@ def plant(
 
 
 def noise_rate(observed: NDArray[np.float64], planted: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted errors.
-
-    Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many are wrong. The
-    threshold with the least upper bound is taken. Its interval is that of two counts and of errors unlike planted ones.
-    """
+    """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted errors."""
+    # Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many are wrong. The
+    # threshold with the least upper bound is taken. Its interval is of two counts and of errors unlike planted ones.
     observed, planted = np.sort(observed), np.sort(planted)
     best = (1.0, 1.0, 0.0)
     for threshold in planted[: len(planted) - _LEAST_PLANTED]:

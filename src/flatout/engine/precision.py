@@ -147,11 +147,9 @@ def bf16_share() -> float:
 
 @contextmanager
 def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[Choice[str] | None]:
-    """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice.
-
-    With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16, so
-    a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
-    """
+    """fp32 products in the faster of two ways, where a try shows it to be as exact; None where there is no choice."""
+    # With torch's "medium" some CPUs make them by oneDNN, in half of MKL's time and as exactly. Others round to bf16:
+    # so a try decides. GPUs round to TF32, but not all products, so there nothing is tried.
     if precision is Precision.tf32:
         with _products_as("high"):
             yield Choice("TF32", "asked for", "inputs of products keep 10 bits after the point, sums are fp32")

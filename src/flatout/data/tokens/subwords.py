@@ -264,11 +264,9 @@ def _normalizer(config: VocabularyConfig) -> normalizers.Normalizer:
 
 
 def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[str]:
-    """The special entries, then every letter at and after the beginning of a word, then the commonest pieces.
-
-    The library's own trainer of word pieces numbers letters in the order of a hash table, another in each process; its
-    byte-pair trainer does not. So words are marked at their beginning, and the mark separates the two kinds of pieces.
-    """
+    """The special entries, then every letter at and after the beginning of a word, then the commonest pieces."""
+    # The library's own trainer of word pieces numbers letters in the order of a hash table, another in each process;
+    # its byte-pair trainer does not. So words are marked at their beginning, which separates the two kinds of pieces.
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = _normalizer(config)
     marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
