@@ -235,6 +235,8 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
     assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "for=2m", "out=more") == 2
     assert "for: is for texts with one class a row. Leave it out." in capfd.readouterr().err
+    assert verb("audit", "data=sequence", *words, "rows=90", "out=more") == 2
+    assert "rows: all recordings are read in an audit of them. Leave it out." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

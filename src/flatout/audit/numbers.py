@@ -22,6 +22,7 @@ from flatout.audit.findings import write_table
 from flatout.audit.measure import PARTS, Floats, Forecast, forecast, round_number
 from flatout.bits.ridge import inputs_of
 from flatout.bits.scores import GramMetrics, record_scores
+from flatout.data.checks.findings import counted
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.store_data import StoreData
@@ -127,7 +128,7 @@ class _Folds:
     def __init__(self, rows: NumberRows, num_folds: int) -> None:
         count = len(rows.names)
         groups, group_R = np.unique(rows.groups if len(set(rows.groups)) > 1 else range(count), return_inverse=True)
-        what = f"{len(groups):,} {'groups' if len(groups) < count else rows.what} for {num_folds} folds"
+        what = f"{counted(len(groups), 'group' if len(groups) < count else rows.what[:-1])} for {num_folds} folds"
         require(len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data.")
         rank_G, by_group = np.random.default_rng(0).permutation(len(groups)), np.argsort(group_R, kind="stable")
         nth_R, own_R = np.empty(count, np.int64), rank_G[group_R]

@@ -38,7 +38,7 @@ _IMPLIED = {
 @dataclass(kw_only=True, slots=True)
 class AuditConfig:
     folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
-    rows: int = setting(20_000, "Most rows looked at, drawn at random.", least=40)
+    rows: int = setting(20_000, "Most texts or bit strings looked at, drawn at random.", least=40)
     column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")
     out: str = setting("audit", "Folder of suspects.csv or worst.csv, and audit.html.")
     unlabelled: str | None = setting(None, "Texts, of which next_rows.csv says which to label next.", example="FILE")
@@ -101,7 +101,9 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     from flatout.run.kinds import kind_of
 
     require(not settings.has_own_parts, "audit", "reads no data of your own", hint="Name data.source=FILE.")
-    began, folder, reads_texts = time.perf_counter(), Path(config.out), kind_of(settings.data).keeps_rows
+    began, folder, kind = time.perf_counter(), Path(config.out), kind_of(settings.data)
+    reads_texts, is_usual = kind.keeps_rows, kind.rows != "sequences" or config.rows == AuditConfig().rows
+    require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
     measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
     others = ["unlabelled", "top", "time"] if not reads_texts or settings.data.problem is Problem.tags else []
     for each in others if reads_texts else [*others, "column"]:
