@@ -30,12 +30,12 @@ def started() -> None:
     warm_start()
 
 
-def train(folder: Path, way: str, ranks: int) -> Any:
-    trainer = {"accelerator": "cpu", "devices": ranks}
+def train(folder: Path, way: str, ranks: int, steps: int = -1, **settings: Any) -> Any:
+    trainer = {"accelerator": "cpu", "devices": ranks, "max_steps": steps}
     return fit(
         SequenceDataConfig(sample=CELLS, batch_size=4 // ranks, **WAYS[way]),
         RNNConfig(hidden=8),
-        folder=folder,
+        output=str(folder),
         precision="fp32",
         logger="none",
         tune="off",
@@ -45,6 +45,7 @@ def train(folder: Path, way: str, ranks: int) -> Any:
         optim=OptimConfig(lr=0.01),
         checkpoint=CheckpointConfig(patience=None),
         monitor=MonitorConfig(progress=False, verdict=False),
+        **settings,
     )
 
 
@@ -58,6 +59,18 @@ def test_two_ranks_train_as_one_does(tmp_path, way):
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0, msg=name)
     for name, value in one.metrics.items():
         assert two.metrics[name] == pytest.approx(value, abs=1e-5), name
+
+
+@pytest.mark.soak(seconds=15)
+def test_chunks_go_on_where_they_were_on_two_ranks_then_one_then_two(tmp_path):
+    for steps, ranks in ((4, 2), (11, 1), (-1, 2)):  # a recording has three chunks, so both cut each lane's in two
+        found = train(tmp_path / "several", "chunks", ranks, steps, resume="auto")
+        expected = train(tmp_path / "one", "chunks", 1, steps, resume="auto")
+    assert found.summary["training"]["steps"] == expected.summary["training"]["steps"] == 18
+    assert found.summary["training"]["resumed_from"] == 11
+    weights = found.predictor.model.state_dict()
+    for name, weight in expected.predictor.model.state_dict().items():
+        torch.testing.assert_close(weights[name], weight, atol=1e-6, rtol=0, msg=name)
 
 
 def test_hidden_states_of_all_ranks_go_on_where_fewer_ranks_do(tmp_path):
