@@ -272,6 +272,7 @@ def test_a_byte_that_is_no_utf_8_is_told_by_its_line_in_a_long_file_of_json(tmp_
             pass
 
 
+@pytest.mark.soak(seconds=2)
 def test_a_quote_left_open_in_a_long_file_is_told_by_its_line(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b'text,label\na,1\na,"1\n' + b"a text of some words,3\n" * 2_000_000)

@@ -382,6 +382,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
     assert all(torch.isfinite(tensor).all() for tensor in kept["state_dict"].values())
 
 
+@pytest.mark.soak(seconds=2)
 def test_accumulated_batches_take_the_same_steps_as_one_large_batch(tmp_path):
     exact = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
     weights = []

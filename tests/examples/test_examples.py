@@ -77,6 +77,7 @@ def test_a_sweep_from_python_finds_its_best_trial(tmp_path, monkeypatch):
     assert len(list((tmp_path / "outputs" / "sweep").iterdir())) == 2
 
 
+@pytest.mark.soak(seconds=3)
 def test_a_finished_run_answers_over_http(tmp_path):
     testclient = pytest.importorskip("fastapi.testclient", reason="the extra `serve` is not installed")
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))

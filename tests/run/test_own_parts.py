@@ -126,6 +126,7 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([weight.flatten() for weight in read_weights(run / "checkpoints" / "last").values()])
 
 
+@pytest.mark.soak(seconds=9)
 def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report(package):
     words = [*shlex.split(COMMANDS[0])[1:], f"output={package}/runs"]
     done = subprocess.run([sys.executable, *words], cwd=package, capture_output=True, text=True, check=False)
