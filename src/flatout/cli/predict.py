@@ -123,11 +123,9 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
 def answer_files(
     files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice, asked: dict[str, Any]
 ) -> int:
-    """Answer each file of a part that has no answers as it is now into a file of its name; the number of rows.
-
-    `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
-    Answers bear the time of what they answer, so that a file that was changed is answered again.
-    """
+    """Answer each file of a part that has no answers as it is now into a file of its name; the number of rows."""
+    # `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
+    # Answers bear the time of what they answer, so that a file that was changed is answered again.
 
     def is_answered(out: Path) -> bool:
         asked_ns = Path(named[out]).stat().st_mtime_ns

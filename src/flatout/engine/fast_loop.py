@@ -36,7 +36,8 @@ from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 
-_STEP_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
+_HOOKS_OF_ZERO = ("on_before_zero_grad", "optimizer_zero_grad")
+_STEP_HOOKS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", *_HOOKS_OF_ZERO)
 _KNOWN = (SingleDeviceStrategy, DDPStrategy, MixedPrecision, HalfPrecision, DoublePrecision, Precision)
 """Strategies and precisions of Lightning whose steps are taken here."""
 _OF_A_STEP = ("training_step", "pre_backward", "backward", "post_backward", "optimizer_step", "clip_gradients")
@@ -200,7 +201,8 @@ class FastLoop(Callback):
     def _zero_gradients(self) -> None:
         assert self._plugged is not None and self.optimizer is not None
         self._must_zero = False
-        self._plugged.zero_gradients(self.optimizer, self._batch_idx)
+        are_hooked = not self._hooked.isdisjoint(_HOOKS_OF_ZERO)
+        self._plugged.zero_gradients(self.optimizer, self._batch_idx, are_hooked=are_hooked)
 
     def exchange_context(self, *, ends_step: bool) -> Any:
         """Around the forward and backward pass of a part: gradients are exchanged in the last part of a step."""

@@ -129,11 +129,9 @@ class SharedOut(ModelParallelStrategy):
 
 
 def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
-    """Keep a slice of each weight on each rank, and gather them a layer at a time.
-
-    They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but it would also round norms
-    and embeddings, which autocast leaves in fp32. Gradients were then measured four times as far from those of fp32.
-    """
+    """Keep a slice of each weight on each rank, and gather them a layer at a time."""
+    # They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but round norms and
+    # embeddings too, which autocast leaves in fp32: gradients were then measured four times as far from those of fp32.
     # The view that a last layer returns is only read.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     for part in [*contract(model).blocks(), model]:

@@ -341,11 +341,9 @@ class RunPredictor(ABC):
 
 
 def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Rows by length, those of each length again until they fill whole batches: so any batch of a length has one shape.
-
-    In such a batch a row gets the same sums in each place, beside any rows. Products of other shapes sum in another
-    order. Products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
-    """
+    """Rows by length, those of each length again until they fill batches: so any batch of a length has one shape."""
+    # In such a batch a row gets the same sums in each place, beside any rows. Products of other shapes sum in another
+    # order. Products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
     of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     filled = [np.resize(rows, -(-len(rows) // size) * size) for rows in of_length]
     return np.concatenate([*filled, np.empty(0, np.int64)])

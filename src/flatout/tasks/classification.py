@@ -173,11 +173,9 @@ class Classifier(Task):
 
 
 def class_weights(labels: Labels) -> Tensor:
-    """Weight of each class, from its share of the training rows.
-
-    One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several: the
-    weight of a present label against an absent one, absent / present, held within 1/20 and 20.
-    """
+    """Weight of each class, from its share of the training rows."""
+    # One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several:
+    # the weight of a present label against an absent one, absent / present, held within 1/20 and 20.
     if labels.problem is Problem.single:
         return balanced(labels.counts)
     counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)

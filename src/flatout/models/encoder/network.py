@@ -196,11 +196,9 @@ class Transformer(LayeredEncoder):
         return family.pool(self.net, means_of_rows(states_TH, lengths_B))
 
     def _in_steps(self, batch: FlatBatch) -> FlatBatch:
-        """In sixteen bits on a CPU, with more rows that nothing reads, so that few numbers of tokens occur.
-
-        oneDNN makes and keeps a kernel for each product at each number of tokens: 1.5 MB and some time a piece. A batch
-        grows by one token in eighty on average. The last of the new rows may be shorter than those before it.
-        """
+        """In sixteen bits on a CPU, with more rows that nothing reads, so that few numbers of tokens occur."""
+        # oneDNN makes and keeps a kernel for each product at each number of tokens: 1.5 MB and some time a piece. A
+        # batch grows by one token in eighty on average. The last of the new rows may be shorter than those before it.
         if batch.states is not None or batch.tokens.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
             return batch
         step = max(_LEAST_STEP, (1 << batch.num_tokens.bit_length()) >> _STEP_BITS)
