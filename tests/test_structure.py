@@ -127,6 +127,13 @@ def test_nothing_below_the_run_reads_its_settings():
     assert [name for name in sorted(readers) if not name.startswith(READ_THE_SETTINGS)] == []
 
 
+def test_five_modules_beside_the_table_of_kinds_ask_which_settings_or_task_they_were_given():
+    from tests.house import asked_for_a_kind  # it reads this module
+
+    asking = {place.partition(":")[0].removeprefix("flatout.") for place in asked_for_a_kind()}
+    assert asking <= {"checkpoints.exact", "config", "perf.scale_batch", "run.launch", "tasks.networks"}
+
+
 def test_a_cycle_is_found_and_a_diamond_is_none():
     graph = {"a": frozenset("bc"), "b": frozenset("d"), "c": frozenset("d"), "d": frozenset()}
     assert find_cycle(graph) == []

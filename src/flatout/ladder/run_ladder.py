@@ -84,7 +84,7 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
 
 def with_cut(ladder: Ladder, model: Any) -> Ladder:
     """The ladder with two thirds of its encoder's layers in the place of `{cut}`."""
-    if not any("{cut}" in word for rung in ladder.rungs for word in rung.words):
+    if ladder.program != OF_ENCODERS:
         return ladder
     cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
     words = (tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs)

@@ -217,7 +217,7 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
 def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
     """Sort the rows of each group in place, shortest first, ties as they stood."""
     groups, above = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)), int(lengths.max()) + 1
-    if above * len(bounds) < 2**63:  # group and length in one number: one stable sort, in half of the time
+    if above * len(bounds) < 2**63:  # group and length in one number: one stable sort, twice as fast
         groups *= above
         groups += lengths[order]
         order[:] = order[np.argsort(groups, kind="stable")]
