@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import yaml
@@ -13,7 +13,8 @@ from flatout.errors import UserError
 from flatout.ladder.case import choose_ladder, program_of, way_of
 from flatout.ladder.climb import top_of
 from flatout.ladder.run_ladder import with_cut
-from flatout.ladder.rungs import ladder_of, read_ladder
+from flatout.ladder.rungs import OF_ENCODERS, ladder_of, read_ladder
+from flatout.models import BiLSTMConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from tests.composed import CONF, compose_run
 from tests.ladder.tiny import parts_of
@@ -82,8 +83,9 @@ def test_changes_add_up_from_rung_to_rung():
 def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
     ladder = ladder_of("own", {**SMALL, "rungs": [FOOT, TOP, OTHER]}, "own.yaml")
     assert ladder.rungs[top_of(ladder.rungs)].name == "top"
+    assert with_cut(ladder, BiLSTMConfig()) is ladder
     for layers, cut in {1: 1, 2: 1, 6: 4, 12: 8}.items():
-        own = with_cut(ladder, TransformerConfig(layers=layers))
+        own = with_cut(replace(ladder, program=OF_ENCODERS), TransformerConfig(layers=layers))
         assert own.rungs[2].words == (f"model.freeze_layers={cut}",)
 
 
