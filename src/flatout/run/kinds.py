@@ -1,7 +1,7 @@
 """The kinds of data that a run can have, each as one record: everything that differs between them stands here.
 
 The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too (`load_predictor`).
-No other module asks which settings or which task it was given. A new kind is its own folder and a record in `KINDS`.
+Others ask no more than whether something is ours or an encoder. A new kind is its own folder and a record in `KINDS`.
 """
 
 from __future__ import annotations
