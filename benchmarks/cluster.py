@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import multiprocessing
 import os
@@ -37,7 +38,6 @@ from benchmarks.claim import (
     measured_apart,
     not_here,
     quiet,
-    reaching,
 )
 from flatout.data import encoded_units
 from flatout.data.batches.large_plan import LargePlan
@@ -45,6 +45,7 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.datamodules import TextData
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.store.cache import Cache
+from flatout.data.tables.formats import file
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
@@ -121,6 +122,15 @@ class _Work:
         return {
             str(path.relative_to(data.store.folder)): path.read_bytes() for path in data.store.folder.rglob("*.bin")
         }
+
+    def grown_seconds(self) -> float:
+        """A build where all but the rows that were added were encoded before."""
+        shutil.rmtree(self.folder / "grown", ignore_errors=True)
+        shutil.copytree(self.folder / "units", self.folder / "grown")
+        sync_tree(self.folder / "grown")
+        began = time.perf_counter()
+        self.built("grown", self.unit_rows)
+        return time.perf_counter() - began
 
     def seconds(self, rows: int) -> float:
         """A build into an empty cache."""
@@ -238,30 +248,35 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
         yield not_here("parts by Ray, against one process here", "Ray is not installed")
     else:
         yield _by_ray(work)
-    for file in (work.folder / "more").iterdir():
-        shutil.copy(file, work.rows)
-    began = time.perf_counter()
-    work.built("units", work.unit_rows)
-    grown = time.perf_counter() - began
-    share = grown / work.seconds(work.unit_rows)
-    yield bounded("ten per cent more rows, as a share of a build", share, "", most=0.15, note=f"{grown:.1f} s")
+    for path in (work.folder / "more").iterdir():
+        shutil.copy(path, work.rows)
+    sides = in_turn([work.grown_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
+    yield at_most("a build of ten per cent more rows, against a whole one", *sides, "s", 0.15)
 
 
 def _second_run(work: _Work) -> Claim:
     size = sum(path.stat().st_size for path in work.rows.iterdir())
     work.data("whole").prepare_data()
-    before = _bytes_read()
-    work.data("whole").prepare_data()
-    read = _bytes_read() - before
-    note = (
-        f"names of columns are read again, 16 KB of each file of {size / 2 / UNITS / 1e6:.1f} MB, and the store's files"
-    )
-    return reaching("read by a second run, of the source's bytes", read / size, "", least=None, note=note)
+    read = list[int]()
 
+    class Counted(io.FileIO):
+        """A file of the source that counts what is read of it."""
 
-def _bytes_read() -> int:
-    """By this process so far, from files, pipes and sockets."""
-    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+        def readinto(self, buffer: Any) -> int:
+            read.append(super().readinto(buffer) or 0)
+            return read[-1]
+
+    def opened(path: Path, where: str) -> io.BufferedReader:
+        return io.BufferedReader(Counted(path))
+
+    # A source's files are read for their heads and rows, or for their checksums; there is no third way.
+    with (
+        mock.patch.object(file, "unpacked", opened),
+        mock.patch.object(file, "file_checksum", side_effect=AssertionError),
+    ):
+        work.data("whole").prepare_data()
+    note = f"the names of columns: {sum(read) / 2 / UNITS / 1e3:.0f} KB of each file of {size / 2 / UNITS / 1e6:.1f} MB"
+    return bounded("read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note)
 
 
 def _nothing(number: int, count: int) -> None:
