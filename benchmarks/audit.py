@@ -133,7 +133,8 @@ def network_claims(sets: dict[str, AuditRows], options: Options, pretrained: str
         data = TextDataConfig(source=str(options.data / name), max_length=64)
         settings = RunConfig(data=data, model=model, trainer={"max_epochs": 2}, tune=tune_of("off"))
         labels, began = np.array(rows.classes, object)[planted.rows.labels], time.perf_counter()
-        answers = answers_in_folds(settings, rows.texts, labels, deal(planted.rows, FOLDS), 0.0, 3_600.0, print)
+        taught = (rows.texts, labels, rows.classes, deal(planted.rows, FOLDS))
+        answers = answers_in_folds(settings, *taught, 0.0, 3_600.0, print)
         assert answers is not None
         measured = quiet_measure(planted.rows, rows_of_answers(answers))
         about = f"{FOLDS} trainings of two epochs: {time.perf_counter() - began:.0f} s"

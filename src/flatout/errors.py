@@ -166,10 +166,8 @@ def about_settings(kind: Any) -> dict[str, About]:
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
-    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in lists and maps too.
-
-    A null is taken where the type has it; what several settings have to do with each other is checked elsewhere.
-    """
+    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in lists and maps."""
+    # A null is taken where the type has it; what several settings have to do with each other is checked elsewhere.
     types = {each.name: str(each.type) for each in fields(config)}
     for name, about in about_settings(config).items():
         value, where = getattr(config, name), f"{prefix}.{name}".lstrip(".")

@@ -55,8 +55,10 @@ def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_th
     measured = measure_numbers(made_up(30, 20, noise=0.1, wrong=11), 5)
     assert measured.rows.names[measured.order[0]] == "r11"
     assert measured.rows.shown(measured.loss_R[11]) == pytest.approx(2 * 3, rel=0.1)
-    _, _, worst, share, _ = measured.lines()
+    _, _, worst, share, alone, _ = measured.lines()
     assert worst.startswith("rows:   the worst are r11 5.9") and "makes 9" in share
+    others = (np.delete(measured.loss_R, 11).mean()) ** 0.5 * 2
+    assert alone == f"        r11 alone makes most of it: {others:.4g} without it"
 
 
 @pytest.mark.soak(seconds=3)

@@ -170,7 +170,7 @@ def test_the_words_of_a_fix_are_put_into_the_script():
         'Trainer(precision="bf16-mixed")': {"precision": "bf16-mixed"},
         "Trainer(val_check_interval=1.0)": {"val_check_interval": 1.0},
         "leaving Sleeps out of Trainer(callbacks=…)": {"sleeps_ms": 0.0},
-        "ModelCheckpoint(every_n_epochs=1)": {"every_n_train_steps": None},
+        "ModelCheckpoint(every_n_epochs=1), or ExactCheckpoint()": {"every_n_train_steps": None},
         "DataLoader(prefetch_factor=8)": {"prefetch_factor": 8},
         "Trainer(callbacks=[FastLoop()])": {"in_fast_loop": True},
         "torch.compile(module)": {"is_compiled": True},

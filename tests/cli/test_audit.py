@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flatout.audit.findings import beginning
+from flatout.audit.rows import AuditRows, read_audit_rows
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
@@ -100,6 +102,28 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_pat
     assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "top=5", "out=more") == 2
     assert "top: is for texts with one class a row. Leave it out." in capfd.readouterr().err
+
+
+def test_a_row_of_words_has_the_mean_of_what_its_own_words_have():
+    words = np.empty(2, object)
+    words[:] = [["it", "rains", "in", "Rome"], ["New", "York"]]
+    spans = np.array([[0, 3, 4], [1, 0, 2], [0, 1, 2]])
+    rows = AuditRows(*[np.empty(3)] * 8, classes=[], is_tagged=True, sentences=(words, words), spans=spans)
+    of_words = np.arange(12.0).reshape(6, 2)
+    assert rows.of_spans(of_words).tolist() == [[6, 7], [9, 10], [2, 3]]
+
+
+def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = "one two three four five six seven eight nine ten".split()
+    lines = [(a, b, "same" if a == b else "other") for a in words for b in words if a == b or a < b] * 2
+    with Path("pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("first", "second", "label"), *lines])
+    config = {"source": "pairs.csv", "text": ["first", "second"], "label": "label", "pair": True}
+    rows = read_audit_rows(TextDataConfig(**config), 2, 1_000)
+    assert beginning(rows.shown[1]) == "one | two"
+    Path("out.csv").write_text(f"row,text\n2,{beginning(rows.shown[1])}\n", encoding="utf-8")
+    assert sum(check(TextDataConfig(**config, exclude="out.csv")).rows.values()) == len(lines) - 1
 
 
 def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):

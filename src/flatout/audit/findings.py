@@ -21,6 +21,7 @@ from flatout.audit.measure import Measured
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows, small_classes
 from flatout.data.problem import Problem
+from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
 from flatout.files import write_atomically
 from flatout.report.figures import Curve, line_chart
@@ -117,7 +118,8 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     test = int((rows.splits == "test").sum()) or len(rows) // num_folds
     luck = f"{196 * np.sqrt(2 * score * (1 - score) / test):.1f} points by chance"
     folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
-    yield f"luck:   folds from {folds} %; on {test:,} test rows two runs differ by {luck}"
+    anew = _span(*sorted(measured.dealt_anew))
+    yield f"luck:   folds from {folds} %, dealt anew {anew} %; on {test:,} test rows two runs differ by {luck}"
     share = f"{100 * noise[0]:.1f} % of the labels look wrong ({_span(*noise[1:])})"
     yield f"labels: {len(measured.suspects.places):,} suspects; {share}"
     for given, likely, count in mixed_up(rows.labels, measured.suspects):
@@ -183,8 +185,8 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
 
 
 def beginning(text: str) -> str:
-    """The first characters of a text, on one line."""
-    return printable(text[:120])
+    """The first characters of a text, on one line; of a pair, a bar between its two."""
+    return printable(text[:120].replace(PAIR, " | "))
 
 
 def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:

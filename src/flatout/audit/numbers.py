@@ -209,6 +209,9 @@ class MeasuredNumbers:
         part = f"a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
         wrong = f"{int(self.loss_R.sum()):,} of the {len(rows.names):,} {rows.what} are answered otherwise"
         yield f"        {wrong if rows.classes else part}"
+        if not rows.classes and 2 * self.loss_R[tenth[0]] > self.loss_R.sum():
+            others = np.delete(self.loss_R, tenth[0])
+            yield f"        {rows.names[tenth[0]]} alone makes most of it: {rows.shown(others.mean()):.4g} without it"
         yield f"more:   {self.more_line()}"
 
     def more_line(self) -> str:

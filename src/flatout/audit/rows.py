@@ -54,9 +54,18 @@ class AuditRows:
     classes: list[str]
     conflicts: int = 0  # rows whose text has another label elsewhere
     is_tagged: bool = False  # whether they are entities, and words like them
+    sentences: tuple[Objects, Objects] | None = None  # their words and tags, where rows are parts of them
+    spans: NDArray[np.int64] | None = None  # `[N, 3]`: each row's sentence, its first word and the word after its last
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def of_spans(self, of_words: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean of each row's words, of values of all words of all sentences."""
+        assert self.sentences is not None and self.spans is not None
+        begins = np.cumsum([0, *map(len, self.sentences[0])])[self.spans[:, :1]]
+        sums = np.add.reduceat(np.pad(of_words, ((0, 1), (0, 0))), (begins + self.spans[:, 1:]).ravel())[::2]
+        return sums / np.diff(self.spans[:, 1:])
 
 
 def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, column: str | None = None) -> AuditRows:
@@ -74,14 +83,16 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     read = [text for _, block in blocks for text in block.texts.to_pylist()]
     texts = shown = np.array([" ".join(text) for text in read] if is_tagged else read, object)
     groups = _column(source, config.group, tables, rows) if config.group else [text.lower() for text in texts]
-    places = np.arange(len(rows))
+    places, parts = np.arange(len(rows)), dict[str, Any]()
     if isinstance(source, TagSource):
         classes = [NO_ENTITY, *source.census.types]
         spans = list(entities_and_like(source.census, blocks))
         what = f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few to be audited"
         require(len(spans) >= LEAST_ROWS and len(classes) > 1, "data.label", what, allowed=f"{LEAST_ROWS} or more")
         texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
-        labels, places = np.array([each[2:] for each in spans], np.int64).T
+        labels, places = np.array([each[2:4] for each in spans], np.int64).T
+        words_and_tags = (_lists([block.texts for _, block in blocks]), _lists([block.labels for _, block in blocks]))
+        parts = {"sentences": words_and_tags, "spans": np.array([each[3:] for each in spans], np.int64)}
     else:
         surveyed.census.require_classes("data.label")
         classes = surveyed.census.classes()
@@ -99,6 +110,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         classes=classes,
         conflicts=0 if is_tagged else sum(each.count for each in of_kind if each is not None),
         is_tagged=is_tagged,
+        **parts,
     )
     total, places = len(found), np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
     found = replace(choose(found, places), conflicts=found.conflicts * len(places) // total)
@@ -148,8 +160,8 @@ def _column(source: TextSource, name: str | None, tables: Objects, rows: NDArray
     return found
 
 
-def entities_and_like(census: TagCensus, blocks: Blocks) -> Iterator[tuple[str, str, int, int]]:
-    """What is read and what is shown of each; the number of its type, 0 for none; and that of its sentence."""
+def entities_and_like(census: TagCensus, blocks: Blocks) -> Iterator[tuple[str, str, int, int, int, int]]:
+    """What is read and shown of each; the number of its type, 0 for none, and of its sentence; where in it, and to."""
     tagged = [census.numbered(block.labels, block.rows) for _, block in blocks]
     words = [np.array(pc.list_flatten(block.texts).to_pylist(), object) for _, block in blocks]
     known = {word.lower() for tags, each in zip(tagged, words, strict=True) for word in each[tags.types > 0]}
@@ -165,7 +177,8 @@ def entities_and_like(census: TagCensus, blocks: Blocks) -> Iterator[tuple[str, 
             before, after = each[max(begin[row], start - _AROUND) : start], each[stop : min(end[row], stop + _AROUND)]
             inside = " ".join(each[start:stop])
             read = [*(f"{word}_" for word in before), inside, *(f"_{word}" for word in after), _shape(inside)]
-            yield " ".join(read), " ".join([*before, f"[{inside}]", *after]), kind, sentence + row
+            shown = " ".join([*before, f"[{inside}]", *after])
+            yield " ".join(read), shown, kind, sentence + row, start - begin[row], stop - begin[row]
         sentence += len(begin)
 
 
@@ -173,6 +186,10 @@ def _shape(words: str) -> str:
     """Its capitals, small letters, digits and marks as a word, runs of them once: "uldu" for "Room 2B"."""
     kinds = ("u" if each.isupper() else "l" if each.islower() else "d" if each.isdigit() else "" for each in words)
     return "_" + "".join(kind for kind, _ in groupby(filter(None, kinds))) + "_"
+
+
+def _lists(columns: Sequence[pa.Array]) -> Objects:
+    return np.array([*(values for column in columns for values in column.to_pylist()), None], object)[:-1]
 
 
 def choose(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
@@ -188,9 +205,9 @@ def small_classes(rows: AuditRows, num_folds: int) -> list[str]:
     return [name for name, count in zip(rows.classes, counts, strict=True) if count < num_folds]
 
 
-def deal(rows: AuditRows, num_folds: int) -> NDArray[np.int64]:
+def deal(rows: AuditRows, num_folds: int, seed: int = 0) -> NDArray[np.int64]:
     """The fold of each row: whole groups, class by class, so that each fold has its share of each."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     groups, first, inverse = np.unique(rows.groups, return_index=True, return_inverse=True)
     order = np.lexsort((random.random(len(groups)), rows.labels[first]))
     folds = np.empty(len(groups), np.int64)

@@ -37,10 +37,8 @@ HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
 class GramPrediction:
     """What a model reads off one encoding."""
 
-    grams: list[str]
-    """The grams that are there, surest first."""
-    probabilities: list[float]
-    """Of each of them."""
+    grams: list[str]  # the grams that are there, surest first
+    probabilities: list[float]  # of each of them
 
 
 @dataclass(slots=True)
@@ -51,21 +49,15 @@ class GramPredictor(RunPredictor):
     answers_to = "encodings"
     options = ("bits", "rebuild")
 
-    model: nn.Module
-    """A BitMLP, or a user's own network that answers `[B, C]` logits."""
+    model: nn.Module  # a BitMLP, or a user's own network that answers `[B, C]` logits
     labels: GramLabels
-    num_inputs: int
-    """Bits of an encoding, or numbers that have an input each."""
-    threshold: float
-    """Least probability of a gram that is answered."""
-    numbers: NDArray[np.int64] | None
-    """The numbers of a two-step hash that have an input each; None for bits."""
+    num_inputs: int  # bits of an encoding, or numbers that have an input each
+    threshold: float  # least probability of a gram that is answered
+    numbers: NDArray[np.int64] | None  # the numbers of a two-step hash that have an input each; None for bits
     bits_column: str
     text_columns: list[str]
-    form: Form
-    """How the bits of the training records were written."""
-    order: LetterOrder
-    """What the training texts look like; for rebuilding texts."""
+    form: Form  # how the bits of the training records were written
+    order: LetterOrder  # what the training texts look like; for rebuilding texts
 
     @classmethod
     def of(cls, task: Any) -> GramPredictor:

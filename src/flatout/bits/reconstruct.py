@@ -39,9 +39,8 @@ class LetterOrder:
     """What texts look like: how likely a letter is after two others, and the shapes that whole texts have."""
 
     def __init__(self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int) -> None:
-        """`log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
-        text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely.
-        """
+        # `log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
+        # text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely.
         self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
         self.letters = sorted({letter for gram in grams for letter in gram})
 

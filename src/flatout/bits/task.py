@@ -57,8 +57,7 @@ class GramDecoder(Task):
     metric_names = NAMES
     counts_tokens = False
     smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
-    is_finished = False
-    """Whether training is over, so that whatever votes in the end is asked."""
+    is_finished = False  # whether training is over, so that whatever votes in the end is asked
     weights_C: Tensor | None
     _step_began_at = 0
     _is_within_step = False

@@ -105,8 +105,7 @@ class ExactCheckpoint(Checkpoint):
         self.when = SaveSchedule(every_steps, every_minutes, signals or Signals())
         self.boundary = Boundary(others_draw=others_draw)
         self.clock = Clock()
-        self.seconds_before = 0.0
-        """Seconds of the training before it was resumed."""
+        self.seconds_before = 0.0  # seconds of the training before it was resumed
         self._began = time.monotonic()
         self._saved: Position | None = None
         self._loop: FastLoop | None = None

@@ -105,8 +105,10 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     reads_texts, is_usual = kind.keeps_rows, kind.rows != "sequences" or config.rows == AuditConfig().rows
     require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
     measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
-    others = ["unlabelled", "top", "time"] if not reads_texts or settings.data.problem is Problem.tags else []
-    for each in others if reads_texts else [*others, "column"]:
+    is_tagged = reads_texts and settings.data.problem is Problem.tags
+    for each in (
+        () if reads_texts and not is_tagged else ("unlabelled", "top", *(() if is_tagged else ("time", "column")))
+    ):
         is_usual, key = getattr(config, each) == getattr(AuditConfig(), each), each.replace("time", "for")
         require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
@@ -134,11 +136,15 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
     _require_same(of, rows.files[0])
     waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     limit_s, length, beside, view = as_seconds(config.time, "for") or 0.0, settings.data.max_length, None, "network"
-    if (run_s := (of.get("training") or {}).get("seconds")) and not rows.is_tagged:
-        names = np.array(rows.classes, object)[rows.labels]
-        folds = deal(rows, config.folds)
-        answers = answers_in_folds(settings, rows.texts, names, folds, run_s, limit_s, print_line)
-        beside = None if answers is None else rows_of_answers(answers)
+    if run_s := (of.get("training") or {}).get("seconds"):
+        taught, folds = (rows.texts, np.array(rows.classes, object)[rows.labels]), deal(rows, config.folds)
+        if rows.sentences is not None and rows.spans is not None:
+            taught, of_rows = rows.sentences, folds
+            folds = np.full(len(taught[0]), -1)
+            folds[rows.spans[:, 0]] = of_rows
+        answers = answers_in_folds(settings, *taught, rows.classes, folds, run_s, limit_s, print_line)
+        if answers is not None:
+            beside = rows_of_answers(rows.of_spans(answers) if rows.is_tagged else answers)
     is_pretrained = getattr(settings.model, "pretrained", None) is not None  # an encoder's; no other model has it
     if beside is None and is_pretrained and not rows.is_tagged:
         view = "encoder"

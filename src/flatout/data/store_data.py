@@ -45,8 +45,7 @@ class Placement:
 class StoreData(L.LightningDataModule, Generic[Config, Info]):
     """Data from a store; a subclass names its settings and opens its store."""
 
-    settings: type[Config]
-    """The dataclass of the constructor's keywords."""
+    settings: type[Config]  # the dataclass of the constructor's keywords
 
     @property
     def is_stream(self) -> bool:

@@ -71,8 +71,7 @@ class FastLoop(Callback):
         self.passes = Passes(self)
         self.finds_at_once = True
         """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves the step out."""
-        self.rate = 0.0
-        """Learning rate of the last step: a scheduler has set that of the next one already."""
+        self.rate = 0.0  # learning rate of the last step: a scheduler has set that of the next one already
         self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
         self._is_updating = self._is_under_way = self._must_zero = False
         self._hooked: set[str] = set()  # step hooks that some part has; Lightning calls them itself off the plain road

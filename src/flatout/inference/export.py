@@ -322,9 +322,8 @@ def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
 
 
 def _compare(predictor: Any, path: Path) -> float:
-    """The largest difference between the file's answers and the run's own, as a share of the targets' scale; of labels
-    after the last sample. Both read samples of 32 bits, and the rounding of an answer to 32 bits is no difference.
-    """
+    """The largest difference between the file's answers and the run's own, as a share of the targets' scale."""
+    # Of labels after the last sample. Both read samples of 32 bits; that answers are rounded to these is no difference.
     random = np.random.default_rng(0)
     shape, scaler = predictor.shape, predictor.scaler
     values = random.standard_normal((max(_SAMPLES, shape.lookback or 0), shape.inputs)).cumsum(0) / 10

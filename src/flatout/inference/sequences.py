@@ -53,14 +53,10 @@ class SequencePredictor(RunPredictor):
 
     model: nn.Module
     shape: SequenceShape
-    rules: RecordingRules
-    """How tables become recordings; integrals and `rules.columns` are what the network reads."""
-    scaler: Scaler
-    """Of the columns that are read, then of the targets that are not."""
-    names: list[str]
-    """Of the targets, or of the classes."""
-    step_s: float | None
-    """Median seconds between two samples of the training recordings."""
+    rules: RecordingRules  # how tables become recordings; integrals and `rules.columns` are what the network reads
+    scaler: Scaler  # of the columns that are read, then of the targets that are not
+    names: list[str]  # of the targets, or of the classes
+    step_s: float | None  # median seconds between two samples of the training recordings
     label: str | None = None
     sizes: list[float] = field(default_factory=list)
     """Root mean square of each column that is read, over the training samples."""

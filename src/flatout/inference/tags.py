@@ -53,11 +53,13 @@ class TaggedRows:
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
     lost: int  # words that the model did not see
+    types: NDArray[np.float32]  # of each word the probabilities of no entity, and of each type
 
     @classmethod
-    def untagged(cls, offsets: NDArray[np.int64], lost: int = 0) -> TaggedRows:
+    def untagged(cls, offsets: NDArray[np.int64], lost: int = 0, num_types: int = 0) -> TaggedRows:
         """Rows whose words are all O, to be filled in."""
-        return cls(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost)
+        types = np.eye(1, 1 + num_types, dtype=np.float32).repeat(offsets[-1], axis=0)
+        return cls(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost, types)
 
 
 @dataclass(slots=True)
@@ -70,14 +72,12 @@ class TagPredictor(RunPredictor):
 
     model: Transformer
     vocabulary: Subwords
-    names: list[str]
-    """O, then B and I of each type."""
+    names: list[str]  # O, then B and I of each type
     max_length: int
     roles: Roles
     long_texts: LongTexts = CUT
     temperature: float = 1.0
-    lost_words: int = 0
-    """Words of files that the model did not see."""
+    lost_words: int = 0  # words of files that the model did not see
 
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
@@ -115,17 +115,21 @@ class TagPredictor(RunPredictor):
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
+        types = np.zeros((len(ids), 1 + len(self.names) // 2), np.float32)
         with answering(self.precision, self.device):
             for batch in self.batches((encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch):
-                best = (self.model(batch).float() / self.temperature).softmax(-1).max(-1)
+                shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
+                best, of_types_TK = shares_TN.max(-1), shares_TN[:, 1::2] + shares_TN[:, 2::2]
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
                 there = np.arange(batch.num_tokens) + np.repeat(starts[rows] - (np.cumsum(lengths) - lengths), lengths)
                 ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+                types[there] = torch.cat([shares_TN[:, :1], of_types_TK], dim=1).cpu().numpy()
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
-        found = TaggedRows.untagged(offsets, lost=int((~is_seen).sum()))
+        found = TaggedRows.untagged(offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2)
         found.ids[is_seen], found.probabilities[is_seen] = ids[encoded.firsts], shares[encoded.firsts]
+        found.types[is_seen] = types[encoded.firsts]
         return found
 
     def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:

@@ -63,13 +63,11 @@ class Predictor(RunPredictor):
     vocabulary: Encoder
     labels: Labels
     max_length: int
-    roles: Roles
-    """Columns of the texts and the labels in the tables it was trained on."""
+    roles: Roles  # columns of the texts and the labels in the tables it was trained on
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
     long_texts: LongTexts = CUT
-    temperature: float = 1.0
-    """What logits are divided by, so that probabilities are as often right as they say."""
+    temperature: float = 1.0  # what logits are divided by, so that probabilities are as often right as they say
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
 

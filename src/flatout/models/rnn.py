@@ -170,10 +170,8 @@ class RNN(Network, nn.Module):
 
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps.
-
-    `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
-    """
+    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps."""
+    # `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]

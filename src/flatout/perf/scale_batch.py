@@ -62,11 +62,9 @@ class ScaleBatch(Callback):
         asked: dict[str, Any] = {"budget_s": budget_s, "gain": gain, "steps": steps, "memory_margin": memory_margin}
         self.settings = TuneConfig(enabled=True, effective_batch=StepRows.free, **asked)
         self.run_log: RunLog = log or RunLog()
-        self.batch_size: int | None = None
-        """The size in use, once it is decided."""
+        self.batch_size: int | None = None  # the size in use, once it is decided
         self.learning_rate: float | None = None
-        self.answers: Answers | None = None
-        """What was tried; None where a checkpoint has brought the decision."""
+        self.answers: Answers | None = None  # what was tried; None where a checkpoint has brought the decision
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":

@@ -113,12 +113,11 @@ def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[
 
 @contextmanager
 def event_file(folder: Path, suffix: str) -> Iterator[Any]:
-    """A writer of an event file that replaces those with the same suffix when it is complete.
-
-    TensorBoard reads a folder's files in the order of their names: the second they were begun in, then a number as
-    text, where 10 comes before 9. A resumed run's curves begin with a note that drops all points read before it from
-    its first step on. So the file is written apart and gets a second after all others: the note never drops its points.
-    """
+    """A writer of an event file that replaces those with the same suffix when it is complete."""
+    # TensorBoard reads a folder's files in the order of their names: the second they were begun in, then a number as
+    # text, where 10 comes before 9. A resumed run's curves begin with a note that drops all points read before it from
+    # its first step on. So the file is written apart and gets a second after all others: the note never drops its
+    # points.
     from torch.utils.tensorboard import SummaryWriter
 
     before = list(folder.glob(f"events.*{suffix}"))

@@ -53,13 +53,11 @@ class Result:
     """What a finished run leaves behind."""
 
     folder: Path
-    metrics: dict[str, float]
-    """`val/…` of the best checkpoint and `test/…`."""
+    metrics: dict[str, float]  # `val/…` of the best checkpoint and `test/…`
     per_class: list[dict[str, Any]]
     predictor: Answers
     summary: dict[str, Any]
-    metric: str
-    """Name of the validation metric that decided which checkpoint is best."""
+    metric: str  # name of the validation metric that decided which checkpoint is best
 
     @property
     def verdict(self) -> dict[str, Any] | None:

@@ -1,9 +1,10 @@
-"""A run's own model in folds: what it says of each text when it is trained on the other folds' alone."""
+"""A run's own model in folds: what it says of each text, or word, when it is trained on the other folds' alone."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.config import RunConfig
+from flatout.data.problem import Problem
 from flatout.data.tables.splits import SplitBy
 from flatout.data.tokens.subwords import PAIR
 from flatout.perf.measure import apart
@@ -21,15 +23,26 @@ from flatout.run_log import Say
 
 _OF_MACHINES = ("devices", "num_nodes", "strategy", "accelerator")  # what a fold, on one device, does without
 Texts = NDArray[np.object_]
+Rows = dict[str, Texts]  # texts and labels; or lists of words, and of their tags
 
 
 def answers_in_folds(
-    settings: RunConfig, texts: Texts, labels: Texts, folds: NDArray[np.int64], run_s: float, limit_s: float, say: Say
+    settings: RunConfig,
+    texts: Texts,
+    labels: Texts,
+    classes: Sequence[str],
+    folds: NDArray[np.int64],
+    run_s: float,
+    limit_s: float,
+    say: Say,
 ) -> NDArray[np.float64] | None:
-    """`[N, C]` probabilities, classes in their order, each row's by a training without its fold; `run_s`: the run's."""
-    # None, with a line that says why, where the trainings take longer than they may, or fail.
-    classes, numbers, began = np.unique(labels).tolist(), np.unique(folds), time.time()
-    found, whole_s = np.zeros((len(texts), len(classes))), run_s * len(numbers)
+    """`[N, C]` probabilities of N texts, or of N words of tagged sentences, by trainings without the fold of each."""
+    # None, with a line that says why, where the trainings take longer than they may, or fail; `run_s`: what the run
+    # took. Sentences of fold -1 are always taught. The first of the classes of words is that of no entity.
+    numbers, began = np.unique(folds[folds >= 0]), time.time()
+    is_tagged = settings.data.problem is Problem.tags
+    fold_N = np.repeat(folds, [len(words) for words in texts]) if is_tagged else folds
+    found, whole_s = np.zeros((len(fold_N), len(classes))), run_s * len(numbers)
     for nth, fold in enumerate(numbers, 1):
         if whole_s > limit_s:
             what = f"{len(numbers)} trainings of the run's model take {whole_s:.0f} s"
@@ -39,18 +52,19 @@ def answers_in_folds(
         is_judged = folds == fold
         taught, judged = ({"text": texts[rows], "label": labels[rows]} for rows in (~is_judged, is_judged))
         try:
-            answers = apart.run(partial(_answers, settings, taught, judged), began + limit_s - time.time())
+            work = partial(_answers, settings, taught, judged, classes[0])
+            answers = apart.run(work, began + limit_s - time.time())
         except apart.Failed as failed:
             say(f"network: left out: {failed.why}")
             return None
         for name, shares in answers.items():
-            found[is_judged, classes.index(name)] = shares
+            found[fold_N == fold, classes.index(name)] = shares
         whole_s = (time.time() - began) / nth * len(numbers)
     say(f"network: the run's model was trained {len(numbers)} times, in {time.time() - began:.0f} s")
     return found
 
 
-def _answers(settings: RunConfig, taught: dict[str, Texts], judged: dict[str, Texts]) -> dict[str, NDArray[np.float32]]:
+def _answers(settings: RunConfig, taught: Rows, judged: Rows, outside: str) -> dict[str, NDArray[np.float32]]:
     # In a process of its own, as a training takes seeds and threads; its folder and its store are gone afterwards.
     from flatout.run.launch import start
 
@@ -70,11 +84,16 @@ def _answers(settings: RunConfig, taught: dict[str, Texts], judged: dict[str, Te
             output=folder,
         )
         predictor: Any = start(run).predictor
+        if settings.data.problem is Problem.tags:
+            words = predictor.tags(pa.array(judged["text"], pa.list_(pa.large_string())))
+            return dict(zip([outside, *(name[2:] for name in predictor.names[1::2])], words.types.T, strict=True))
         shares = predictor.shares(predictor.outputs(pa.array(judged["text"], pa.string()))).numpy()
         return dict(zip(predictor.labels.classes, shares.T, strict=True))
 
 
-def _columns(rows: dict[str, Texts]) -> dict[str, list[str]]:
+def _columns(rows: Rows) -> dict[str, list[Any]]:
+    if not isinstance(rows["text"][0], str):
+        return {name: [list(each) for each in column] for name, column in rows.items()}
     sides = [text.partition(PAIR) for text in rows["text"]]
     texts = {"text": [first for first, *_ in sides], "other": [second for *_, second in sides]}
     return {**texts, "label": rows["label"].tolist()}

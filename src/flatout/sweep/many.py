@@ -46,8 +46,13 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
-        ended = _run_all(trials, launcher or LauncherSettings())
-        write_sweep(of.folder, report_of(trials, ended, of))
+        found = dict[int, Ending]()
+        try:
+            _run_all(trials, launcher or LauncherSettings(), found)
+        finally:  # of a list that is interrupted the table says how far it came
+            ended = [found.get(trial.number, Ending(Status.stopped, 0.0, note="not finished")) for trial in trials]
+            if found:
+                write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
     pairs = zip(trials, ended, strict=True)
     if words := [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]:
@@ -126,10 +131,10 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run_all(trials: list[Trial], launcher: LauncherSettings) -> list[Ending]:
+def _run_all(trials: list[Trial], launcher: LauncherSettings, found: dict[int, Ending]) -> None:
     job = trials[0].job  # the first one's metric, where they differ
     shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
-    found = _finished(trials, job.metric)
+    found |= _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
     board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials))
     for trial in trials:
@@ -139,12 +144,11 @@ def _run_all(trials: list[Trial], launcher: LauncherSettings) -> list[Ending]:
     if len(found) == len(trials):
         board.close()
         print(f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left to train")
-        return [found[trial.number] for trial in trials]
+        return
     running = endings(lambda: next(waiting, None), shares, board, metric=job.metric, limit_s=limit_s)
     with closing(board), closing(running):
-        found |= {trial.number: ending for trial, ending in running}
+        found.update((trial.number, ending) for trial, ending in running)
     Console(highlight=False).print(board.table())
-    return [found[trial.number] for trial in trials]
 
 
 def begun_with(folder: Path) -> list[str] | None:
@@ -187,10 +191,8 @@ def _require_own_folders(trials: list[Trial]) -> None:
 
 @contextmanager
 def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
-    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed.
-
-    The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may give the command again.
-    """
+    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed."""
+    # The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may give it again.
     with Signals(has_echo=True):
         try:
             yield

@@ -39,11 +39,9 @@ class Classifier(Task):
     """Trains a classifier or a regression on flat batches."""
 
     settings = ClassificationConfig
-    temperature = 1.0
-    """What outputs are divided by before they are judged, where a row has several labels."""
+    temperature = 1.0  # what outputs are divided by before they are judged, where a row has several labels
     weights_C: Tensor | None
-    cut_scores: CutScores | None = None
-    """Scores of the last test by whether a row was cut, where rows were."""
+    cut_scores: CutScores | None = None  # scores of the last test by whether a row was cut, where rows were
 
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:

@@ -67,8 +67,7 @@ class MaskedLanguageModel(Task):
     metric_names = METRICS
     is_special_V: Tensor
     masking: Masking
-    masked_per_row = 1.0
-    """Masked tokens of a training row on average, by which the loss is divided."""
+    masked_per_row = 1.0  # masked tokens of a training row on average, by which the loss is divided
     _sums: NDArray[np.float64]  # loss, right answers and number of the masked tokens that were judged
     _read_share = 1.0
     _seed = 0

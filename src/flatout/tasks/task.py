@@ -40,26 +40,19 @@ SPLITS = {"val": "validation", "test": "test"}  # splits of a store, by what Lig
 class Task(L.LightningModule):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
-    labels_are_of_tokens = False
-    """Whether targets belong to tokens rather than to rows."""
+    labels_are_of_tokens = False  # whether targets belong to tokens rather than to rows
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
     is_sharded = False
     """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
     is_in_fast_loop = False
-    needs_info = False
-    """Whether a network that was given needs the data's description as well."""
-    keeps_rows = False
-    """Whether what each row adds to the metrics is kept, for intervals: in a test."""
-    counts_tokens = True
-    """Whether tokens a second mean anything to the user."""
+    needs_info = False  # whether a network that was given needs the data's description as well
+    keeps_rows = False  # whether what each row adds to the metrics is kept, for intervals: in a test
+    counts_tokens = True  # whether tokens a second mean anything to the user
     is_prepared = False
-    settings: type
-    """The Config of the loss."""
-    info: Any = None
-    """The description of the data that the network was built for."""
-    metrics: Any
-    """What answers are added to: has `reset`, `compute` and `intervals`."""
+    settings: type  # the Config of the loss
+    info: Any = None  # the description of the data that the network was built for
+    metrics: Any  # what answers are added to: has `reset`, `compute` and `intervals`
     _loss_sum: Tensor
 
     def __init__(
@@ -82,10 +75,8 @@ class Task(L.LightningModule):
         self.model_config = None if self.is_built else model
         self.config: Any = settings_of(self.settings, config)
         self.optim, self.total_steps = settings_of(OptimConfig, optim), total_steps
-        self.results: dict[str, float] = {}
-        """Metrics of the last validation or test, by plain name."""
-        self.counted: Counted | None = None
-        """What `count_answers` has found."""
+        self.results: dict[str, float] = {}  # metrics of the last validation or test, by plain name
+        self.counted: Counted | None = None  # what `count_answers` has found
         self.average: WeightAverage | None = None
         """A running mean of the weights, during training, if `optim.ema` asks for one."""
         self._kept_average: dict[str, Tensor] = {}

@@ -464,7 +464,10 @@ def test_it_can_be_sent_to_another_process():
         ("DataLoader(num_workers=1) threads=1", "DataLoader(num_workers=1) torch.set_num_threads(1)"),
         ("precision=bf16", 'Trainer(precision="bf16-mixed")'),
         ("compile=false", "leaving out torch.compile"),
-        ("checkpoint.every_steps=null checkpoint.every_minutes=10", "ModelCheckpoint(every_n_epochs=1)"),
+        (
+            "checkpoint.every_steps=null checkpoint.every_minutes=10",
+            "ModelCheckpoint(every_n_epochs=1), or ExactCheckpoint()",
+        ),
     ],
 )
 def test_words_of_the_command_line_become_python(words, said):

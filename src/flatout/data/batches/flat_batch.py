@@ -27,26 +27,19 @@ class FlatBatch:
 
     tokens: Tensor
     """[T] int32, every row's tokens one after the other; bytes of packed bits (uint8) where rows are bit strings."""
-    offsets: Tensor
-    """[B+1] int64, where each row begins; on the tokens' device."""
-    lengths: Tensor
-    """[B] int64, always on the host: shapes are decided from it without asking the device."""
-    rows: Tensor
-    """[B] int64 on the host, the rows' numbers in their split."""
+    offsets: Tensor  # [B+1] int64, where each row begins; on the tokens' device
+    lengths: Tensor  # [B] int64, always on the host: shapes are decided from it without asking the device
+    rows: Tensor  # [B] int64 on the host, the rows' numbers in their split
     targets: Tensor | None = None
     """[B] class ids or values; for several labels a row their ids one after the other; None when predicting."""
-    target_offsets: Tensor | None = None
-    """[B+1] int64, where each row's labels begin; only for several labels a row."""
+    target_offsets: Tensor | None = None  # [B+1] int64, where each row's labels begin; only for several labels a row
     places: Tensor | None = None
     """[K] int64, the tokens that are read after an encoder's last layer; None: its head decides."""
     states: Tensor | None = None
     """[T, H], or [B, H] where only first tokens are read: what frozen layers answer to these rows, from a store."""
-    num_real: int
-    """Rows that count; any after them only keep a rank in step."""
-    step_rows: int
-    """Real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided by it."""
-    ends_step: bool = True
-    """Whether the optimizer steps after this micro-batch."""
+    num_real: int  # rows that count; any after them only keep a rank in step
+    step_rows: int  # real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided by it
+    ends_step: bool = True  # whether the optimizer steps after this micro-batch
     cut_from: tuple[int, int] | None = None
     """For a piece of a batch that was cut: the real rows before it, and those of the whole."""
     longest_row: int = field(default=-1, init=False, repr=False, compare=False)
@@ -137,12 +130,10 @@ def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | Non
 
 
 def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = False) -> list[FlatBatch]:
-    """At most `count` pieces, each with a row at least; rows that do not count are in none, unless all are such.
-
-    Real rows come one run after another, each run with about as many tokens. What is added up over the rows of a step
-    (losses, gradients, counts) is the same over the pieces as over the whole: each still says how many rows the step
-    has. Nothing is copied but offsets and the ids of several labels a row, and nothing waits for the device.
-    """
+    """At most `count` pieces, each with a row at least; rows that do not count are in none, unless all are such."""
+    # Real rows come one run after another, each run with about as many tokens. What is added up over the rows of a step
+    # (losses, gradients, counts) is the same over the pieces as over the whole: each still says how many rows the step
+    # has. Nothing is copied but offsets and the ids of several labels a row, and nothing waits for the device.
     if count <= 1 or batch.num_real <= 1:
         return [batch]
     lengths = batch.lengths[: batch.num_real].numpy()

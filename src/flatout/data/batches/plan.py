@@ -236,12 +236,10 @@ def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tu
 
 
 def _share(rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
-    """This rank's rows of some whole steps: rows, rows per batch, real rows per batch.
-
-    Rows are dealt longest first, a round at a time, each round's longest row to the part with the fewest tokens: parts
-    differ by at most one row and hardly in tokens. A model that pads gets its micro-batches as runs of like length,
-    each dealt over the ranks like cards, turning round after each deal.
-    """
+    """This rank's rows of some whole steps: rows, rows per batch, real rows per batch."""
+    # Rows are dealt longest first, a round at a time, each round's longest row to the part with the fewest tokens:
+    # parts differ by at most one row and hardly in tokens. A model that pads gets its micro-batches as runs of like
+    # length, each dealt over the ranks like cards, turning round after each deal.
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))

@@ -61,10 +61,9 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores
 
 
 def _efficient(query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
-    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients.
-
-    Its backward refuses a bound above the number of tokens, and draws other numbers than its forward (pytorch#115590).
-    """
+    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for gradients."""
+    # Its backward refuses a bound above the number of tokens, and draws other numbers than its forward
+    # (pytorch#115590).
     assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
     queries, most = _query_offsets(query, rows, is_first)
     parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))

@@ -212,10 +212,9 @@ class Transformer(LayeredEncoder):
     def run_layers(
         self, batch: FlatBatch, *, first: int = 0, stop: int | None = None, outputs: list[Tensor] | None = None
     ) -> Tensor:
-        """`[T, H]` after the layers `first` to `stop`; `[B, H]` of first tokens where these alone are read after the
-        last. From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
-        states between these layers.
-        """
+        """`[T, H]` after the layers `first` to `stop`; `[B, H]` where first tokens alone are read after the last."""
+        # From the layer `first` on the batch's own states are read; before it, its tokens. `outputs` gets the
+        # states between these layers.
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
         if first == stop and batch.states is not None:

@@ -147,10 +147,8 @@ class FlatRows:
         return lay_out_rows(lengths) if is_cpu else lay_out_padded(self.bounds, int(lengths.sum()))
 
     def attend(self, others_TKHD: Tensor, scores: Scores, first_BHD: Tensor | None = None) -> Tensor:
-        """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`.
-
-        `[B, H, D]` where queries of first tokens are given: they alone read all, by keys and values `[T, 2, H, D]`.
-        """
+        """`[T, H, D]`: each token reads the tokens of its row, by queries, keys and values `[T, 3, H, D]`."""
+        # `[B, H, D]` where queries of first tokens are given: they alone read all, by keys and values `[T, 2, H, D]`.
         is_first = first_BHD is not None
         assert scores.window is None or not is_first
         if scores.by_distance is None and self.kernel is Kernel.rectangles:

@@ -30,9 +30,8 @@ class Failed(Exception):
     """Why there is no answer."""
 
     def __init__(self, why: str, *, is_memory: bool = False, code: int | None = None, is_unread: bool = False) -> None:
-        """`is_memory`: it took, or may have taken, too much memory; `is_unread`: the process could not even begin;
-        `code`: of a process that ended without a word, as a shell knows it; below 0 the signal that ended it.
-        """
+        # `is_memory`: it took, or may have taken, too much memory; `is_unread`: the process could not even begin;
+        # `code`: of a process that ended without a word, as a shell knows it; below 0 the signal that ended it.
         super().__init__(why)
         self.why, self.is_memory, self.code, self.is_unread = why, is_memory, code, is_unread
 

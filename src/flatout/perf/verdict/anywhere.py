@@ -41,7 +41,7 @@ _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"(?<!\S)threads=(\d+)": r"torch.set_num_threads(\1)",
     r"(?<!\S)precision=(\w+)": lambda found: f'Trainer(precision="{LIGHTNING_NAMES[Precision(found[1])]}")',
     r"(?<!\S)compile=false": "leaving out torch.compile",
-    r"checkpoint\.every_steps=null checkpoint\.every_minutes=10": "ModelCheckpoint(every_n_epochs=1)",
+    r"checkpoint\.every_steps=null checkpoint\.\S+": "ModelCheckpoint(every_n_epochs=1), or ExactCheckpoint()",
 }  # words of the command line, and what a script says instead
 
 

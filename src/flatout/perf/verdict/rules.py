@@ -195,11 +195,9 @@ def optimizing(evidence: Evidence) -> Finding | None:
 
 
 def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
-    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it.
-
-    That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out what
-    else stands between steps, too: garbage of the compiler is cleared away there.
-    """
+    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it."""
+    # That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out
+    # what else stands between steps, too: garbage of the compiler is cleared away there.
     clocked = gain_without(evidence, ms)
     if evidence.eager_ms is None:
         return clocked
