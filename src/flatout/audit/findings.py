@@ -118,8 +118,8 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     test = int((rows.splits == "test").sum()) or len(rows) // num_folds
     luck = f"{196 * np.sqrt(2 * score * (1 - score) / test):.1f} points by chance"
     folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
-    anew = _span(*sorted(measured.dealt_anew))
-    yield f"luck:   folds from {folds} %, dealt anew {anew} %; on {test:,} test rows two runs differ by {luck}"
+    again = _span(*sorted(measured.dealt_again))
+    yield f"luck:   folds from {folds} %, dealt again {again} %; on {test:,} test rows two runs differ by {luck}"
     share = f"{100 * noise[0]:.1f} % of the labels look wrong ({_span(*noise[1:])})"
     yield f"labels: {len(measured.suspects.places):,} suspects; {share}"
     for given, likely, count in mixed_up(rows.labels, measured.suspects):

@@ -71,7 +71,7 @@ class Measured:
     forecast: Forecast
     score: Interval  # share of the rows answered as labelled
     fold_scores: NDArray[np.float64]
-    dealt_anew: NDArray[np.float64]  # the score where the rows are dealt into other folds
+    dealt_again: NDArray[np.float64]  # the score where the rows are dealt into other folds
     without_suspects: Interval  # what the score gains when the suspects are left out of training
     cut: tuple[int, float, float, float]
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
@@ -103,7 +103,7 @@ def measure(
     is_right = probabilities.argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = int((rows.splits == "train").sum())
-    anew = [replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)]
+    others = [replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)]
     parts = {} if encoded is None else {"words": words, view: encoded}
     return Measured(
         rows=rows,
@@ -115,7 +115,7 @@ def measure(
         forecast=forecast(sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds),
         score=_interval(is_right.astype(float)),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
-        dealt_anew=np.array([(answers.argmax(axis=1) == rows.labels).mean() for answers in anew]),
+        dealt_again=np.array([(answers.argmax(axis=1) == rows.labels).mean() for answers in others]),
         without_suspects=_interval((better.argmax(axis=1) == rows.labels).astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
