@@ -213,12 +213,27 @@ def test_a_metric_that_one_row_does_not_have_is_a_dash(finished, tmp_path, capsy
     assert "nan" not in said and "auroc             –\n" in said
 
 
-def test_a_folder_of_texts_for_each_class_is_told_to_be_for_training(finished, tmp_path, capsys):
-    (tmp_path / "fold" / "sport").mkdir(parents=True)
-    (tmp_path / "fold" / "sport" / "1.txt").write_text("a goal\n")
+def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_by_its_folders(
+    finished, tmp_path, capsys
+):
+    with labelled_rows(tmp_path).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows):
+        (tmp_path / "fold" / row["label"]).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fold" / row["label"] / f"{number}.txt").write_text(row["text"], encoding="utf-8")
     assert verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers/") == 2
     said = capsys.readouterr().err
-    assert "(files of a format we read). Name a file; a folder of texts for each class is for training." in said
+    assert "(files of a format we read). A folder of texts for each class is answered into one file." in said
+    assert verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers.csv") == 0
+    with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
+        answers = {row["text"]: row["prediction"] for row in csv.DictReader(file)}
+    texts = [row["text"] for row in rows]
+    predicted = [each.label for each in finished.predict(texts)]
+    assert answers == dict(zip(texts, predicted, strict=True))
+    capsys.readouterr()
+    assert verb("evaluate", finished.folder, tmp_path / "fold", "--json") == 0
+    right = [answer == row["label"] for answer, row in zip(predicted, rows, strict=True)]
+    assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(sum(right) / len(rows))
 
 
 def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(finished, monkeypatch, capsys):

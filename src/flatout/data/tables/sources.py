@@ -67,9 +67,7 @@ def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None)
     if not isinstance(given, str | Path):
         return table_of(given, where=where)
     path = _path_of(given, where)
-    if _is_folder(path) and is_text_folder(path):
-        return TextFolder(path, where, reading)
-    if _is_pattern(path) or _is_folder(path):
+    if _is_pattern(path) or (_is_folder(path) and not is_text_folder(path)):
         return _many(files_in(path, where), where, reading)
     return open_table(path, where=where, reading=reading)
 
@@ -89,14 +87,16 @@ def files_in(given: str | Path, where: str) -> list[str]:
         return [str(file) for file in files]
     allowed, hint = "files of a format we read, or a folder of texts for each class", f"Name a file: {where}=FILE."
     if where == "FILE":
-        allowed, hint = "files of a format we read", "Name a file; a folder of texts for each class is for training."
+        allowed, hint = "files of a format we read", "A folder of texts for each class is answered into one file."
     raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=hint)
 
 
 def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:
-    """The table in a file; `where` is the setting that named it."""
+    """The table in a file, or of a folder of texts for each class; `where` is the setting that named it."""
     reading = reading or ReadingConfig()
     file = _path_of(path, where)
+    if _is_folder(file) and is_text_folder(file):
+        return TextFolder(file, where, reading)
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
