@@ -114,13 +114,17 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     )
     total, places = len(found), np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
     found = replace(choose(found, places), conflicts=found.conflicts * len(places) // total)
-    is_by_text = not (config.group or is_tagged)
+    _require_groups(found, config, num_folds)
+    return found
+
+
+def _require_groups(found: AuditRows, config: TextDataConfig, num_folds: int) -> None:
+    is_by_text = not (config.group or found.is_tagged)
     num_groups, where = len(np.unique(found.groups)), f"data.group={config.group}" if config.group else "folds"
     what = f"{num_groups} different texts are too few to be audited"
     require(num_groups >= LEAST_ROWS or not is_by_text, "data.source", what, allowed=f"{LEAST_ROWS} or more")
     what, hint = f"{num_groups} groups for {num_folds} folds", "Set folds to fewer, or leave data.group out."
     require(num_groups >= num_folds, where, what, hint=hint)
-    return found
 
 
 def _read(source: TextSource) -> tuple[TextSurvey, Blocks]:

@@ -105,10 +105,8 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     reads_texts, is_usual = kind.keeps_rows, kind.rows != "sequences" or config.rows == AuditConfig().rows
     require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
     measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
-    is_tagged = reads_texts and settings.data.problem is Problem.tags
-    for each in (
-        () if reads_texts and not is_tagged else ("unlabelled", "top", *(() if is_tagged else ("time", "column")))
-    ):
+    others = ["unlabelled", "top"] if not reads_texts or settings.data.problem is Problem.tags else []
+    for each in others if reads_texts else [*others, "time", "column"]:
         is_usual, key = getattr(config, each) == getattr(AuditConfig(), each), each.replace("time", "for")
         require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
