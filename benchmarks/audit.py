@@ -192,14 +192,12 @@ def tagger_claims(name: str, planted: Planted, source: TextDataConfig, pretraine
     """The same where a tagger is trained in folds on the sentences, as an audit of its run does: minutes each."""
     rows = planted.rows
     assert rows.sentences is not None and rows.spans is not None
-    words, tags = rows.sentences
-    tags = np.array([*(list(each) for each in tags), None], object)[:-1]
+    words, tags = rows.sentences.words, np.array([*map(list, rows.sentences.tags), None], object)[:-1]
     for place in planted.places:
         sentence, start, stop = rows.spans[place]
         kind = rows.classes[rows.labels[place]]
         tags[sentence][start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
-    folds, began = np.full(len(words), -1), time.perf_counter()
-    folds[rows.spans[:, 0]] = deal(rows, FOLDS)
+    folds, began = rows.sentences.folds(rows, deal(rows, FOLDS)), time.perf_counter()
     settings = RunConfig(data=source, model=TransformerConfig(pretrained=pretrained), trainer={"max_epochs": 3})
     settings.tune = tune_of("off")
     answers = answers_in_folds(settings, words, tags, rows.classes, folds, 0.0, 3_600.0, print)

@@ -1,11 +1,9 @@
 """Messages for a user's mistake: each says how to fix it; and the settings, each described once, that they speak of.
 
-They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed, how to fix it.
-Entry points print it without a traceback and exit with code 2;
-an error of any other class is a defect of ours and keeps its traceback.
-
-A field of a Config is `setting(default, sentence, …)` with its range and an example. `check_settings` holds values to
-it, and `python -m flatout settings` prints it. Models import this module and nothing else of ours.
+They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed, how to fix it. Entry
+points print it without a traceback and exit with code 2; an error of any other class is a defect of ours and keeps its
+traceback. A field of a Config is `setting(default, sentence, …)` with its range and an example. `check_settings` holds
+values to it, and `python -m flatout settings` prints it. Models import this module and nothing else of ours.
 """
 
 from __future__ import annotations

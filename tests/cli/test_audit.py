@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from flatout.audit.findings import beginning
-from flatout.audit.rows import AuditRows, read_audit_rows
+from flatout.audit.measure import rows_of_answers
+from flatout.audit.rows import AuditRows, Sentences, deal, read_audit_rows
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
@@ -108,9 +109,55 @@ def test_a_row_of_words_has_the_mean_of_what_its_own_words_have():
     words = np.empty(2, object)
     words[:] = [["it", "rains", "in", "Rome"], ["New", "York"]]
     spans = np.array([[0, 3, 4], [1, 0, 2], [0, 1, 2]])
-    rows = AuditRows(*[np.empty(3)] * 8, classes=[], is_tagged=True, sentences=(words, words), spans=spans)
+    sentences, groups = Sentences(words, words, np.array([4, 2])), np.array([4, 2, 4])
+    values = {name: np.empty(3) for name in "texts shown labels files rows splits places column".split()}
+    rows = AuditRows(**values, groups=groups, classes=[], is_tagged=True, sentences=sentences, spans=spans)
     of_words = np.arange(12.0).reshape(6, 2)
     assert rows.of_spans(of_words).tolist() == [[6, 7], [9, 10], [2, 3]]
+
+
+def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp_path):
+    sample = TaggedTweetsTable(TaggedTweetsConfig(rows=120), "train")
+    sentences = [row for block in sample.blocks(["tokens", "tags"]) for row in block.to_pylist()] * 2
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, sentences)), encoding="utf-8")
+    rows = read_audit_rows(TextDataConfig(source=str(tmp_path / "rows.jsonl"), problem="tags"), 2, 60)
+    folds = deal(rows, 2)
+    found, words = rows.sentences.folds(rows, folds), [" ".join(each).lower() for each in rows.sentences.words]
+    assert set(found.tolist()) == {-1, 0, 1} and len(rows) == 60 < sum(rows.of_splits.values())
+    assert (found[rows.spans[:, 0]] == folds).all()
+    assert len({(text, fold) for text, fold in zip(words, found.tolist(), strict=True)}) == len(set(words))
+
+
+def test_words_that_a_network_did_not_read_are_judged_by_words_alone_and_it_says_nothing_of_them():
+    answers = np.array([[0.9, 0.1], [0.0, 0.0], [1.0, 0.0]])
+    assert rows_of_answers(answers).toarray() == pytest.approx(
+        np.array([[np.log(0.9), np.log(0.1)], [0, 0], [0, np.log(1e-4)]]) / 10
+    )
+
+
+def test_rows_of_several_files_are_named_by_their_own_file(rows, tmp_path):
+    head, *lines = rows.read_text("utf-8").splitlines()
+    for name, own in (("a", lines[:300]), ("b", lines[300:400]), ("test", lines[400:600])):
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
+    data = TextDataConfig(train=[str(tmp_path / f"{name}.csv") for name in "ab"], test=str(tmp_path / "test.csv"))
+    found = read_audit_rows(data, 2, 400)
+    assert found.of_splits == {"train": 360, "validation": 40, "test": 200} or found.of_splits["test"] == 200
+    for text, place in zip(found.texts, found.places, strict=True):
+        file, row = place.rsplit(":", 1)
+        written = Path(file).read_text("utf-8").splitlines()[int(row)]
+        assert text in next(iter(csv.reader([written])))[0]
+
+
+def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_counted(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    texts = ["".join(random.choice(list("abcdefgh"), 12)) for _ in range(300)]
+    with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = zip(texts, random.choice(["x", "y"], 300), strict=True)
+        csv.writer(file).writerows([("text", "label"), *rows])
+    assert verb("audit", "data.source=rows.csv", "folds=2") == 0
+    said = capfd.readouterr().out
+    assert "how many labels are wrong cannot be told from these rows" in said and "look wrong" not in said
 
 
 def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(tmp_path, monkeypatch, capfd):
@@ -226,7 +273,7 @@ def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_th
     few.write_text("".join(rows.read_text("utf-8").splitlines(keepends=True)[:1] + lines(rows, 150)), encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 0
     printed = capfd.readouterr().out
-    assert re.search(r"labels: .*% of the labels look wrong \(0\.0 to ", printed)
+    assert re.search(r"labels: .* suspects; how many labels are wrong cannot be told from these rows", printed)
     suspects = len(table(tmp_path / "audit" / "suspects.csv"))
     for worth in re.findall(r"([\d.]+) points  [\d,]+ suspects", printed):
         assert float(worth) <= 100 * suspects / 150 + 0.05

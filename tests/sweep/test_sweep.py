@@ -326,6 +326,7 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         ),
         (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0). Raise the least number above 0"),
         (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has too many values for a grid"),
+        (("model.hidden=interval(8,16)",), "model.hidden: '10.5"),
         (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
         ((), "sweep: nothing to search"),
         (("+sweep=blom",), "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?"),

@@ -297,7 +297,9 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(begin, tmp_pat
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        assert [row["status"] for row in csv.DictReader(file)] == ["complete", "stopped"]
+        rows = list(csv.DictReader(file))
+    assert [(row["status"], row["note"]) for row in rows] == [("complete", ""), ("stopped", "interrupted")]
+    assert float(rows[1]["value"]) > 0
     step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["train"])
     threading.Thread(target=interrupt_after, args=(last, step), daemon=True).start()

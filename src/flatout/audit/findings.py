@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from flatout.audit.labels import mixed_up
-from flatout.audit.measure import Measured
+from flatout.audit.measure import Interval, Measured
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows, small_classes
 from flatout.data.problem import Problem
@@ -28,7 +28,7 @@ from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page, tile
 
 SUSPECTS = "suspects.csv"
-_MOST, _LEAST_WORTH, _LEAST_SLICE, _FAR = 5, 0.003, 30, 3.0
+_MOST, _LEAST_WORTH, _LEAST_SLICE, _FAR, _UNKNOWN = 5, 0.003, 30, 3.0, 0.5
 _POOL = 10  # of so many times the rows asked for, the least sure ones, those that differ are chosen
 _SHOWN = 20  # rows of a table on the page
 
@@ -63,11 +63,10 @@ def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
 
 
 def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
-    rows, bound, (rate, low, high) = measured.rows, measured.forecast, measured.noise
+    rows, bound, low = measured.rows, measured.forecast, measured.noise[1]
     between = mixed_up(rows.labels, measured.suspects, 1)
     mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
-    share = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
-    what = f"{len(measured.suspects.places):,} suspects, {share}{mixed}"
+    what = f"{len(measured.suspects.places):,} suspects, {wrong_share(measured.noise)}{mixed}"
     gain, least, _ = measured.without_suspects
     decide = f"take out the rows that are right, train with data.exclude={suspects}"
     step = f"Read {suspects} from the top, {'and correct the tags in your file' if rows.is_tagged else decide}"
@@ -113,15 +112,14 @@ def slices(measured: Measured) -> list[Slice]:
 
 def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     """What is printed: score and luck, labels, rows, more rows."""
-    rows, (score, low, high), noise = measured.rows, measured.score, measured.noise
+    rows, (score, low, high) = measured.rows, measured.score
     yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({_span(low, high)})"
-    test = int((rows.splits == "test").sum()) or len(rows) // num_folds
+    test = rows.of_splits.get("test") or len(rows) // num_folds
     luck = f"{196 * np.sqrt(2 * score * (1 - score) / test):.1f} points by chance"
     folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
     again = _span(*sorted(measured.dealt_again))
     yield f"luck:   folds from {folds} %, dealt again {again} %; on {test:,} test rows two runs differ by {luck}"
-    share = f"{100 * noise[0]:.1f} % of the labels look wrong ({_span(*noise[1:])})"
-    yield f"labels: {len(measured.suspects.places):,} suspects; {share}"
+    yield f"labels: {len(measured.suspects.places):,} suspects; {wrong_share(measured.noise)}"
     for given, likely, count in mixed_up(rows.labels, measured.suspects):
         yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {count:,} rows"
     gain, least, most = measured.without_suspects
@@ -135,14 +133,22 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     yield f"more:   {measured.forecast.line()}"
 
 
+def wrong_share(noise: Interval) -> str:
+    """The share of wrong labels in words; where the model knows little, or rows are few, it has no bound."""
+    rate, low, high = noise
+    known = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
+    return known if high < _UNKNOWN else "how many labels are wrong cannot be told from these rows"
+
+
 def write_suspects(measured: Measured, path: Path) -> None:
     """The suspects as a table, the surest first, with what words and encoder say; `data.exclude` reads it."""
     rows, found = measured.rows, measured.suspects
-    table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views]]
+    table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views, "place"]]
     for place, likely, sure in zip(found.places, found.likely, found.sure, strict=True):
         where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.shown[place])]
-        views = [rows.classes[of_rows[place]] for of_rows in measured.views.values()]
-        table.append([*where, rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views])
+        views = [rows.classes[of_rows[place]] if of_rows[place] >= 0 else "" for of_rows in measured.views.values()]
+        said = [rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views]
+        table.append([*where, *said, rows.places[place]])
     write_table(path, table)
 
 
@@ -219,14 +225,14 @@ def _span(low: float, high: float) -> str:
 
 def _row(measured: Measured, place: int) -> list[str]:
     rows = measured.rows
-    return [f"{rows.rows[place]:,}", beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
+    return [rows.places[place], beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
 
 
 def _tiles(measured: Measured) -> list[dict[str, str]]:
     (score, low, high), noise, gain = measured.score, measured.noise, measured.forecast
     return [
         tile(f"{100 * score:.1f} %", "answered as labelled", _span(low, high)),
-        tile(f"{100 * noise[0]:.1f} %", "labels that look wrong", _span(*noise[1:])),
+        tile(f"{100 * noise[0]:.1f} %" if noise[2] < _UNKNOWN else "?", "labels that look wrong", _span(*noise[1:])),
         tile(f"{100 * gain.gain:+.1f}", f"points by {gain.more:,} more rows", _span(gain.low, gain.high)),
         tile(f"{len(measured.rows):,}", "rows"),
     ]

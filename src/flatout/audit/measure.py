@@ -77,7 +77,7 @@ class Measured:
     """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
     closeness: NDArray[np.float64]  # how like each text is to the mean of the class that it is most like
     views: dict[str, Integers]
-    """Where an encoder or a network stands beside words: the classes that each of them alone gives."""
+    """Where an encoder or a network stands beside words: the class that each alone gives; -1: it has read nothing."""
 
 
 def measure(
@@ -102,7 +102,7 @@ def measure(
         noise = noise[0], 0.0, noise[2]
     is_right = probabilities.argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
-    train_rows = int((rows.splits == "train").sum())
+    train_rows = rows.of_splits.get("train", 0)
     others = [replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)]
     parts = {} if encoded is None else {"words": words, view: encoded}
     return Measured(
@@ -119,13 +119,16 @@ def measure(
         without_suspects=_interval((better.argmax(axis=1) == rows.labels).astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
-        views={name: _Trained(part, folds, num_classes).answers(rows.labels).argmax(1) for name, part in parts.items()},
+        views={
+            name: np.where(part.getnnz(1), _Trained(part, folds, num_classes).answers(rows.labels).argmax(1), -1)
+            for name, part in parts.items()
+        },
     )
 
 
 def rows_of_answers(answers: Floats) -> csr_matrix:
-    """What a network answers, as rows about as long as those of words, to stand beside them."""
-    return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10)
+    """What a network answers, as rows about as long as those of words, to stand beside them; zeros stay zeros."""
+    return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10 * answers.any(axis=1, keepdims=True))
 
 
 def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:

@@ -7,8 +7,9 @@ model tells them from its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -26,7 +27,7 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.splits import hash_texts
-from flatout.data.tables.table import as_texts, decoded, require_columns
+from flatout.data.tables.table import Table, as_texts, decoded, require_columns
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, open_tables
 from flatout.data.text_source import TagSource, TextSource
@@ -40,6 +41,21 @@ LEAST_ROWS = 40  # rows below which no fold says anything
 
 
 @dataclass(frozen=True, slots=True)
+class Sentences:
+    """Tagged sentences, whose parts are rows."""
+
+    words: Objects
+    tags: Objects
+    groups: NDArray[np.int64]  # numbers as those of the rows
+
+    def folds(self, rows: AuditRows, folds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The fold of each, that of all rows of its group; -1 where none of these is looked at."""
+        of_groups = np.full(max(rows.groups.max(), self.groups.max()) + 1, -1)
+        of_groups[rows.groups] = folds
+        return of_groups[self.groups]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRows:
     """Labelled texts, and where each of them stands: arrays with an entry for each row."""
 
@@ -50,11 +66,13 @@ class AuditRows:
     rows: NDArray[np.int64]  # numbers in their files, from 1
     splits: Objects
     groups: NDArray[np.int64]  # rows of one group stay in one fold: equal texts, or those of `data.group`
+    places: Objects  # file and row, as a person looks them up
     column: Objects  # what the rows have in the column by which scores are parted; empty texts without one
     classes: list[str]
     conflicts: int = 0  # rows whose text has another label elsewhere
     is_tagged: bool = False  # whether they are entities, and words like them
-    sentences: tuple[Objects, Objects] | None = None  # their words and tags, where rows are parts of them
+    of_splits: dict[str, int] = field(default_factory=dict)  # rows of each split, before some were drawn
+    sentences: Sentences | None = None
     spans: NDArray[np.int64] | None = None  # `[N, 3]`: each row's sentence, its first word and the word after its last
 
     def __len__(self) -> int:
@@ -63,7 +81,7 @@ class AuditRows:
     def of_spans(self, of_words: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean of each row's words, of values of all words of all sentences."""
         assert self.sentences is not None and self.spans is not None
-        begins = np.cumsum([0, *map(len, self.sentences[0])])[self.spans[:, :1]]
+        begins = np.cumsum([0, *map(len, self.sentences.words)])[self.spans[:, :1]]
         sums = np.add.reduceat(np.pad(of_words, ((0, 1), (0, 0))), (begins + self.spans[:, 1:]).ravel())[::2]
         return sums / np.diff(self.spans[:, 1:])
 
@@ -83,6 +101,7 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
     read = [text for _, block in blocks for text in block.texts.to_pylist()]
     texts = shown = np.array([" ".join(text) for text in read] if is_tagged else read, object)
     groups = _column(source, config.group, tables, rows) if config.group else [text.lower() for text in texts]
+    numbers = np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1]
     places, parts = np.arange(len(rows)), dict[str, Any]()
     if isinstance(source, TagSource):
         classes = [NO_ENTITY, *source.census.types]
@@ -91,8 +110,8 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         require(len(spans) >= LEAST_ROWS and len(classes) > 1, "data.label", what, allowed=f"{LEAST_ROWS} or more")
         texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
         labels, places = np.array([each[2:4] for each in spans], np.int64).T
-        words_and_tags = (_lists([block.texts for _, block in blocks]), _lists([block.labels for _, block in blocks]))
-        parts = {"sentences": words_and_tags, "spans": np.array([each[3:] for each in spans], np.int64)}
+        words, tags = (_lists([getattr(block, side) for _, block in blocks]) for side in ("texts", "labels"))
+        parts = {"sentences": Sentences(words, tags, numbers), "spans": np.array([each[3:] for each in spans])}
     else:
         surveyed.census.require_classes("data.label")
         classes = surveyed.census.classes()
@@ -105,17 +124,25 @@ def read_audit_rows(config: TextDataConfig, num_folds: int, most_rows: int, colu
         files=np.array([source.tables[table].name for table in tables], object)[places],
         rows=rows[places] + 1,
         splits=splits[places],
-        groups=np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1][places],
+        groups=numbers[places],
+        places=tables[places],
+        of_splits=dict(Counter(splits[places].tolist())),
         column=_column(source, column, tables, rows)[places],
         classes=classes,
         conflicts=0 if is_tagged else sum(each.count for each in of_kind if each is not None),
         is_tagged=is_tagged,
         **parts,
     )
-    total, places = len(found), np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
-    found = replace(choose(found, places), conflicts=found.conflicts * len(places) // total)
-    _require_groups(found, config, num_folds)
-    return found
+    drawn = np.sort(np.random.default_rng(0).permutation(len(found))[:most_rows])
+    chosen = replace(choose(found, drawn), conflicts=found.conflicts * len(drawn) // len(found))
+    _require_groups(chosen, config, num_folds)
+    of_rows = zip(chosen.places, chosen.rows.tolist(), strict=True)
+    return replace(chosen, places=np.array([_located(source.tables[table], row) for table, row in of_rows], object))
+
+
+def _located(table: Table, row: int) -> str:
+    place = table.locate(row)
+    return f"{table.name}:{place}" if place.isdecimal() else place  # of several files it names the one
 
 
 def _require_groups(found: AuditRows, config: TextDataConfig, num_folds: int) -> None:

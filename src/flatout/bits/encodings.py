@@ -168,11 +168,10 @@ class BloomEncoder(Encoder):
 
 
 class MinHashEncoder(Encoder):
-    """Each function keeps the lowest bit of the least hash among a record's grams.
+    """Each function keeps the lowest bit of the least hash among a record's grams."""
 
-    Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
-    that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
-    """
+    # Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
+    # that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)

@@ -30,6 +30,7 @@ _OF_DATA = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=",
 _IMPLIED = {
     **dict.fromkeys(("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")),
     "data.problem=label": ("model=rnn",),
+    "data.pair=true": ("model=transformer",),
     **dict.fromkeys(("data=sequence", "data=cells"), ("task=sequence", "model=rnn")),
     **dict.fromkeys(("data=bits", "data=people"), ("task=grams", "model=bitmlp")),
 }  # what only a training would ask for
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     words = [word for word in arguments.words if word.partition("=")[0] not in own]
     config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
     of = dict[str, Any]()
-    if words and "=" not in words[0]:
+    if words and ("=" not in words[0] or Path(words[0]).is_dir()):
         from flatout.cli.settings import as_word
         from flatout.report.summary import read_summary
 
@@ -136,13 +137,14 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
     limit_s, length, beside, view = as_seconds(config.time, "for") or 0.0, settings.data.max_length, None, "network"
     if run_s := (of.get("training") or {}).get("seconds"):
         taught, folds = (rows.texts, np.array(rows.classes, object)[rows.labels]), deal(rows, config.folds)
-        if rows.sentences is not None and rows.spans is not None:
-            taught, of_rows = rows.sentences, folds
-            folds = np.full(len(taught[0]), -1)
-            folds[rows.spans[:, 0]] = of_rows
+        if rows.sentences is not None:
+            taught, folds = (rows.sentences.words, rows.sentences.tags), rows.sentences.folds(rows, folds)
         answers = answers_in_folds(settings, *taught, rows.classes, folds, run_s, limit_s, print_line)
         if answers is not None:
-            beside = rows_of_answers(rows.of_spans(answers) if rows.is_tagged else answers)
+            answers = rows.of_spans(answers) if rows.is_tagged else answers
+            if unread := int((~answers.any(axis=1)).sum()):
+                print_line(f"network: {unread:,} rows lie beyond data.max_length; words alone judge them")
+            beside = rows_of_answers(answers)
     is_pretrained = getattr(settings.model, "pretrained", None) is not None  # an encoder's; no other model has it
     if beside is None and is_pretrained and not rows.is_tagged:
         view = "encoder"

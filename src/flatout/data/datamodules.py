@@ -122,11 +122,10 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
 
 
 class TagPreparation(TextPreparation):
-    """From words and tags to a store: as from texts, but each row is a list of words and each word has a tag.
+    """From words and tags to a store: as from texts, but each row is a list of words and each word has a tag."""
 
-    Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so that
-    no loss and no metric counts them. Entities beyond the longest row count as missed.
-    """
+    # Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other tokens are marked so
+    # that no loss and no metric counts them. Entities beyond the longest row count as missed.
 
     source: TagSource
 

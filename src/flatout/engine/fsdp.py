@@ -2,9 +2,8 @@
 
 Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it. Before a layer
 computes, its weights are gathered from all ranks; after it they are dropped again, and its gradients are summed where
-their slices lie. Results stay the same to rounding. Checkpoints hold whole tensors, so a run resumes on any number.
-
-A gathering needs every rank, so ranks go through the same passes at the same time, in validation too.
+their slices lie. Results stay the same to rounding. Checkpoints hold whole tensors, so a run resumes on any number. A
+gathering needs every rank, so ranks go through the same passes at the same time, in validation too.
 """
 
 from __future__ import annotations

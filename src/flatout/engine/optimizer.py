@@ -30,14 +30,12 @@ ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers with one state.
+    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers with one state."""
 
-    Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the momentum of the gradient.
-    Its steps are scaled to the length of AdamW's (`match_rms_adamw`), so learning rates and weight decays carry over.
-    It keeps one number a weight where AdamW keeps two. Choose it for large batches and long training.
-
-    One optimizer, because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
-    """
+    # Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the momentum of the gradient.
+    # Its steps are scaled to the length of AdamW's (`match_rms_adamw`), so learning rates and weight decays carry over.
+    # It keeps one number a weight where AdamW keeps two. Choose it for large batches and long training. One optimizer,
+    # because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
 
     def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
         matrices = [group for group in groups if group[MATRICES]]

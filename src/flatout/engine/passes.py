@@ -4,13 +4,11 @@ The plan, the feed and the checkpoints know nothing of it: a batch is cut *insid
 the step's batches and sets the random numbers back. The same rows then pass in twice as many pieces, now and in all
 later steps. Losses are divided by the rows of the whole step, so the gradients of the pieces add up to the same.
 
-On several ranks each repeats alone while the others wait. DDP cannot call back an exchange that it has begun.
-Then the run ends with its last checkpoint and notes the size that fits; `resume=auto` continues with it.
-
-A step that has enough memory pays one list append and a note of the random state.
-
-Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not initialized" often mean
-the same. As often they mean something that smaller batches do not cure. On a CPU the system ends a process first.
+On several ranks each repeats alone while the others wait. DDP cannot call back an exchange that it has begun. Then the
+run ends with its last checkpoint and notes the size that fits; `resume=auto` continues with it. A step that has enough
+memory pays one list append and a note of the random state. Only errors that plainly say so count as out-of-memory.
+cuDNN's "no engine" and cuBLAS's "not initialized" often mean the same. As often they mean something that smaller
+batches do not cure. On a CPU the system ends a process first.
 """
 
 from __future__ import annotations

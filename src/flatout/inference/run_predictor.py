@@ -1,8 +1,7 @@
 """A finished run: its `model/` folder, and its predictor, which predict, evaluate, export and `Result` ask.
 
-The folder holds weights, the names of the outputs, and the settings that rebuild the model.
-
-A file is read by the block, answered on every device, and given back in its order. Memory stays flat.
+The folder holds weights, the names of the outputs, and the settings that rebuild the model. A file is read by the
+block, answered on every device, and given back in its order. Memory stays flat.
 """
 
 from __future__ import annotations

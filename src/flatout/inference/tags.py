@@ -53,12 +53,12 @@ class TaggedRows:
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
     lost: int  # words that the model did not see
-    types: NDArray[np.float32]  # of each word the probabilities of no entity, and of each type
+    types: NDArray[np.float32]  # of each word the probabilities of no entity, and of each type; 0 if it was not seen
 
     @classmethod
     def untagged(cls, offsets: NDArray[np.int64], lost: int = 0, num_types: int = 0) -> TaggedRows:
         """Rows whose words are all O, to be filled in."""
-        types = np.eye(1, 1 + num_types, dtype=np.float32).repeat(offsets[-1], axis=0)
+        types = np.zeros((offsets[-1], 1 + num_types), np.float32)
         return cls(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost, types)
 
 

@@ -1,10 +1,9 @@
 """Two layers as torch has them, without what they waste on a CPU: the same mathematics, the same state.
 
-An embedding's gradient is a table of zeros with a few rows filled in. Torch makes a new table each step. One of
-fifty megabytes costs more in page faults than a small encoder's layers. Here one table is kept, the rows of the batch
-are added to it, and only these are cleared after the step. Ranks exchange only these rows, too.
-
-Dropout needs a random bit a number; torch draws a double for each. Here one draw decides four places, to 1/65,536.
+An embedding's gradient is a table of zeros with a few rows filled in. Torch makes a new table each step. One of fifty
+megabytes costs more in page faults than a small encoder's layers. Here one table is kept, the rows of the batch are
+added to it, and only these are cleared after the step. Ranks exchange only these rows, too. Dropout needs a random bit
+a number; torch draws a double for each. Here one draw decides four places, to 1/65,536.
 """
 
 from __future__ import annotations

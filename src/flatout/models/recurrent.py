@@ -2,11 +2,9 @@
 
 An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both run at once there;
 autograd runs each part of the backward pass on the stream of its forward pass. Among several ranks both stay on one.
-
 Hidden states go from one batch to the next where rows continue rows of the batch before. Row numbers of one recording
-follow one another, so row n continues row n - 1 unless it begins a recording. The device never waits.
-
-Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
+follow one another, so row n continues row n - 1 unless it begins a recording. The device never waits. Time comes first,
+`[L, B, D]`: L longest row, B rows, D numbers a place.
 """
 
 from __future__ import annotations

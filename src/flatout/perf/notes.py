@@ -2,9 +2,8 @@
 
 Alike are runs of the same model and its settings, precision, longest row and layout, on as many devices of the same
 kind. A run that ran out of memory notes the rows (or tokens) it computed at once; the next one begins with them. Tuning
-finds the same notes by `row_key` and tries no more rows. To try whole batches again, delete the file.
-
-A ladder notes its gains so that verdicts can refer to them: a rung that does what an override does is noted under it.
+finds the same notes by `row_key` and tries no more rows. To try whole batches again, delete the file. A ladder notes
+its gains so that verdicts can refer to them: a rung that does what an override does is noted under it.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
         try:
             _run_all(trials, launcher or LauncherSettings(), found)
         finally:  # of a list that is interrupted the table says how far it came
-            ended = [found.get(trial.number, Ending(Status.stopped, 0.0, note="not finished")) for trial in trials]
-            if found:
+            ended = [found.get(trial.number) or _unfinished(trial) for trial in trials]
+            if found or any(trial.folder.exists() for trial in trials):
                 write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
     pairs = zip(trials, ended, strict=True)
@@ -59,6 +59,12 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
         hint = f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
         raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {hint}"]))
     return ended
+
+
+def _unfinished(trial: Trial) -> Ending:
+    seen = read_values(trial.folder, f"val/{trial.job.metric}")
+    note = "interrupted" if trial.folder.exists() else "not begun"
+    return Ending(Status.stopped, 0.0, seen[-1] if seen else None, note=note)
 
 
 def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) -> SweepReport:

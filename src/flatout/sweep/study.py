@@ -1,7 +1,6 @@
 """What a sweep searches, and its memory: Optuna's study in a journal in the sweep's folder.
 
 The space has a choice of values or an interval for each setting. The study suggests settings and is given results.
-
 Every suggestion depends on the seed, the trial's number and earlier results, and on nothing else: a sweep that was
 killed and resumed continues as if nothing had happened. Trials that ran then are run again.
 """
@@ -226,6 +225,10 @@ class Interval:
         require(self.low <= self.high, where, span, allowed="the least number first", hint=hint)
         hint = "Raise the least number above 0, or leave out tag(log,…)."
         require(not self.is_log or self.low > 0, where, f"{span} by factors", allowed="numbers above 0", hint=hint)
+
+    def sample(self) -> tuple[str, ...]:
+        """A value of its kind, to be checked: of numbers one that is not whole."""
+        return () if self.is_whole else (self.text(self.low + (self.high - self.low) / math.pi),)
 
     def suggest(self, trial: optuna.Trial, key: str) -> str:
         if not self.is_whole:

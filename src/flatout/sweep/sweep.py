@@ -76,7 +76,7 @@ def _checked(searched: Searched) -> Trial:
     first = searched.first_that_fits()
     if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
         for key, part in space.items():
-            for text in part.values if isinstance(part, Choice) else ():
+            for text in part.values if isinstance(part, Choice) else part.sample():
                 searched.first_that_fits(key, text)
     if settings.metric is not None:
         require_metric(first.job.metric, first.job.metrics, "metric")

@@ -181,11 +181,10 @@ def class_weights(labels: Labels) -> Tensor:
 
 
 class CutScores:
-    """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split.
+    """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split."""
 
-    A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole rows
-    of just that length count with them.
-    """
+    # A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole
+    # rows of just that length count with them.
 
     def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:
         self.metrics, self.is_cut, self.cut_rows = metrics, is_cut, cut_rows

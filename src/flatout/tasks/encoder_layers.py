@@ -3,11 +3,10 @@
 Outputs of frozen layers are computed once over the rows of a store, and read by each epoch from then on. They are a
 store in the cache, beside that of the texts: a ragged column of `tokens * hidden` numbers a row, or a fixed one where
 only first tokens are read above the cut. Rows are computed a block at a time, by length and without padding, and
-written in their order; so memory holds one block. Nothing is dropped below the cut.
-
-Scores are a cheap look at where to cut, in one pass over some rows. A head reads a row's first token and the mean over
-its tokens. It says what a layer already knows of the classes, not what training the layers above would reach. A cut
-below the first good layer loses what that layer adds to train again; one above it leaves fewer layers that can learn.
+written in their order; so memory holds one block. Nothing is dropped below the cut. Scores are a cheap look at where to
+cut, in one pass over some rows. A head reads a row's first token and the mean over its tokens. It says what a layer
+already knows of the classes, not what training the layers above would reach. A cut below the first good layer loses
+what that layer adds to train again; one above it leaves fewer layers that can learn.
 """
 
 from __future__ import annotations

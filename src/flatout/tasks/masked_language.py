@@ -3,12 +3,9 @@
 Each row gives the same share of its tokens, rounded, and one at least. Which ones is decided by a hash of seed, epoch,
 row number and place. So a row is masked alike in any batch, on any device, in any piece of a batch and in a resumed
 run, and otherwise in each epoch. How many are masked follows from the lengths, which the host knows: nothing waits for
-the device. Most become the mask token, some a random one, the others stay (BERT: 80, 10 and 10 %).
-
-Only masked places pass through what follows attention in the last layer, and through the head. Validation masks the
-same tokens each time, whatever the seed, so that losses of several runs can be compared.
-
-Shapes: T tokens, B rows, K masked tokens, V words.
+the device. Most become the mask token, some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked places
+pass through what follows attention in the last layer, and through the head. Validation masks the same tokens each time,
+whatever the seed, so that losses of several runs can be compared. Shapes: T tokens, B rows, K masked tokens, V words.
 """
 
 from __future__ import annotations

@@ -150,11 +150,10 @@ class TaskMetrics(nn.Module, ABC):
 
 
 class _Areas(of_classes.MultilabelAUROC):
-    """The area under each class's curve, from scores that come as how many thresholds each one reaches.
+    """The area under each class's curve, from scores that come as how many thresholds each one reaches."""
 
-    So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to the
-    same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
-    """
+    # So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to the
+    # same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
 
     confmat: Tensor  # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
 

@@ -286,13 +286,12 @@ def _dealt(place: Rows, parts: int) -> Rows:
 
 
 class StreamPlan(Plan):
-    """One epoch of one rank, of rows that continue each other: chunks of recordings, whose hidden state is carried on.
+    """One epoch of one rank, of rows that continue each other: chunks of recordings, with their hidden state."""
 
-    A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the lane with the fewest
-    chunks, and a lane's recordings follow one another in random order. The n-th batch holds the n-th chunk of each
-    lane. Loads do not depend on the order in which recordings are dealt, so every epoch has as many batches, on every
-    rank. `recordings` is the number of each row's recording, equal ones side by side.
-    """
+    # A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the lane with the fewest
+    # chunks, and a lane's recordings follow one another in random order. The n-th batch holds the n-th chunk of each
+    # lane. Loads do not depend on the order in which recordings are dealt, so every epoch has as many batches, on every
+    # rank. `recordings` is the number of each row's recording, equal ones side by side.
 
     def __init__(self, lengths: Ints, recordings: Ints, settings: PlanSettings, epoch: int = 0) -> None:
         self.settings, self.lengths = settings, lengths

@@ -142,11 +142,11 @@ def as_bio(block: TagBlock) -> NDArray[np.int32]:
 
 
 class TaggedTable(Table):
-    """Tagged words as a table of texts: the words joined, and their tags joined as the label.
+    """Tagged words as a table of texts: the words joined, and their tags joined as the label."""
 
-    So the checks of texts hold for sentences too: repeats, leaks, and equal sentences with other tags. Words and tags
-    that do not fit together are reported with their row. What is found in tags goes to a census that all splits share.
-    """
+    # So the checks of texts hold for sentences too: repeats, leaks, and equal sentences with other tags. Words and tags
+    # that do not fit together are reported with their row. What is found in tags goes to a census that all splits
+    # share.
 
     columns: Sequence[str] = COLUMNS
 

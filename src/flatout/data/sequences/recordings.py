@@ -236,11 +236,10 @@ class ScratchValues:
 
 
 class Scratch:
-    """The scratch files of the large files of one preparation, so that memory does not grow with a file.
+    """The scratch files of the large files of one preparation, so that memory does not grow with a file."""
 
-    Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves a
-    recording that is written down as it stands. Any other one is read as a whole, which also reports what is wrong.
-    """
+    # Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves
+    # a recording that is written down as it stands. Any other one is read as a whole, which also reports what is wrong.
 
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
         self.folder, self.rules, self.keeps_times = folder, rules, keeps_times

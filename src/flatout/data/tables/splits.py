@@ -1,10 +1,9 @@
 """Which split a row belongs to, from a hash of its content.
 
 Equal texts always fall in the same split, so no row leaks from training into the test, and a file that has grown keeps
-its old split. The hash is plain arithmetic on the bytes, the same on every machine.
-
-Where each class must keep its share, the distinct texts of a class are dealt out in the order of their hashes, every
-tenth one say, which meets the share to one row. Groups are dealt out whole until the share is met.
+its old split. The hash is plain arithmetic on the bytes, the same on every machine. Where each class must keep its
+share, the distinct texts of a class are dealt out in the order of their hashes, every tenth one say, which meets the
+share to one row. Groups are dealt out whole until the share is met.
 """
 
 from __future__ import annotations
@@ -123,11 +122,10 @@ def split_by_hash(hashes: NDArray[np.uint64], *, validation_share: float, test_s
 
 
 class Dealer:
-    """Deals the distinct texts of each class out, in turn, so that every split gets its share of every class.
+    """Deals the distinct texts of each class out, in turn, so that every split gets its share of every class."""
 
-    Texts come in the order of their hashes, in as many calls as it takes. The n-th of a class goes to the test when
-    n times the share passes a whole number; so a share of 0.1 takes every tenth, and a class of two stays in training.
-    """
+    # Texts come in the order of their hashes, in as many calls as it takes. The n-th of a class goes to the test when n
+    # times the share passes a whole number; so a share of 0.1 takes every tenth, and a class of two stays in training.
 
     def __init__(self, num_classes: int, *, validation_share: float, test_share: float) -> None:
         self._seen = np.zeros(num_classes, np.int64)

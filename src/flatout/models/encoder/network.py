@@ -3,14 +3,11 @@
 The model is the library's own class with its own modules, so weights load from it and save to it. Where a family runs
 flat, its layers are replaced by ours (`layers.py`), and this file does what comes before and after them over `[T, H]`
 tokens: positions begin again with each row, and a head that reads first tokens gets these. Families that cannot run so
-get padded rows of like length through the library's own layers.
-
-A row may hold the windows of a text one after the other. They are the rows of a batch then, shortest first, each with
-positions of its own. The text's answer is the mean of their logits, or the largest of each class, or what the last
-layer of the head answers to the mean of their vectors, weighted by a learned attention. So its loss counts once however
-long it is. Tags are answered token by token, in the order of the row.
-
-Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
+get padded rows of like length through the library's own layers. A row may hold the windows of a text one after the
+other. They are the rows of a batch then, shortest first, each with positions of its own. The text's answer is the mean
+of their logits, or the largest of each class, or what the last layer of the head answers to the mean of their vectors,
+weighted by a learned attention. So its loss counts once however long it is. Tags are answered token by token, in the
+order of the row. Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
 """
 
 from __future__ import annotations

@@ -161,10 +161,9 @@ class FlatRows:
 
 
 class _Attend(torch.autograd.Function):
-    """Of queries, keys and values `[T, 3, H, D]`; or of keys and values alone, by queries `[B, H, D]`, rows already.
+    """Of queries, keys and values `[T, 3, H, D]`; or of keys and values alone, by queries `[B, H, D]`, rows already."""
 
-    Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose.
-    """
+    # Autograd's slicing would cost more than the work. Autocast is off: these products are fp32 on purpose.
 
     @staticmethod
     def forward(ctx: Any, others_TKHD: Tensor, first_BHD: Tensor | None, rows: Layout, scores: Scores) -> Tensor:

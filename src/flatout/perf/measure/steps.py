@@ -1,8 +1,7 @@
 """Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a Trainer around.
 
-Beside them a feed is timed with no model behind it, and the memory is read that steps have taken.
-
-The learning rate is zero, so the weights stay, and the time is that of a real step.
+Beside them a feed is timed with no model behind it, and the memory is read that steps have taken. The learning rate is
+zero, so the weights stay, and the time is that of a real step.
 """
 
 from __future__ import annotations

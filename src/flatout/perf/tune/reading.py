@@ -1,10 +1,9 @@
 """What is read off measurements: which rows at once to try, what memory they will take, and a learning rate.
 
-Rows: sizes to try, and the memory that more of them will take.
-
-The rate: after Smith (2017, "Cyclical learning rates for training neural networks"), of steps whose rate rises until
-the loss does too. What is suggested is a rate at which the smoothed loss falls fastest, not one at which it is lowest:
-there it is about to rise. A short test sees the first steps only; for an encoder its authors' rate is worth more.
+Rows: sizes to try, and the memory that more of them will take. The rate: after Smith (2017, "Cyclical learning rates
+for training neural networks"), of steps whose rate rises until the loss does too. What is suggested is a rate at which
+the smoothed loss falls fastest, not one at which it is lowest: there it is about to rise. A short test sees the first
+steps only; for an encoder its authors' rate is worth more.
 """
 
 from __future__ import annotations

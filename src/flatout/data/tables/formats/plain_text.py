@@ -3,7 +3,6 @@
 An empty line stands between sentences. A line is a word, any columns between, and its tag, parted by tabs where the
 first line has one, else by blanks. Each sentence becomes a row with its words in `tokens` and its tags in `tags`. Lines
 that begin with -DOCSTART- part documents; lines that begin with `#` and do not have a word line's columns are remarks.
-
 Texts of a folder lie in `CLASS/NAME`, one file a text, and are read in the order of their names. Hidden files, and
 endings of no text, are left alone.
 """
