@@ -158,6 +158,7 @@ def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_cou
     assert verb("audit", "data.source=rows.csv", "folds=2") == 0
     said = capfd.readouterr().out
     assert "how many labels are wrong cannot be told from these rows" in said and "look wrong" not in said
+    assert "suspects, how many" not in said  # no finding is made of it
 
 
 def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(tmp_path, monkeypatch, capfd):

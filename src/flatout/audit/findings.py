@@ -71,7 +71,8 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     decide = f"take out the rows that are right, train with data.exclude={suspects}"
     step = f"Read {suspects} from the top, {'and correct the tags in your file' if rows.is_tagged else decide}"
     low = min(low, len(measured.suspects.places) / len(rows))  # no more is won than wrong rows are named
-    yield Finding(what, max(low, gain if rows.is_tagged and least > 0 else least), step)
+    won = gain if rows.is_tagged and least > 0 else least
+    yield Finding(what, max(low, won) if measured.noise[2] < _UNKNOWN else low, step)
     if bound.low > 0 and not bound.is_useless:
         label = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
         yield Finding(bound.line(), bound.gain, "Tag more sentences" if rows.is_tagged else label, is_problem=False)
