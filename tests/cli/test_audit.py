@@ -157,7 +157,7 @@ def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_cou
         csv.writer(file).writerows([("text", "label"), *rows])
     assert verb("audit", "data.source=rows.csv", "folds=2") == 0
     said = capfd.readouterr().out
-    assert "how many labels are wrong cannot be told from these rows" in said and "look wrong" not in said
+    assert "how many labels are wrong cannot be known from these rows" in said and "look wrong" not in said
     assert "suspects, how many" not in said  # no finding is made of it
 
 
@@ -274,7 +274,7 @@ def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_th
     few.write_text("".join(rows.read_text("utf-8").splitlines(keepends=True)[:1] + lines(rows, 150)), encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 0
     printed = capfd.readouterr().out
-    assert re.search(r"labels: .* suspects; how many labels are wrong cannot be told from these rows", printed)
+    assert re.search(r"labels: .* suspects; how many labels are wrong cannot be known from these rows", printed)
     suspects = len(table(tmp_path / "audit" / "suspects.csv"))
     for worth in re.findall(r"([\d.]+) points  [\d,]+ suspects", printed):
         assert float(worth) <= 100 * suspects / 150 + 0.05

@@ -138,7 +138,7 @@ def wrong_share(noise: Interval) -> str:
     """The share of wrong labels in words; where the model knows little, or rows are few, it has no bound."""
     rate, low, high = noise
     known = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
-    return known if high < _UNKNOWN else "how many labels are wrong cannot be told from these rows"
+    return known if high < _UNKNOWN else "how many labels are wrong cannot be known from these rows"
 
 
 def write_suspects(measured: Measured, path: Path) -> None:
