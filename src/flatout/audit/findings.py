@@ -226,7 +226,8 @@ def _span(low: float, high: float) -> str:
 
 def _row(measured: Measured, place: int) -> list[str]:
     rows = measured.rows
-    return [rows.places[place], beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
+    where = rows.places[place] if len(rows.places[place]) < 40 else f"…{rows.places[place][-39:]}"
+    return [where, beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
 
 
 def _tiles(measured: Measured) -> list[dict[str, str]]:
