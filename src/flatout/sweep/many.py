@@ -26,7 +26,7 @@ from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.settings import LauncherSettings
 from flatout.sweep.trial import Board, Ending, Status, Trial
-from flatout.sweep.trials import endings, read_values, slots
+from flatout.sweep.trials import Slots, endings, read_values, slots
 
 WORDS, LOCK = "multirun.json", ".lock"
 
@@ -46,9 +46,10 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
-        found = dict[int, Ending]()
+        found, launcher = dict[int, Ending](), launcher or LauncherSettings()
+        shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
         try:
-            _run_all(trials, launcher or LauncherSettings(), found)
+            _run_all(trials, shares, limit_s, found)
         finally:  # of a list that is interrupted the table says how far it came
             ended = [found.get(trial.number) or _unfinished(trial) for trial in trials]
             if found or any(trial.folder.exists() for trial in trials):
@@ -137,9 +138,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run_all(trials: list[Trial], launcher: LauncherSettings, found: dict[int, Ending]) -> None:
+def _run_all(trials: list[Trial], shares: Slots, limit_s: float | None, found: dict[int, Ending]) -> None:
     job = trials[0].job  # the first one's metric, where they differ
-    shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
     found |= _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
     board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials))
