@@ -1,12 +1,11 @@
 """What an audit measures: the quick model in folds, with planted errors, on fewer rows, without suspects, on cut texts.
 
 Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear model. What an encoder
-says of the texts stands beside the words, where there is one.
-
-What more rows would bring is a power law through the errors at an eighth, a quarter, a half and all of the rows. Each
-fold has a curve of its own, so the forecast has an interval: folds are drawn again, and errors with them. The law falls
-to nothing (`a n^-b`), or to a floor (`a n^-b + c`), or begins at the last doubling. With few rows a model is near
-chance, so its errors fall faster later. Four points cannot tell which, so the interval spans all three.
+says of the texts stands beside the words, where there is one. What more rows would bring is a power law through the
+errors at an eighth, a quarter, a half and all of the rows. Each fold has a curve of its own, so the forecast has an
+interval: folds are drawn again, and errors with them. The law falls to nothing (`a n^-b`), or to a floor (`a n^-b +
+c`), or begins at the last doubling. With few rows a model is near chance, so its errors fall faster later. Four points
+cannot tell which, so the interval spans all three.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store. The plain text is every
 column before the encoding and the one that names each record, unless settings name others; the encoding is found by its
-usual names. A mistake is reported with file and row before anything is encoded.
-
-Two passes over the source, by the block: the first numbers the grams (and the numbers of a two-step hash) that the
-training rows hold, the second writes. 1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps
-three things: its encoding, its grams, and its plain text, which shows after training how much of it was rebuilt.
+usual names. A mistake is reported with file and row before anything is encoded. Two passes over the source, by the
+block: the first numbers the grams (and the numbers of a two-step hash) that the training rows hold, the second writes.
+1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps three things: its encoding, its grams, and
+its plain text, which shows after training how much of it was rebuilt.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort over the rows of
 its grams. Bits leave packed, eight to a byte, the first bit of a record in the highest bit of its first byte. A gram is
 hashed once, however many records hold it, so the hash functions may be the real, slow ones; each follows from a secret.
-
 Sources: Bloom filters of 2-grams (Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion
 (Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
 """

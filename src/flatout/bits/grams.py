@@ -1,10 +1,9 @@
 """Texts as pairs of neighbouring characters (2-grams), whole columns at once.
 
 A column becomes one run of code points; every neighbouring pair that lies in one row is a gram. A table looks ASCII
-pairs up, which is nearly all of them; other pairs go through one search over the distinct ones.
-
-Two kinds of grams are known here. *Labels* are what a model answers: letter-letter, letter-digit and digit-digit
-pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text.
+pairs up, which is nearly all of them; other pairs go through one search over the distinct ones. Two kinds of grams are
+known here. *Labels* are what a model answers: letter-letter, letter-digit and digit-digit pairs of the plain text,
+1,036 in all. *Hashed* grams are what an encoder took in: every pair of the raw text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 They come from NVML, which every NVIDIA driver brings. What a card does not report is left out. A machine without a
 card, a driver or the library has no such curves. "Utilisation" is the fraction of the time in which any kernel ran.
-
 NVML counts cards in the order of the bus, CUDA in its own order and only those in CUDA_VISIBLE_DEVICES. So a card is
 found by its bus address, or by the name that made it visible. A slice of a card (MIG) has its own memory and processes,
 and shares temperature and clocks with the whole. Load, power and bus belong to the whole card, and are left out.

@@ -1,8 +1,7 @@
 """Curves of the card and of the machine: a thread samples them each second, so no step waits for a driver or a file.
 
-A flush takes the means since the last one; `summary` gives medians over the whole training. On the first rank only.
-
-The machine's figures come from psutil and from the files of control groups: a machine's own promise too much.
+A flush takes the means since the last one; `summary` gives medians over the whole training. On the first rank only. The
+machine's figures come from psutil and from the files of control groups: a machine's own promise too much.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """How much is trained a second: rows, tokens, padding, and the fraction of the device's peak (MFU).
 
-Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of its first tensor,
-and its tokens are not known: then there are no curves of tokens. A model with a method `training_flops(lengths)` has
-a curve of MFU where the peak of the device is known, or is given. A batch costs four additions on the host.
-
-`FetchTimes` measures what batches take to come out of a loader, apart from all that Lightning does between two batches.
+Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of its first tensor, and
+its tokens are not known: then there are no curves of tokens. A model with a method `training_flops(lengths)` has a
+curve of MFU where the peak of the device is known, or is given. A batch costs four additions on the host. `FetchTimes`
+measures what batches take to come out of a loader, apart from all that Lightning does between two batches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The boundary: Hydra's settings go in, dataclasses come out.
 
 Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and calls what callbacks,
-plugins and logging name. `check_hydra` checks the composed settings first.
-
-Settings may come from other people, and Hydra imports and calls any class that a `_target_` names. So this file lists
-what is allowed, and refuses the rest. A name must lie in one of `_PLACES` before we import it. The class must be
-*defined* in such a module, not just visible there, and must be a part of a run. Classes that open files, write to any
-folder or talk to a server are refused. To use one, name it or its package in `allow_targets` on the command line.
+plugins and logging name. `check_hydra` checks the composed settings first. Settings may come from other people, and
+Hydra imports and calls any class that a `_target_` names. So this file lists what is allowed, and refuses the rest. A
+name must lie in one of `_PLACES` before we import it. The class must be *defined* in such a module, not just visible
+there, and must be a part of a run. Classes that open files, write to any folder or talk to a server are refused. To use
+one, name it or its package in `allow_targets` on the command line.
 """
 
 from __future__ import annotations

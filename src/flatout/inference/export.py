@@ -5,8 +5,9 @@ opened as anybody would open it, and its padded logits on made-up rows must equa
 becomes one that a device calls sample by sample, in the sensors' units. Where it answers each sample, it takes a sample
 and its hidden state, and gives the answer and the next state; zeros begin a recording. One that labels recordings does
 the same: its answer is that of the samples so far. A network on windows takes a window. Scales are part of the file;
-`signature.json` lists names and shapes. Its answers must equal the run's own. Shapes: B rows, L longest row, C outputs,
-F columns.
+`signature.json` lists names and shapes. Its answers must equal the run's own.
+
+Shapes: B rows, L longest row, C outputs, F columns.
 """
 
 from __future__ import annotations

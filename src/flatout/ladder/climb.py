@@ -1,9 +1,8 @@
 """Climb a ladder within a budget: each rung measured in turn, round after round, beside its neighbours.
 
 The first round measures the foot and the top, then what lies between. Later rounds go up and down, so that neighbours
-are measured one right after the other and a slow minute of the machine hits both. A ratio is made inside of a round.
-
-A measurement is made in a process forked from the warm server: a program runs for some seconds without its first steps.
+are measured one right after the other and a slow minute of the machine hits both. A ratio is made inside of a round. A
+measurement is made in a process forked from the warm server: a program runs for some seconds without its first steps.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain LSTMs. The backward
 one reads every row reversed by index, so padding trails in both directions and is never read before a row's end. Rows
 come in batches of like length, so little is computed that is thrown away; a batch of one length needs no index. On the
-CPU two LSTMs cost what one bidirectional does, to about 5 % in fp32 and bf16. A GPU runs both at once. Shapes: B rows,
-L longest row, E embedding, H hidden, D = 2H, C outputs.
+CPU two LSTMs cost what one bidirectional does, to about 5 % in fp32 and bf16. A GPU runs both at once.
+
+Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ hashed, each squeezed to 0 … 1. Ridge regression gives them in closed form, fa
 straight path. Answers and detections leave side by side, so that both can be trained. After training, ridge regression
 on the answers themselves may have a vote. Where an encoding hides almost everything, a linear function is hard to beat.
 Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
+
 Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers.
 """
 

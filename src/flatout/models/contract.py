@@ -1,12 +1,11 @@
 """What flatout asks of a network beyond `forward(batch)`, with what it takes for granted where a network says nothing.
 
 A network of ours is a `Network`. One of your own is any `nn.Module`: name what differs from the defaults below, by the
-same names, and leave out the rest. `contract(network)` is how everybody else asks.
-
-For MFU, a network lists the products of matrices of one forward pass, in the order in which they come. Backwards each
-costs the gradient of its weight, where that is trained, and of its input, where anything before it is trained. In all
-that is three times the forward pass for a model that is trained whole, less for one with frozen layers. Only products
-count: no look-ups, norms or activations, and nothing beyond a row's end. Work repeated to save memory does not count.
+same names, and leave out the rest. `contract(network)` is how everybody else asks. For MFU, a network lists the
+products of matrices of one forward pass, in the order in which they come. Backwards each costs the gradient of its
+weight, where that is trained, and of its input, where anything before it is trained. In all that is three times the
+forward pass for a model that is trained whole, less for one with frozen layers. Only products count: no look-ups, norms
+or activations, and nothing beyond a row's end. Work repeated to save memory does not count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What networks on recordings share: rows of samples as rectangles, windows of them, and ridge regression on a window.
 
 The ridge is the baseline beside a network, and what `residual=ridge` lets a network start from. An estimate reads all
-inputs of the window. A forecast has one map for all series, from a series' own past to its next steps. Shapes: T
-samples of the batch, B rows, L samples of the longest row or the window, C columns, F inputs, K targets.
+inputs of the window. A forecast has one map for all series, from a series' own past to its next steps.
+
+Shapes: T samples of the batch, B rows, L samples of the longest row or the window, C columns, F inputs, K targets.
 """
 
 from __future__ import annotations

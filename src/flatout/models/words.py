@@ -1,8 +1,9 @@
 """What networks on words share: vectors made elsewhere to start from, and pooling from tokens to rows.
 
 Vectors come from a text file: one word a line, then its numbers (GloVe, word2vec, fastText). It is read once, as bytes
-and line by line. Numbers are parsed only for words of the vocabulary. Shapes: B rows, L longest row, D width, of which
-the first half was read forwards and the second backwards.
+and line by line. Numbers are parsed only for words of the vocabulary.
+
+Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Training steps of growing size are timed on a copy of the module, by the same search that `tune=auto` uses: sizes double
 until twice as many rows bring less than `gain`, or would not fit. It happens just before Lightning builds the
-optimizer, so nothing must be undone: module and random numbers are as if the size had been set from the start.
-
-A training on several ranks is refused: rank by rank the times differ, and so would the sizes.
+optimizer, so nothing must be undone: module and random numbers are as if the size had been set from the start. A
+training on several ranks is refused: rank by rank the times differ, and so would the sizes.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _answers(settings: RunConfig, taught: Rows, judged: Rows, outside: str) -> d
 
 def _columns(rows: Rows) -> dict[str, list[Any]]:
     if not isinstance(rows["text"][0], str):
-        return {name: [list(each) for each in column] for name, column in rows.items()}
+        return {name: column.tolist() for name, column in rows.items()}
     sides = [text.partition(PAIR) for text in rows["text"]]
     texts = {"text": [first for first, *_ in sides], "other": [second for *_, second in sides]}
     return {**texts, "label": rows["label"].tolist()}

@@ -5,7 +5,9 @@ row number and place. So a row is masked alike in any batch, on any device, in a
 run, and otherwise in each epoch. How many are masked follows from the lengths, which the host knows: nothing waits for
 the device. Most become the mask token, some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked places
 pass through what follows attention in the last layer, and through the head. Validation masks the same tokens each time,
-whatever the seed, so that losses of several runs can be compared. Shapes: T tokens, B rows, K masked tokens, V words.
+whatever the seed, so that losses of several runs can be compared.
+
+Shapes: T tokens, B rows, K masked tokens, V words.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ judged, and a resample is a weighted sum of parts: a thousand of them are one pr
 thousand rows the parts of several are added up at once; a row's number says with which. So memory stays flat, and ranks
 add up what they have. Of recordings a part is a whole recording, as windows of one resemble each other. The area under
 the ROC curve is no function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife); a
-byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn. Shapes: B rows, G
-groups of rows, S sums, R resamples, C classes, T thresholds.
+byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn.
+
+Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
 """
 
 from __future__ import annotations

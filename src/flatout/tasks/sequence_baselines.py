@@ -5,6 +5,7 @@ a solve for each penalty; the penalty is chosen on the validation recordings. A 
 last value; an estimate's is ridge regression on the last sample. Windows are gathered in blocks, so memory stays flat.
 Labels are compared with ridge regression on the mean, spread, least, most, first and last value of each column. Classes
 are answered as one number each. The simplest answer is the commonest class, or the mean. Each rank computes all alone.
+
 Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R recordings.
 """
 

@@ -3,6 +3,7 @@
 Metrics are in each target's own unit, over all recordings and for each. Sums are kept for each recording and target on
 the device, so a batch costs a few additions and memory stays flat. Pictures show some recordings whole, and errors by
 value and by time, of the first target. Of a forecast they show the farthest step, and errors by step of the horizon.
+
 Shapes: N answers, R recordings, K targets.
 """
 

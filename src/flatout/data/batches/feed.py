@@ -2,9 +2,8 @@
 
 Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the fastest where they fit.
 *Threaded*: one thread gathers a run of batches ahead, into page-locked memory where there is a device to copy to.
-*Workers*: processes of a `DataLoader` make each batch, for transforms that must run in each epoch.
-
-A feed is a Lightning loader: its state is the epoch and the batches taken, so a restored one yields exactly the rest.
+*Workers*: processes of a `DataLoader` make each batch, for transforms that must run in each epoch. A feed is a
+Lightning loader: its state is the epoch and the batches taken, so a restored one yields exactly the rest.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Each row has two to four words that only its topic uses. Some rows have one word of another topic, always outnumbered.
 So each row shows its topic without doubt, and a perfect model errs only on the changed labels: a fraction `noise`.
-Common words, topic words and made-up names follow a long-tailed law, so a small sample leaves many words unseen.
-
-The generator makes rows in blocks of a fixed size, each from its own random stream. So it can make any part of a split
+Common words, topic words and made-up names follow a long-tailed law, so a small sample leaves many words unseen. The
+generator makes rows in blocks of a fixed size, each from its own random stream. So it can make any part of a split
 alone, and memory stays flat. Words are numbers until one join writes them; a table lookup draws one.
 """
 

@@ -7,10 +7,9 @@ when it is whole; others wait for it and then open it. The next builder removes 
 A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
 a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
 then (a change shows there even if the time is set back). That costs a `stat` for each file. One that fails is taken
-away with a warning and built again. What no check sees: a disk that gives other bytes later.
-
-A finished store is on the disk before it gets its name (see `files`): a disk that runs full or fails may tell so only
-then, and what it did not keep would be read back as zeros once memory lets go of it.
+away with a warning and built again. What no check sees: a disk that gives other bytes later. A finished store is on the
+disk before it gets its name (see `files`): a disk that runs full or fails may tell so only then, and what it did not
+keep would be read back as zeros once memory lets go of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Who builds a store: the process that holds its lock, a file `.lock-KEY` beside the stores.
 
 The kernel frees a lock when its process dies, on a shared disk too (NFS has such locks). A builder that is stopped
-keeps it: others wait and print so. Files of locks stay until the cache is cleared.
-
-Where a file system has no locks (no `flock`), each process builds for itself, and the first to finish is kept.
+keeps it: others wait and print so. Files of locks stay until the cache is cleared. Where a file system has no locks (no
+`flock`), each process builds for itself, and the first to finish is kept.
 """
 
 from __future__ import annotations

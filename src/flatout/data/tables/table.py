@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -200,7 +201,7 @@ class ManyFiles(Table):
         self.tables, self.name = list(tables), name
         shared = set.intersection(*(set(table.columns) for table in tables))
         self.columns = [column for column in tables[0].columns if column in shared]
-        self._starts = [0] * len(self.tables)  # rows before each file, as far as it has been read
+        self._starts = [0]  # rows before each file, as far as they have been read
 
     def how(self) -> str:
         counts = Counter(filter(None, (table.how() for table in self.tables)))
@@ -215,8 +216,8 @@ class ManyFiles(Table):
         return None if None in each else [entry for entries in each for entry in entries or ()]
 
     def locate(self, row: int) -> str:
-        begun = [number for number, start in enumerate(self._starts) if number == 0 or 0 < start < row]
-        table, start = self.tables[begun[-1]], self._starts[begun[-1]]
+        number = bisect_left(self._starts, row) - 1
+        table, start = self.tables[number], self._starts[number]
         return f"{table.name}:{table.locate(row - start)}"
 
     def lacking(self, column: str) -> tuple[str, str]:
@@ -227,7 +228,7 @@ class ManyFiles(Table):
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0
         for number, table in enumerate(self.tables):
-            self._starts[number] = read
+            self._starts[number : number + 1] = [read]
             for block in table.blocks(columns, rows_per_block):
                 read += block.num_rows
                 yield block

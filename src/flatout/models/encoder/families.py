@@ -1,7 +1,8 @@
 """Families of encoders that run flat: where transformers keeps their weights, and how their heads read tokens.
 
-The names are those of the weights on disk, so they change as seldom as checkpoints do. Shapes: N tokens or rows, H
-numbers each, C outputs.
+The names are those of the weights on disk, so they change as seldom as checkpoints do.
+
+Shapes: N tokens or rows, H numbers each, C outputs.
 """
 
 from __future__ import annotations

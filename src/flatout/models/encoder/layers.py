@@ -3,8 +3,9 @@
 A layer takes over the modules of the library's own layer, and with them the names of its weights. So whatever knows
 these names works: checkpoints, folders of transformers, LoRA, freezing, layer decay. Only `forward` is ours: queries,
 keys and values are one product, the sum that runs through the layers is cast nowhere. `finish`, all that follows
-attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole. Shapes: T tokens, K tokens
-that are kept, B rows, H numbers a token (in attention H heads, D numbers each).
+attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole.
+
+Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each).
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ get padded rows of like length through the library's own layers. A row may hold 
 other. They are the rows of a batch then, shortest first, each with positions of its own. The text's answer is the mean
 of their logits, or the largest of each class, or what the last layer of the head answers to the mean of their vectors,
 weighted by a learned attention. So its loss counts once however long it is. Tags are answered token by token, in the
-order of the row. Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
+order of the row.
+
+Shapes: T tokens, B rows, W windows, L longest row, H numbers a token, C outputs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The distances of a row of L tokens are 2 L - 1, far fewer than its pairs. So a query meets one vector for each distance,
 in one product. Read one place further on in each row, these products stand where their pairs are, without a gather.
 Rows of nearly equal lengths go through it together, laid out by head, as autograd has it. Such layers are wide, so the
-calls cost little beside their products. On a CPU it computes in fp32. Elsewhere all rows are padded. Shapes: T tokens,
-B rows, H heads, D a head, R rows of a table, W distances; in a rectangle N rows of L tokens, Q ask.
+calls cost little beside their products. On a CPU it computes in fp32. Elsewhere all rows are padded.
+
+Shapes: T tokens, B rows, H heads, D a head, R rows of a table, W distances; in a rectangle N rows of L tokens, Q ask.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """One cause of lost time, in words and for `summary.json`, and the gain of what removes it.
 
-A fix is recommended only where even the lower bound of its gain is worth it. Otherwise only the cause stands.
-
-Each gain is an interval: how many times as fast a run would be, from parts that a fix removes, or from ways that were
-tried. Its inner part is the spread of what was measured. Around that lies what earlier predictions missed by when they
-were confirmed (`bench doctor`): steps timed apart are not quite the steps of a run.
+A fix is recommended only where even the lower bound of its gain is worth it. Otherwise only the cause stands. Each gain
+is an interval: how many times as fast a run would be, from parts that a fix removes, or from ways that were tried. Its
+inner part is the spread of what was measured. Around that lies what earlier predictions missed by when they were
+confirmed (`bench doctor`): steps timed apart are not quite the steps of a run.
 """
 
 from __future__ import annotations
