@@ -61,14 +61,18 @@ def test_a_file_that_was_changed_is_read_again(tmp_path, reads, how):
     assert reads == ["rows.csv"] * 2
 
 
-def test_of_many_files_one_that_is_touched_has_all_read_again(tmp_path, reads):
+def test_of_many_files_the_one_that_is_touched_and_one_more_are_read_again(tmp_path, reads):
     paths = [put(tmp_path / f"part-{number}.csv", f"row {number}") for number in range(3)]
     before = print_of(tmp_path / "part-*.csv", tmp_path / "cache")
     assert print_of(tmp_path / "part-*.csv", tmp_path / "cache") == before
     assert len(reads) == 3
     put(paths[1], "row x")
     assert print_of(tmp_path / "part-*.csv", tmp_path / "cache") != before
-    assert len(reads) == 6
+    assert reads[3:] == ["part-1.csv"]
+    put(tmp_path / "part-3.csv", "row 3")
+    found = print_of(tmp_path / "part-*.csv", tmp_path / "cache")
+    assert reads[4:] == ["part-3.csv"]
+    assert found == print_of(tmp_path / "part-*.csv", tmp_path / "another")
 
 
 def test_texts_in_folders_are_known_by_their_entries(tmp_path, monkeypatch):

@@ -148,7 +148,7 @@ class TextPreparation:
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
         """Encode every `count`-th unit from the `number`-th on; the units of this part, and how many were there."""
         with Progress() as progress:
-            surveyed, vocabulary = self._surveyed(progress)
+            surveyed, vocabulary = self._surveyed(progress, (number, count))
             units = self._units(vocabulary)
             blocks = self.source.texts_and_labels(surveyed.fates, progress.task("encoding"))
             own = list[int]()
@@ -159,9 +159,9 @@ class TextPreparation:
         self.source.require_unchanged()
         return len(own), units.found
 
-    def _surveyed(self, progress: Progress) -> tuple[TextSurvey, Encoder]:
+    def _surveyed(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> tuple[TextSurvey, Encoder]:
         """Two passes: the fate of each row, and the vocabulary."""
-        surveyed = TextSurvey(self.source).run(progress.task("checking"))
+        surveyed = TextSurvey(self.source, Cache(self.config.cache), share).run(progress.task("checking"))
         self.source.require_words(surveyed.has_words)
         self._require_rows(surveyed)
         self._require_classes(surveyed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +68,14 @@ class Findings:
             finding.count += len(rows)
             few = np.partition(rows, _ROWS_NAMED)[:_ROWS_NAMED] if len(rows) > _ROWS_NAMED else rows
             finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
+
+    def take_in(self, rows_read: int, found: Mapping[str, tuple[int, list[int], str]], first: int) -> None:
+        """Add what was found in some rows from `first` on: of each sort how many, the first few, the other split."""
+        self.rows_read += rows_read
+        for name, (count, rows, other) in found.items():
+            finding = self.found.setdefault(name, Finding(other=other))
+            finding.count += count
+            finding.rows = sorted([*finding.rows, *(row + first for row in rows)])[:_ROWS_NAMED]
 
     def remarks(self) -> list[Remark]:
         remarks = []

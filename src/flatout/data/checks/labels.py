@@ -111,6 +111,16 @@ class LabelCensus:
         self._sets |= {(code,): code for code in range(len(self._sets), len(self._codes))}
         return found
 
+    def numbers(self) -> tuple[list[str], list[list[int]]]:
+        """The labels by their numbers, and for each number that `code` gives its labels."""
+        return list(self._codes), [list(labels) for labels in self._sets]
+
+    def take_in(self, names: list[str], sets: list[list[int]]) -> NDArray[np.int32]:
+        """For each number that another census gives, the number here."""
+        own = [self._codes.setdefault(name, len(self._codes)) for name in names]
+        labels = [tuple(sorted(own[label] for label in each)) for each in sets]
+        return np.array([self._sets.setdefault(each, len(self._sets)) for each in labels] or [0], np.int32)
+
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
         counts, names, sets = self.counts.setdefault(split, Counter()), list(self._codes), list(self._sets)

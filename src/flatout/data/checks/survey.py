@@ -1,44 +1,43 @@
 """The first pass over a table: every row read once, and its fate decided.
 
-What a block's bytes show is worked out in threads while the next block is read. A row's fate is the split it belongs
+What rows tell by themselves is worked out in `seen`, while the next ones are read. A row's fate is the split it belongs
 to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.checks.characters import Characters, read_characters
-from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule, clean_block
+from flatout.data.checks.characters import ODDITIES
+from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark
-from flatout.data.checks.labels import LabelCensus, Rows, normalise_labels
+from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
+from flatout.data.checks.seen import KeptFiles, Rules, Seen, ahead
 from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, assigner, find_twins
 from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
-from flatout.data.tables.splits import SPLITS, hash_texts, reseeded
-from flatout.data.tables.table import are_numbers, as_texts, decoded
-from flatout.errors import UserError, require
+from flatout.data.store.cache import Cache
+from flatout.data.tables.splits import SPLITS, reseeded
+from flatout.data.tables.table import ManyFiles
+from flatout.errors import UserError
 
 if TYPE_CHECKING:
     from flatout.data.text_source import TextSource
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-_THREADS, _WAITING, _ROWS_PER_BLOCK, _ROWS_SAMPLED = 2, 4, 32_768, 20_000
+_ROWS_SAMPLED = 20_000
+KEPT_FROM_BYTES = 1 << 26
+"""What the files of a source of so many bytes tell is kept, for the next survey of them."""
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
-_Cleaned = tuple[pa.RecordBatch, CleanBlock, NDArray[np.int64]]
-"""A block, what is used of it, and where in the block these rows lie."""
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
 """The setting that decides over each kind of finding."""
@@ -47,8 +46,10 @@ _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repe
 class TextSurvey:
     """One pass over all tables of a source, and what follows from it."""
 
-    def __init__(self, source: TextSource) -> None:
+    def __init__(self, source: TextSource, cache: Cache | None = None, share: tuple[int, int] = (1, 1)) -> None:
+        """`cache`: where what single files tell is kept, if it is; `share`: see `KeptFiles`."""
         config = source.config
+        self.cache, self.share, self.reading = cache, share, asdict(config.read)
         self.tables, self.roles, self.splitting = source.tables, source.roles, source.splitting
         self.problem, self.label_delimiter, self.cleaning = config.problem, config.label_delimiter, config.clean
         self.fates: dict[str, NDArray[np.int8]] = {}
@@ -104,83 +105,66 @@ class TextSurvey:
 
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
-        for cleaned, characters in _ahead(self._cleaned(name), lambda each: read_characters(each[1].texts)):
-            block, clean, places = cleaned
-            fates.append(np.full(block.num_rows, _DROPPED, np.int8))
-            changed.append(np.zeros(block.num_rows, np.bool_))
-            fates[-1][places[self._take(name, cleaned, characters, files)]] = SPLITS.index(name)
-            changed[-1][places] = clean.is_changed
-            advance(block.num_rows)
+        for seen in self._seen(name, advance):
+            places = seen.told["row"] - seen.begin
+            fates.append(np.full(seen.num_rows, _DROPPED, np.int8))
+            changed.append(np.zeros(seen.num_rows, np.bool_))
+            fates[-1][places[self._take(name, seen, files)]] = SPLITS.index(name)
+            changed[-1][places] = seen.told["is_changed"]
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
-    def _take(self, name: str, cleaned: _Cleaned, characters: Characters, files: RecordFiles) -> Mask:
-        """Number the labels of a block and leave a record of each row; which rows stay."""
-        (_, clean, _), table = cleaned, self.tables[name]
-        kept = self._admitted(name, clean, characters)
-        how: dict[str, Any] = {"problem": self.problem, "delimiter": self.label_delimiter}
-        labels = normalise_labels(clean.labels, clean.rows, **how, source=table.name, locate=table.locate)
-        codes, words = self.census.code(labels), characters.words
-        records = self._records(name, cleaned, characters, codes)
-        if self.problem is Problem.regression:  # rows with other numbers differ
-            records["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
+    def _seen(self, name: str, advance: Callable[[int], None]) -> Iterator[Seen]:
+        table, is_train = self.tables[name], name == "train"
+        group = self.splitting.group if is_train else None
+        rules = Rules(self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train)
+        num_bytes = sum(int(size) for _, size, *_ in table.entries() or ())
+        if self.cache is None or not isinstance(table, ManyFiles) or num_bytes < KEPT_FROM_BYTES:
+            return rules.look(table, self.census, self.findings[name], advance)
+        kept = KeptFiles(self.cache, rules, self.reading, self.share)
+        return kept.look(table, self.census, self.findings[name], advance)
+
+    def _take(self, name: str, seen: Seen, files: RecordFiles) -> Mask:
+        """Leave a record of each row of a block; which rows stay."""
+        told, kept = seen.told, self._admitted(name, seen.told)
+        records = np.empty(len(told), RECORD)
+        for column in ("alike", "exact", "row", "code"):
+            records[column] = told[column]
+        alone = reseeded(told["row"].astype(np.uint64), 1)  # a row without a group is a group of its own
+        records["group"], records["table"] = np.where(told["is_alone"], alone, told["group"]), SPLITS.index(name)
+        codes, words = told["code"] if self.problem.has_classes else np.zeros(len(told), np.int32), told["words"]
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
         counts[: len(self._rows_by_code)] += self._rows_by_code
         self._rows_by_code = counts
         self.words[name].add(words)
-        self.has_words = self.has_words or (name == "train" and not are_numbers(clean.texts))
+        self.has_words = self.has_words or (name == "train" and seen.has_words)
         files.add(records)
-        if self.problem is Problem.multi:
-            self.findings[name].add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
-        if sum(len(block.rows) for block in self.samples[name]) < _ROWS_SAMPLED:
-            self.samples[name].append(clean.first(_ROWS_SAMPLED))
+        if seen.clean is not None and sum(len(block.rows) for block in self.samples[name]) < _ROWS_SAMPLED:
+            self.samples[name].append(seen.clean.first(_ROWS_SAMPLED))
         return kept
 
-    def _cleaned(self, name: str) -> Iterator[_Cleaned]:
-        group = [self.splitting.group] if name == "train" and self.splitting.group else []
-        wanted = list(dict.fromkeys([*self.roles.columns, *group]))
-        rules: dict[str, Any] = {"roles": self.roles, "problem": self.problem, "cleaning": self.cleaning}
-        rules |= {"is_train": name == "train", "findings": self.findings[name]}
-        for rows, block in self.tables[name].numbered(wanted, _ROWS_PER_BLOCK):
-            clean = clean_block(block, rows=rows, **rules)
-            yield block, clean, clean.rows - rows[0] if len(rows) else rows
-
-    def _admitted(self, name: str, clean: CleanBlock, characters: Characters) -> Mask:
+    def _admitted(self, name: str, told: NDArray[np.void]) -> Mask:
         """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`) go."""
-        findings, table, kept = self.findings[name], self.tables[name], np.ones(len(clean.rows), np.bool_)
-        for oddity, places in characters.odd.items():
+        findings, table, kept, rows = self.findings[name], self.tables[name], np.ones(len(told), np.bool_), told["row"]
+        for number, oddity in enumerate(ODDITIES):
+            if not len(places := np.flatnonzero(told["odd"] & (1 << number))):
+                continue
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
-                place = table.locate(int(clean.rows[places[0]]) + 1)
+                place = table.locate(int(rows[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
                 raise UserError("data.clean.odd", what, hint="Correct the text, or set data.clean.odd=keep or drop.")
             if oddity in _ODD and self.cleaning.odd is RowRule.drop:
                 kept[places] = False
             else:
-                findings.add(oddity, clean.rows[places])
-        findings.add("odd_dropped", clean.rows[~kept])
+                findings.add(oddity, rows[places])
+        findings.add("odd_dropped", rows[~kept])
         if isinstance(table, DecidedTable):
-            is_excluded = np.isin(clean.rows, table.excluded)
-            findings.add("excluded", clean.rows[is_excluded])
-            findings.add("relabelled", clean.rows[np.isin(clean.rows, table.relabelled) & ~is_excluded])
+            is_excluded = np.isin(rows, table.excluded)
+            findings.add("excluded", rows[is_excluded])
+            findings.add("relabelled", rows[np.isin(rows, table.relabelled) & ~is_excluded])
             kept &= ~is_excluded
         return kept
-
-    def _records(self, name: str, cleaned: _Cleaned, characters: Characters, codes: NDArray[np.int32]) -> Records:
-        block, clean, places = cleaned
-        records = np.empty(len(clean.rows), RECORD)
-        records["alike"], records["exact"] = characters.alike, characters.exact
-        records["row"], records["code"], records["table"] = clean.rows, codes, SPLITS.index(name)
-        records["group"] = self._groups(block, places, clean.rows) if self.splitting.group and name == "train" else 0
-        return records
-
-    def _groups(self, block: pa.RecordBatch, places: Rows, rows: Rows) -> NDArray[np.uint64]:
-        """A hash of each row's group; a row without one is a group of its own."""
-        group = decoded(block.column(self.splitting.group)).take(pa.array(places))
-        what = f"column {self.splitting.group!r} holds {group.type}"
-        require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
-        is_null = group.is_null().to_numpy(zero_copy_only=False)
-        return np.where(is_null, reseeded(rows.astype(np.uint64), 1), hash_texts(as_texts(group)))
 
     def _decide(self, files: RecordFiles) -> None:
         """The split of every row, and what becomes of rows that have a twin."""
@@ -190,7 +174,7 @@ class TextSurvey:
         rows_by_split = np.zeros((len(SPLITS) * has_classes, len(stands_for)), np.int64)
         in_all = ((records, records["code"], assign(records)) for records in files.parts())
         read = ((records, stands_for[codes] if has_classes else codes, splits) for records, codes, splits in in_all)
-        for (records, codes, splits), twins in _ahead(read, lambda each: find_twins(*each)):
+        for (records, codes, splits), twins in ahead(read, lambda each: find_twins(*each)):
             is_merged = codes != records["code"]
             is_dropped = self._dropped(records, splits, twins)
             self._tell(records, is_merged & ~is_dropped, "merged_label")
@@ -250,16 +234,3 @@ class TextSurvey:
         sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
         what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
         raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")
-
-
-def _ahead(items: Iterable[Given], work: Callable[[Given], Made]) -> Iterator[tuple[Given, Made]]:
-    """Items in their order, each with what a thread has made of it while the next ones are read."""
-    waiting: deque[tuple[Given, Future[Made]]] = deque()
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for item in items:
-            waiting.append((item, threads.submit(work, item)))
-            if len(waiting) >= _WAITING:
-                first, made = waiting.popleft()
-                yield first, made.result()
-        for first, made in waiting:
-            yield first, made.result()

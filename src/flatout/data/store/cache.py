@@ -52,8 +52,8 @@ Recipe = dict[str, Any]  # everything a store's content depends on, as plain JSO
 Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
-_UNITS, FETCHED = ".units", ".fetched"
-"""The folders of units of builds that are not finished, and of sources that lie elsewhere."""
+_UNITS, _SURVEYS, FETCHED = ".units", ".surveys", ".fetched"
+"""The folders of units of builds that are not finished, of what files tell, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
@@ -129,6 +129,15 @@ class Cache:
         """The stores of units, from which stores are joined (see `encoded_units`)."""
         return Cache(self.folder / _UNITS)
 
+    def of_surveys(self) -> Cache:
+        """What single files tell (see `checks/seen`)."""
+        return Cache(self.folder / _SURVEYS)
+
+    def remove_unused(self, days: int) -> None:
+        """Remove stores that were made more than so many days ago."""
+        old = [folder.name for folder in self._folders() if time.time() - folder.stat().st_mtime > days * 86_400]
+        self.remove(old)
+
     def build(self, key: str, name: str, build: Build) -> None:
         """Build a store whose key is all that is known of it."""
         with self._refusals_told(), self._locked(key):
@@ -185,7 +194,7 @@ class Cache:
             for gone in [key] if key else keys:
                 self._remove(self.folder / gone)
         if key is None:
-            for name in (_UNITS, FETCHED):
+            for name in (_UNITS, _SURVEYS, FETCHED):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.remove_leftovers()
             with suppress(OSError):

@@ -44,19 +44,37 @@ def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, st
 
 def fingerprint_of(table: Table, cache: Path) -> str:
     """A table's fingerprint, from the cache where its files are as they were when it was noted."""
-    entries = table.entries()
-    if entries is None:
-        return table.fingerprint()
-    names = json.dumps([name for name, *_ in entries])
-    note = cache / NOTES / xxhash.xxh3_64_hexdigest(names.encode("utf-8", "surrogateescape"))
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        noted = json.loads(note.read_bytes())
-        if noted["entries"] == entries:
-            return str(noted["fingerprint"])
-    let_time_move(max((int(ctime) for _, _, _, ctime, _ in entries), default=0))
-    fingerprint = table.fingerprint()
-    if table.entries() == entries:
+    return table.joined(prints_of(table, cache))
+
+
+def prints_of(table: Table, cache: Path) -> list[str]:
+    """The fingerprint of each table whose rows it has, or its own; of files, those that changed are read again."""
+    parts = table.tables or [table]
+    entries = [part.entries() for part in parts]
+    if None in entries:
+        return [part.fingerprint() for part in parts]
+    names = [_digest([name for name, *_ in each or ()]) for each in entries]
+    note = cache / NOTES / names[0]  # of the first file: one more behind it finds the others noted
+    try:
+        noted = dict(json.loads(note.read_bytes()))
+        found = {
+            name: str(noted[name][1])
+            for name, own in zip(names, entries, strict=True)
+            if noted.get(name, [None])[0] == own
+        }
+    except (OSError, ValueError, TypeError, LookupError):
+        noted, found = {}, {}
+    if len(found) < len(names):
+        let_time_move(max((int(entry[3]) for each in entries for entry in each or ()), default=0))
+        for name, own, part in zip(names, entries, parts, strict=True):
+            if name not in found:
+                found[name] = part.fingerprint()
+                noted[name] = [own if part.entries() == own else None, found[name]]
         with suppress(OSError):  # a cache that cannot be written to: every process reads the source
             note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(note, json.dumps({"entries": entries, "fingerprint": fingerprint}))
-    return fingerprint
+            write_atomically(note, json.dumps(noted))
+    return [found[name] for name in names]
+
+
+def _digest(names: list[str | int]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(names).encode("utf-8", "surrogateescape"))

@@ -45,6 +45,10 @@ class Table(ABC):
     def fingerprint(self) -> str:
         """Changes with the content and with nothing else."""
 
+    def joined(self, prints: list[str]) -> str:
+        """Its fingerprint from those of its tables."""
+        return prints[0]
+
     def entries(self) -> Entries | None:
         """Of each of its files; None where its rows are in none, or have changed since it was opened."""
         return None if self.inner is None else self.inner.entries()
@@ -209,7 +213,10 @@ class ManyFiles(Table):
         return f"{len(self.tables)} files" + (f": {more}" if more else "")
 
     def fingerprint(self) -> str:
-        return xxhash.xxh3_128_hexdigest("\n".join(table.fingerprint() for table in self.tables).encode())
+        return self.joined([table.fingerprint() for table in self.tables])
+
+    def joined(self, prints: list[str]) -> str:
+        return xxhash.xxh3_128_hexdigest("\n".join(prints).encode())
 
     def entries(self) -> Entries | None:
         each = [table.entries() for table in self.tables]
@@ -220,6 +227,10 @@ class ManyFiles(Table):
         table, start = self.tables[number], self._starts[number]
         return f"{table.name}:{table.locate(row - start)}"
 
+    def begins(self, number: int, row: int) -> None:
+        """Take down which row is the first of a file."""
+        self._starts[number : number + 1] = [row]
+
     def lacking(self, column: str) -> tuple[str, str]:
         others = [table for table in self.tables if column not in table.columns]
         few = f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''}, which others have"
@@ -228,7 +239,7 @@ class ManyFiles(Table):
     def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
         read = 0
         for number, table in enumerate(self.tables):
-            self._starts[number : number + 1] = [read]
+            self.begins(number, read)
             for block in table.blocks(columns, rows_per_block):
                 read += block.num_rows
                 yield block

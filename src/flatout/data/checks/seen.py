@@ -1,0 +1,168 @@
+"""What a table's rows tell by themselves, before they are compared: by the block, and kept for each file of many.
+
+What the files of a large source tell is kept in the cache: a small store for each, known by the file's bytes and by the
+rules it was read with. So a survey that was killed continues, processes that survey one source share the work, and one
+more file is read alone. What is found is the same, whether it was kept or not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from flatout.data.checks.characters import ODDITIES, read_characters
+from flatout.data.checks.cleaning import CleanBlock, CleaningConfig, clean_block
+from flatout.data.checks.findings import Findings
+from flatout.data.checks.labels import LabelCensus, normalise_labels
+from flatout.data.problem import Problem
+from flatout.data.store.cache import Cache, Recipe, recipe_key
+from flatout.data.store.store import Column, Store, StoreWriter
+from flatout.data.tables.prints import prints_of
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.splits import hash_texts
+from flatout.data.tables.table import ManyFiles, Table, are_numbers, as_texts, changed, decoded, mask_of
+from flatout.errors import require
+
+_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
+_MADE_AS, _DAYS_KEPT = 1, 30
+_TOLD = [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("words", "i4")]
+TOLD = np.dtype([*_TOLD, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
+"""A row: hashes of its letters, its text and its group; its number; its label's number, or the bits of a number that is
+to be predicted; how many words it has, a bit for each of `ODDITIES`, whether it has no group, and was repaired."""
+Advance = Callable[[int], None]
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A block of rows: what those tell that are used."""
+
+    begin: int  # the number of its first row
+    num_rows: int
+    told: NDArray[np.void]
+    has_words: bool  # whether a text of the table, as far as it was read, is more than a number
+    clean: CleanBlock | None = None  # the texts, where they are at hand
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is looked at, and what is done with rows that cannot be trained on as written."""
+
+    roles: Roles
+    problem: Problem
+    delimiter: str | None
+    cleaning: CleaningConfig
+    group: str | None
+    is_train: bool
+
+    def look(self, table: Table, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
+        """Every row of a table, by the block; labels are numbered by `census`."""
+        how: dict[str, Any] = {"problem": self.problem, "delimiter": self.delimiter}
+        how |= {"source": table.name, "locate": table.locate}
+        has_words, cleaned = self.problem is Problem.tags, self._cleaned(table, findings)  # words may be numbers
+        for (begin, block, clean), characters in ahead(cleaned, lambda each: read_characters(each[2].texts)):
+            labels = normalise_labels(clean.labels, clean.rows, **how)
+            told = np.zeros(len(clean.rows), TOLD)
+            told["alike"], told["exact"], told["words"] = characters.alike, characters.exact, characters.words
+            told["row"], told["is_changed"], told["code"] = clean.rows, clean.is_changed, census.code(labels)
+            for number, oddity in enumerate(ODDITIES):
+                told["odd"][characters.odd.get(oddity, [])] |= 1 << number
+            if self.problem is Problem.regression:  # rows with other numbers differ
+                told["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
+            if self.problem is Problem.multi:
+                findings.add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
+            if self.group:
+                self._add_groups(told, decoded(block.column(self.group)).take(pa.array(clean.rows - begin)))
+            has_words = has_words or not are_numbers(clean.texts)
+            advance(block.num_rows)
+            yield Seen(begin, block.num_rows, told, has_words, clean)
+
+    def _cleaned(self, table: Table, findings: Findings) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
+        wanted = list(dict.fromkeys([*self.roles.columns, *filter(None, [self.group])]))
+        rules: dict[str, Any] = {"roles": self.roles, "problem": self.problem, "cleaning": self.cleaning}
+        rules |= {"is_train": self.is_train, "findings": findings}
+        for rows, block in table.numbered(wanted, _ROWS_PER_BLOCK):
+            yield int(rows[0]) if len(rows) else 0, block, clean_block(block, rows=rows, **rules)
+
+    def _add_groups(self, told: NDArray[np.void], group: pa.Array) -> None:
+        what = f"column {self.group!r} holds {group.type}"
+        require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
+        told["group"], told["is_alone"] = hash_texts(as_texts(group)), mask_of(group.is_null())
+
+
+class KeptFiles:
+    """What the files of a source tell, from the cache where it was worked out before."""
+
+    def __init__(self, cache: Cache, rules: Rules, read: Recipe, share: tuple[int, int]) -> None:
+        """`share`: which of so many processes this is. Each begins with files of its own, then does what is left."""
+        self.cache, self.kept, self.rules, self.read, self.share = cache, cache.of_surveys(), rules, read, share
+
+    def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
+        """As `Rules.look`, of the rows of several files."""
+        self.kept.remove_unused(_DAYS_KEPT)
+        files, begin = list(zip(self._keys(table), table.tables, strict=True)), 0
+        first = len(files) * (self.share[0] - 1) // self.share[1]
+        with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
+            list(threads.map(lambda given: self._store(*given, advance), files[first:] + files[:first]))
+        for place, (key, file) in enumerate(files):
+            table.begins(place, begin)
+            store = self._store(key, file, advance)
+            facts = store.facts
+            findings.take_in(facts["rows_read"], facts["found"], begin)
+            yield from self._blocks(store, begin, census.take_in(facts["names"], facts["sets"]))
+            begin += facts["rows_read"]
+
+    def _store(self, key: str, file: Table, advance: Advance) -> Store:
+        while (store := self.kept.opened(key)) is None:
+            self.kept.build(key, file.name, partial(self._keep, file, advance))
+        return store
+
+    def _keys(self, table: ManyFiles) -> list[str]:
+        made = {"made": _MADE_AS, "rules": asdict(self.rules), "read": self.read}
+        prints = zip(table.tables, prints_of(table, self.cache.folder), strict=True)
+        return [recipe_key(made | {"file": found, "how": [type(file).__name__, file.how()]}) for file, found in prints]
+
+    def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:
+        census, findings = LabelCensus(self.rules.problem), Findings(file.name, locate=file.locate)
+        rows, blocks = writer.split("rows", {"told": Column("uint8", width=TOLD.itemsize)}), list[Any]()
+        for seen in self.rules.look(file, census, findings, advance):
+            rows.append(told=seen.told.view(np.uint8).reshape(-1, TOLD.itemsize))
+            blocks.append((seen.num_rows, len(seen.told), seen.has_words))
+        if file.entries() is None:
+            raise changed(file.name)
+        found = {name: (each.count, each.rows, each.other) for name, each in findings.found.items()}
+        names, sets = census.numbers()
+        about = {"rows_read": findings.rows_read, "found": found, "names": names, "sets": sets, "blocks": blocks}
+        writer.facts |= about
+
+    def _blocks(self, store: Store, begin: int, codes: NDArray[np.int32]) -> Iterator[Seen]:
+        of_file, done, first = store.splits["rows"].fixed("told").reshape(-1).view(TOLD), 0, begin
+        for num_rows, used, has_words in store.facts["blocks"]:
+            told = of_file[done : done + used].copy()
+            told["row"] += first
+            if self.rules.problem.has_classes:
+                told["code"] = codes[told["code"]]
+            yield Seen(begin, num_rows, told, has_words)
+            done, begin = done + used, begin + num_rows
+
+
+def ahead(items: Iterable[Given], work: Callable[[Given], Made]) -> Iterator[tuple[Given, Made]]:
+    """Items in their order, each with what a thread has made of it while the next ones are read."""
+    waiting: deque[tuple[Given, Future[Made]]] = deque()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for item in items:
+            waiting.append((item, threads.submit(work, item)))
+            if len(waiting) >= _WAITING:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for first, made in waiting:
+            yield first, made.result()
