@@ -45,7 +45,7 @@ def tokenizer(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
-    monkeypatch.setattr(encoded_units, "UNIT_ROWS", UNIT)
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * UNIT)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_pa
     source = write_files(tmp_path / "rows")
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 1 << 30)
     whole, facts = built(source, tmp_path / "whole", **settings)
-    monkeypatch.setattr(encoded_units, "UNIT_ROWS", UNIT)
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * UNIT)
     by_units, unit_facts = built(source, tmp_path / "units", **settings)
     config = data_of(source, tmp_path / "parts", **settings).config
     done = [encode_part(config, number, 3) for number in (3, 1, 2)]

@@ -33,9 +33,10 @@ def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
     if not whole:
         print(f"{sum(entry.num_bytes for entry in entries) / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
-        if units := cache.of_units().entries():
-            total = sum(unit.num_bytes for unit in units)
-            print(f"{total / 1e6:,.1f} MB in {len(units)} units of builds that are not finished")
+        parts = {"units of builds that are not finished": cache.of_units(), "surveys of files": cache.of_surveys()}
+        for what, kept in parts.items():
+            if found := kept.entries():
+                print(f"{sum(each.num_bytes for each in found) / 1e6:,.1f} MB in {len(found)} {what}")
         return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())

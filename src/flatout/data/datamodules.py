@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import EncodedRows, TextBlocks, TextPreparation, open_source, open_tables
+from flatout.data.text_preparation import EncodedRows, TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource
 from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -144,10 +145,12 @@ class TagPreparation(TextPreparation):
         lost = {split: lost.facts() for split, lost in self.lost.items()}
         return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
-    def _encoded(self, blocks: TextBlocks, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter) -> EncodedRows:
+    def _encoded(
+        self, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter, advance: Callable[[int], None]
+    ) -> EncodedRows:
         assert isinstance(encoder, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
         config = self.config
-        for split, block in blocks:
+        for split, block in self.source.texts_and_labels(surveyed.fates, advance):
             encoded = encoder.encode_words(block.texts, max_length=config.max_length, long=config.long_texts)
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)

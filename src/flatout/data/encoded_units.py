@@ -65,8 +65,13 @@ class Unit:
         return digest.hexdigest()[:20]
 
 
-def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
-    """Blocks gathered into units; all but the last are full."""
+def least_rows() -> int:
+    """Files are taken together until they have so many rows, and no unit has rows of files beyond."""
+    return UNIT_ROWS // 2
+
+
+def units_of(blocks: Iterable[tuple[str, TextBlock]], num_rows: int) -> Iterator[Unit]:
+    """Blocks of files that have so many rows, gathered into units; the last may not be full if these are few."""
     waiting, rows, num_bytes = list[tuple[str, TextBlock]](), 0, 0
     for split, block in blocks:
         waiting.append((split, block))
@@ -75,7 +80,7 @@ def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
             yield Unit(waiting, is_full=True)
             waiting, rows, num_bytes = [], 0, 0
     if waiting:
-        yield Unit(waiting, is_full=False)
+        yield Unit(waiting, is_full=num_rows >= least_rows())
 
 
 class EncodedUnits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
-from flatout.data.encoded_units import FACT, EncodedUnits, units_of
+from flatout.data.encoded_units import FACT, EncodedUnits, Unit, least_rows, units_of
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
@@ -31,14 +31,13 @@ from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TOPIC, TextSource
+from flatout.data.text_source import TOPIC, Piece, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
 
-TextBlocks = Iterable[tuple[str, TextBlock]]  # blocks of rows, each with its split
-EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with their ids and targets
+EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # blocks of rows, their splits, ids and targets
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -149,15 +148,23 @@ class TextPreparation:
         """Encode every `count`-th unit from the `number`-th on; the units of this part, and how many were there."""
         with Progress() as progress:
             surveyed, vocabulary = self._surveyed(progress, (number, count))
-            units = self._units(vocabulary)
-            blocks = self.source.texts_and_labels(surveyed.fates, progress.task("encoding"))
-            own = list[int]()
-            for place, unit in enumerate(units_of(blocks)):
-                if unit.is_full and place % count == number - 1:
+            units, pieces, written = self._units(vocabulary), self._pieces(surveyed), 0
+            step = count if len(pieces) >= count else 1  # a part reads its own files alone, where there are enough
+            own = self._cut(pieces[(number - 1) % step :: step], surveyed, progress.task("encoding"))
+            for place, unit in enumerate(own):
+                if unit.is_full and place % (count // step) == (number - 1) // step:
                     units.write(unit)
-                    own.append(place)
+                    written += 1
         self.source.require_unchanged()
-        return len(own), units.found
+        return written, units.found
+
+    def _pieces(self, surveyed: TextSurvey) -> list[Piece]:
+        return self.source.pieces(surveyed.fates, least_rows())
+
+    def _cut(self, pieces: list[Piece], surveyed: TextSurvey, advance: Callable[[int], None]) -> Iterator[Unit]:
+        """The units of some pieces; none has rows of two."""
+        for piece in pieces:
+            yield from units_of(self.source.read_again(piece, surveyed.fates, advance), len(piece.rows))
 
     def _surveyed(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> tuple[TextSurvey, Encoder]:
         """Two passes: the fate of each row, and the vocabulary."""
@@ -231,8 +238,7 @@ class TextPreparation:
         writers = {split: writer.split(split, columns) for split in self.config.split_names(self.source.tables)}
         writer.expected_rows = sum(surveyed.rows.values())
         totals = {split: _Totals() for split in writers}
-        blocks = self.source.texts_and_labels(surveyed.fates, advance)
-        for split, block, encoded, targets in self._encoded(blocks, surveyed, vocabulary, writer):
+        for split, block, encoded, targets in self._encoded(surveyed, vocabulary, writer, advance):
             given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
             writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
             totals[split].add(encoded, self.config.long_texts)
@@ -241,10 +247,12 @@ class TextPreparation:
                 totals[split].counts["clean"] += pc.sum(is_clean).as_py() or 0
         return totals
 
-    def _encoded(self, blocks: TextBlocks, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter) -> EncodedRows:
+    def _encoded(
+        self, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter, advance: Callable[[int], None]
+    ) -> EncodedRows:
         """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
         units = self._units(encoder)
-        for unit in units_of(blocks):
+        for unit in self._cut(self._pieces(surveyed), surveyed, advance):
             for (split, block), encoded in zip(unit.blocks, unit.cut(units.read(unit)), strict=True):
                 yield split, block, encoded, surveyed.census.targets(block.labels)
         if units.found:

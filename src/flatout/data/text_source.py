@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,17 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
+Fates = Mapping[str, NDArray[np.int8]]  # for each table, the split of each row
 TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a split's table that can be read by themselves."""
+
+    name: str  # the split whose table it is
+    rows: range
+    table: Table
 
 
 class TextSource:
@@ -40,22 +51,34 @@ class TextSource:
     def name(self) -> str:
         return self.tables["train"].name
 
+    def pieces(self, fates: Fates, least: int) -> list[Piece]:
+        """The rows in parts of whole files that have `least` rows, but for the last of each table."""
+        found = {name: table.pieces(len(fates[name]), least) for name, table in self.tables.items()}
+        return [Piece(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
+
     def texts_and_labels(
-        self, fates: Mapping[str, NDArray[np.int8]], advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+        self, fates: Fates, advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
     ) -> Iterator[tuple[str, TextBlock]]:
         """The rows of some splits, read again; `fates` say for each table which row belongs to which."""
         for name, table in self.tables.items():
-            own, num_rows = fates[name], 0
-            for rows, block in table.numbered(self._columns_read_again()):
-                num_rows += len(rows)
-                if num_rows > len(own):
-                    raise changed(table.name)
-                for split in splits:
-                    if (mask := own[rows] == SPLITS.index(split)).any():
-                        yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
-                advance(block.num_rows)
-            if num_rows != len(own):
-                raise changed(table.name)
+            yield from self.read_again(Piece(name, range(len(fates[name])), table), fates, advance, splits=splits)
+
+    def read_again(
+        self, piece: Piece, fates: Fates, advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+    ) -> Iterator[tuple[str, TextBlock]]:
+        """The same of a part of the rows."""
+        own, num_rows = fates[piece.name], 0
+        for rows, block in piece.table.numbered(self._columns_read_again()):
+            num_rows += len(rows)
+            if num_rows > len(piece.rows):
+                raise changed(self.tables[piece.name].name)
+            rows = rows + piece.rows.start
+            for split in splits:
+                if (mask := own[rows] == SPLITS.index(split)).any():
+                    yield split, self._text_block(piece.name, block.filter(pa.array(mask)), rows[mask])
+            advance(block.num_rows)
+        if num_rows != len(piece.rows):
+            raise changed(self.tables[piece.name].name)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""

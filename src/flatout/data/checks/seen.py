@@ -112,7 +112,7 @@ class KeptFiles:
         files, begin = list(zip(self._keys(table), table.tables, strict=True)), 0
         first = len(files) * (self.share[0] - 1) // self.share[1]
         with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
-            list(threads.map(lambda given: self._store(*given, advance), files[first:] + files[:first]))
+            list(threads.map(lambda given: self._store(given[0], given[1], advance), files[first:] + files[:first]))
         for place, (key, file) in enumerate(files):
             table.begins(place, begin)
             store = self._store(key, file, advance)

@@ -71,6 +71,10 @@ class Table(ABC):
             yield np.arange(first, first + block.num_rows), block
             first += block.num_rows
 
+    def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
+        """Parts of its rows that can be read by themselves, of `least` rows but for the last, once all were read."""
+        yield range(num_rows), self
+
     def how(self) -> str:
         """How it is written, in words; empty where there is nothing to say."""
         return "" if self.inner is None else self.inner.how()
@@ -230,6 +234,13 @@ class ManyFiles(Table):
     def begins(self, number: int, row: int) -> None:
         """Take down which row is the first of a file."""
         self._starts[number : number + 1] = [row]
+
+    def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
+        starts, first = [*self._starts[: len(self.tables)], num_rows], 0
+        for end in range(1, len(starts)):
+            if starts[end] - starts[first] >= least or end == len(self.tables):
+                yield range(starts[first], starts[end]), ManyFiles(self.tables[first:end], self.name)
+                first = end
 
     def lacking(self, column: str) -> tuple[str, str]:
         others = [table for table in self.tables if column not in table.columns]
