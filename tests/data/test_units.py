@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from flatout.data.store.cache import Cache
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.distributed.engine import in_processes
+from flatout.distributed.processes import wait_until_warm, warm_start
+from flatout.errors import UserError
 
 FILES, ROWS = 8, 50
 UNIT = 100
@@ -208,3 +212,92 @@ def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
     encoded.clear()
     assert built(source, cache, tokenizer=tokenizer) == built(source, tmp_path / "fresh", tokenizer=tokenizer)
     assert sum(encoded) == UNIT + FILES * ROWS
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[list[str]]:
+    """The texts that each vocabulary was made of."""
+    found: list[list[str]] = []
+    train = text_preparation.train_encoder
+
+    def training(texts: Any, *given: Any) -> Any:
+        kept = list(texts)
+        found.append([text for block in kept for text in block.to_pylist()])
+        return train(iter(kept), *given)
+
+    monkeypatch.setattr(text_preparation, "train_encoder", training)
+    return found
+
+
+def test_a_vocabulary_is_made_once_for_all_parts_and_for_the_build_that_joins_them(tmp_path, trained):
+    source = write_files(tmp_path / "rows")
+    config = data_of(source, tmp_path / "cache").config
+    for number in (2, 1):
+        encode_part(config, number, 2)
+    joined = built(source, tmp_path / "cache")
+    assert len(trained) == 1
+    assert joined == built(source, tmp_path / "fresh")
+    built(source, tmp_path / "cache", vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, size=200))
+    assert len(trained) == 3
+
+
+def test_a_large_source_gives_a_sample_of_texts_to_its_vocabulary_in_whatever_order_they_stand(
+    tmp_path, trained, monkeypatch
+):
+    monkeypatch.setattr(text_preparation, "VOCABULARY_ROWS", 80)
+    source = write_files(tmp_path / "rows")
+    _, facts = built(source, tmp_path / "cache", split_by="content")
+    (tmp_path / "turned").mkdir()
+    for number in range(FILES):
+        (tmp_path / "rows" / f"part-{number}.csv").rename(tmp_path / "turned" / f"part-{FILES - number}.csv")
+    built(str(tmp_path / "turned"), tmp_path / "cache", split_by="content")
+    first, second = trained
+    assert 40 < len(first) < 120 and sorted(first) == sorted(second) != first
+    assert "vocabulary: of some 80 training rows, taken by a hash of the text" in facts["lines"]
+
+
+def test_a_unit_has_no_rows_of_two_pieces_and_a_part_takes_whole_ones(tokenizer, tmp_path, encoded, monkeypatch):
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * ROWS)
+    config = data_of(write_files(tmp_path / "rows"), tmp_path / "cache", tokenizer=tokenizer).config
+    assert [encode_part(config, number, 3) for number in (1, 2, 3)] == [(3, 0), (3, 0), (2, 0)]
+    assert sum(encoded) == FILES * ROWS
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", FILES * ROWS)  # two pieces for three parts
+    config = data_of(config.source, tmp_path / "another", tokenizer=tokenizer).config
+    assert [encode_part(config, number, 3)[0] for number in (1, 2, 3)] == [1, 1, 0]
+
+
+@pytest.fixture
+def warm_server():
+    """The server whose children parts are, with all its imports done."""
+    warm_start()
+    wait_until_warm()
+
+
+def test_parts_that_processes_do_at_once_are_the_store_of_one(tokenizer, tmp_path, encoded, warm_server):
+    source = write_files(tmp_path / "rows")
+    config = data_of(source, tmp_path / "cache", tokenizer=tokenizer).config
+    assert in_processes(partial(small_part, config), 2) == [(2, 0), (2, 0)]
+    joined = built(source, tmp_path / "cache", tokenizer=tokenizer)
+    assert not encoded
+    assert joined == built(source, tmp_path / "fresh", tokenizer=tokenizer)
+
+
+def small_part(config: Any, number: int, count: int) -> tuple[int, int]:
+    encoded_units.UNIT_ROWS = 2 * UNIT
+    return encode_part(config, number, count)
+
+
+def test_a_mistake_in_a_part_and_a_part_that_is_killed_end_all_with_one_message(warm_server):
+    with pytest.raises(UserError, match=r"^data.source: part 1 is wrong$"):
+        in_processes(wrong_part, 2)
+    with pytest.raises(UserError, match=r"^--parts: the process of a part was killed. The same command goes on"):
+        in_processes(killed_part, 2)
+
+
+def wrong_part(number: int, count: int) -> None:
+    if number == 1:
+        raise UserError("data.source", "part 1 is wrong")
+
+
+def killed_part(number: int, count: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -42,10 +42,10 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
 
     hint = "Call prepare_data of your DataModule."
     require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
-    kind, parts = kind_of(config.data), engine.parts_of(arguments)
+    kind, parts = kind_of(config.data), engine.parts_of(arguments, may_be_here=True)
     if kind.in_parts and (why := why_all_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
-    where, what = "on" if parts else "--part" if arguments.part else "", "parts are of texts without tags"
+    where, what = "--part" if arguments.part else "--on" if parts else "", "parts are of texts without tags"
     require(kind.in_parts or not where, where, what, hint="Build without it: one process is enough.")
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)
@@ -55,8 +55,9 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         return
     if parts is not None:
         place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own
-        each = engine.on_ray(partial(encode_part, replace(config.data, cache=str(place))), parts, place)
-        print_line(f"ray: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
+        do, on = partial(encode_part, replace(config.data, cache=str(place))), str(arguments.on)
+        each = engine.in_processes(do, parts) if on == engine.Place.here else engine.on_ray(do, parts, place)
+        print_line(f"{on}: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
     data = kind.data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()

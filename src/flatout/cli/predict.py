@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if (parts := engine.parts_of(arguments)) is None:
+    if (parts := engine.parts_of(arguments, may_be_here=False)) is None:
         rows = _answered(arguments, *engine.part_of(arguments.part or "1/1"))
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)

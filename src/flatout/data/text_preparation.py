@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,12 +24,12 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
 from flatout.data.encoded_units import FACT, EncodedUnits, Unit, least_rows, units_of
 from flatout.data.problem import Problem
-from flatout.data.store.cache import Cache, Recipe
+from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
-from flatout.data.tables.splits import SPLITS, SplitBy
+from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
 from flatout.data.text_source import TOPIC, Piece, TextSource
@@ -38,6 +39,7 @@ from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
 
 EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # blocks of rows, their splits, ids and targets
+VOCABULARY_ROWS = 1 << 22  # of more training rows a sample makes the vocabulary, taken by a hash of the text
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -214,20 +216,42 @@ class TextPreparation:
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Callable[[int], None]) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
 
+        share, has_numbers = VOCABULARY_ROWS / surveyed.rows["train"], self.config.problem is Problem.regression
+
         def training_texts() -> Iterator[pa.Array]:
             for _, block in self.source.texts_and_labels(surveyed.fates, advance, splits=("train",)):
-                if self.config.problem is Problem.regression:
+                if has_numbers:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
-                yield block.texts
+                texts = block.texts
+                yield texts if share >= 1 else texts.filter(pa.array(hash_texts(texts) < np.uint64(share * 2.0**64)))
 
         if self.given is None:
-            found = train_encoder(training_texts(), self.config.vocabulary)
+            is_kept = surveyed.rows["train"] >= least_rows() and not has_numbers
+
+            def make() -> Encoder:
+                return train_encoder(training_texts(), self.config.vocabulary)
+
+            found = self._kept_encoder(make) if is_kept else make()
             self._require_room(found)
             return found
-        if self.config.problem is Problem.regression:
+        if has_numbers:
             for _ in training_texts():
                 pass  # the numbers are counted on the way
         return self.given
+
+    def _kept_encoder(self, make: Callable[[], Encoder]) -> Encoder:
+        """A vocabulary that another part, or a build that was killed, may have made."""
+        kept, recipe = Cache(self.config.cache).of_surveys(), self._recipe()
+        key = recipe_key({name: recipe[name] for name in recipe.keys() - {"max_length", "long"}})
+
+        def build(writer: StoreWriter) -> None:
+            made = make().to_json()
+            self.source.require_unchanged()
+            writer.write_text("tokenizer.json", made)
+
+        while (store := kept.opened(key)) is None:
+            kept.build(key, self.source.name, build)
+        return read_encoder(store.read_text("tokenizer.json"))
 
     def _encode(
         self, writer: StoreWriter, surveyed: TextSurvey, vocabulary: Encoder, advance: Callable[[int], None]
@@ -271,6 +295,8 @@ class TextPreparation:
         made = [split for split in totals if split not in self.source.tables]
         how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
         lines, long = [f"rows: {counts}{how}"], self.config.long_texts
+        if self.given is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
+            lines.append(f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the text")
         if long.window:
             windows = ", ".join(f"{split} {total.counts['windows']:,}" for split, total in totals.items())
             lines.append(f"windows: {windows}, of {long.window} tokens, {long.overlap} shared by neighbours")

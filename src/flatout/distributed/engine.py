@@ -10,12 +10,16 @@ import argparse
 import codecs
 import json
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
@@ -23,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flatout.distributed.processes import OUTPUT, redirect_output
+from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output, warm_start
 from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
 _AGAIN = 3  # how often lost workers are begun again
@@ -122,6 +126,26 @@ def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: 
     for task in tasks:
         require(not task.why, "--on", task.why, hint="The same command goes on with what is there.")
     return found
+
+
+def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
+    """The same by processes of this machine, which share its cores."""
+    require(count > 0, "--parts", f"{count}", allowed="1 or more")
+    warm_start()
+    cores = max(1, len(os.sched_getaffinity(0)) // count)
+    try:
+        with ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), _take_cores, (cores,)) as processes:
+            return list(processes.map(do, range(1, count + 1), [count] * count))
+    except BrokenProcessPool:
+        hint = "The same command goes on with what is there; fewer parts take less memory."
+        raise UserError("--parts", "the process of a part was killed", hint=hint) from None
+
+
+def _take_cores(number: int) -> None:
+    """Be one of several processes: with some of the cores, no bar on the terminal, and silent when Ctrl-C ends it."""
+    os.environ |= {"RAYON_NUM_THREADS": str(number), "TTY_COMPATIBLE": "0"}
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()
 
 
 @contextmanager
@@ -224,15 +248,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one, places = parser.add_mutually_exclusive_group(), [place.value for place in Place]
     one.add_argument("--part", metavar="I/N", help="do every N-th part of the work, from the I-th on, and no other")
     one.add_argument("--on", choices=places, default=Place.here, help="where parts are done (default: here)")
-    parser.add_argument("--parts", metavar="N", type=int, help=f"parts for --on ray (default: {_PARTS})")
+    parser.add_argument("--parts", metavar="N", type=int, help=f"parts that are done at once (--on ray: {_PARTS})")
 
 
-def parts_of(arguments: argparse.Namespace) -> int | None:
-    """How many parts Ray does; None: all is done here."""
+def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
+    """How many parts are done at once, by Ray or here by processes; None: one process does all."""
     is_here = arguments.on == Place.here
     hint = "Add it." if arguments.part is None else "Leave it out."
-    require(not is_here or arguments.parts is None, "--parts", "is for --on ray alone", hint=hint)
-    return None if is_here else _PARTS if arguments.parts is None else arguments.parts
+    is_fine = arguments.parts is None or not is_here or (may_be_here and arguments.part is None)
+    require(is_fine, "--parts", "is for all parts" if may_be_here else "is for --on ray alone", hint=hint)
+    return arguments.parts if is_here or arguments.parts is not None else _PARTS
 
 
 def _done(do: Work, asked: str, here: Path, place: Path | None = None) -> Any:
