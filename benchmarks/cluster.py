@@ -108,7 +108,7 @@ class _Work:
 
     @contextmanager
     def units(self, rows: int) -> Iterator[None]:
-        before, encoded_units.UNIT_ROWS = encoded_units.UNIT_ROWS, rows
+        before, encoded_units.UNIT_ROWS = encoded_units.UNIT_ROWS, 2 * rows  # files of half as many make one
         try:
             yield
         finally:

@@ -75,9 +75,14 @@ def stamp_of(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
+def has_time_moved(changed_ns: int) -> bool:
+    """Whether a change from now on must show in the times of what was changed then."""
+    return (time.time_ns() - changed_ns) / 1e9 >= _TICK_S  # False too when the disk's clock is ahead of ours
+
+
 def let_time_move(changed_ns: int) -> None:
-    """Wait until a change from now on must show in the times of what was changed then."""
-    if (time.time_ns() - changed_ns) / 1e9 < _TICK_S:  # also when the disk's clock is ahead of ours
+    """Wait until it has."""
+    if not has_time_moved(changed_ns):
         time.sleep(_TICK_S)
 
 

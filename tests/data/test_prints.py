@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from flatout.data.decisions import DecidedTable
+from flatout.data.tables import prints
+from flatout.data.tables.formats import file
 from flatout.data.tables.formats.file import FileTable
-from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of
+from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, heads_noted
+from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source
 from flatout.errors import UserError
@@ -140,3 +144,85 @@ def test_decisions_about_rows_have_prints_of_their_own_beside_the_notes_of_the_f
     prints = [fingerprint_of(table, tmp_path / "cache") for table in tables]
     assert len(set(prints)) == 3
     assert [fingerprint_of(table, tmp_path / "cache") for table in tables] == prints
+
+
+FILES = {
+    "rows.csv": "text;label\none;a\ntwo;b\n",
+    "rows.tsv": "text\tlabel\none\ta\ntwo\tb\n",
+    "rows.jsonl": '{"text": "one", "label": "a"}\n{"text": "two", "label": "b"}\n',
+    "rows.json": '[{"text": "one", "label": "a"}, {"text": "two", "label": "b"}]',
+    "rows.conll": "one B-a\ntwo O\n\nthree O\n",
+}
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The files that are opened to be read."""
+    found: list[str] = []
+    unpacked = file.unpacked
+    monkeypatch.setattr(file, "unpacked", lambda path, where: found.append(path.name) or unpacked(path, where))
+    return found
+
+
+def opened_by_name(source: str, cache: Path, reading: ReadingConfig | None = None):
+    with heads_noted(cache, [source]):
+        return open_source(source, where="data.train", reading=reading)
+
+
+def of_another_time(path: Path) -> None:
+    """Let a file be older than what is noted at once."""
+    time.sleep(0.03)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_what_a_file_tells_by_its_head_is_read_once(tmp_path, opened, name):
+    path = tmp_path / name
+    path.write_text(FILES[name], encoding="utf-8")
+    of_another_time(path)
+    first = opened_by_name(str(path), tmp_path / "cache")
+    assert opened
+    opened.clear()
+    again = opened_by_name(str(path), tmp_path / "cache")
+    assert not opened
+    assert (again.columns, again.how()) == (first.columns, first.how())
+    assert list(again.blocks(again.columns)) == list(open_source(str(path), where="data.train").blocks(first.columns))
+
+
+def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_again(tmp_path, opened):
+    path, cache = tmp_path / "rows.csv", tmp_path / "cache"
+    path.write_text("a;b,c\n1;2,3\n4;5,6\n", encoding="utf-8")
+    of_another_time(path)
+    assert opened_by_name(str(path), cache).columns == ["a;b", "c"]
+    assert opened_by_name(str(path), cache, ReadingConfig(delimiter=";")).columns == ["a", "b,c"]
+    path.write_text("x;y,z\n1;2,3\n4;5,6\n", encoding="utf-8")
+    assert opened_by_name(str(path), cache).columns == ["x;y", "z"]
+
+
+def test_a_head_as_young_as_the_clock_of_the_disk_is_not_noted(tmp_path, opened, monkeypatch):
+    path = put(tmp_path / "rows.csv", "one")
+    monkeypatch.setattr(prints, "has_time_moved", lambda changed_ns: False)
+    for _ in range(2):
+        opened_by_name(str(path), tmp_path / "cache")
+    assert opened == ["rows.csv"] * 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": 1}', "\x00"])
+def test_a_damaged_note_of_heads_is_written_again(tmp_path, opened, text):
+    path, cache = put(tmp_path / "rows.csv", "one"), tmp_path / "cache"
+    of_another_time(path)
+    opened_by_name(str(path), cache)
+    (note,) = (cache / NOTES).iterdir()
+    note.write_text(text, encoding="utf-8")
+    for _ in range(2):
+        assert opened_by_name(str(path), cache).columns == ["text", "label"]
+    assert opened == ["rows.csv"] * 2
+
+
+def test_a_mistake_in_a_head_is_the_same_message_each_time(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n", encoding="utf-8")
+    of_another_time(path)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no rows below the line that names the columns"):
+            opened_by_name(str(path), tmp_path / "cache")

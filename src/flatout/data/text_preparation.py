@@ -27,6 +27,7 @@ from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
+from flatout.data.tables.prints import heads_noted
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
@@ -57,7 +58,8 @@ _TARGETS = {
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
     """The table of each split that is given, or those of the built-in sample."""
     if not config.is_sample:
-        return open_splits(config.source, config.given, config.read)
+        with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
+            return open_splits(config.source, config.given, config.read)
     return {split: SAMPLES[type(config.sample)](config.sample, split) for split in SPLITS}
 
 

@@ -28,7 +28,7 @@ from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
-from flatout.data.tables.prints import fingerprints_of, require_unchanged
+from flatout.data.tables.prints import fingerprints_of, heads_noted, require_unchanged
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
@@ -46,7 +46,8 @@ class SequencePreparation:
         if config.is_sample:
             self.tables: dict[str, Table] = {split: CellsTable(config.sample, split) for split in SPLITS}
         else:
-            self.tables = open_splits(config.source, config.given, config.read)
+            with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
+                self.tables = open_splits(config.source, config.given, config.read)
         require("train" in self.tables, "data.train", "no training recordings", hint="Set data.source or data.train.")
         self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
 

@@ -9,17 +9,47 @@ younger than a tick of the disk's clock are waited for: a change right after wou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
-from flatout.files import let_time_move, write_atomically
+from flatout.files import has_time_moved, let_time_move, write_atomically
 
 NOTES = ".sources"  # the folder of the notes in a cache
+Notes = dict[str, list[Any]]  # of files, by their names, the entries and what is noted of them
+_PAIR = 2
+_heads: ContextVar[Notes] = ContextVar("heads")
+
+
+@contextmanager
+def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
+    """Within it, what the heads of the files of some sources tell is noted in the cache, and taken from there then."""
+    named = [str(source) for source in sources if isinstance(source, str | Path | list)]
+    note = cache / NOTES / f"heads-{_digest(named)}"
+    noted = _read(note)
+    known = _heads.set(dict(noted))
+    try:
+        yield
+        _write(note, noted, _heads.get())
+    finally:
+        _heads.reset(known)
+
+
+def told_by_head(entry: list[str | int], how: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the head of a file tells, read in some way: noted, or read now. `entry`: see `Table.entries`."""
+    heads, key = _heads.get({}), f"{entry[0]} {how}"
+    if heads.get(key, [None])[0] == entry:
+        return dict(heads[key][1])
+    found = read()
+    if has_time_moved(int(entry[3])):
+        heads[key] = [entry, found]
+    return found
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
@@ -55,26 +85,34 @@ def prints_of(table: Table, cache: Path) -> list[str]:
         return [part.fingerprint() for part in parts]
     names = [_digest([name for name, *_ in each or ()]) for each in entries]
     note = cache / NOTES / names[0]  # of the first file: one more behind it finds the others noted
-    try:
-        noted = dict(json.loads(note.read_bytes()))
-        found = {
-            name: str(noted[name][1])
-            for name, own in zip(names, entries, strict=True)
-            if noted.get(name, [None])[0] == own
-        }
-    except (OSError, ValueError, TypeError, LookupError):
-        noted, found = {}, {}
+    noted, found = _read(note), dict[str, str]()
+    for name, own in zip(names, entries, strict=True):
+        if noted.get(name, [None])[0] == own:
+            found[name] = str(noted[name][1])
     if len(found) < len(names):
         let_time_move(max((int(entry[3]) for each in entries for entry in each or ()), default=0))
+        new = dict(noted)
         for name, own, part in zip(names, entries, parts, strict=True):
             if name not in found:
                 found[name] = part.fingerprint()
-                noted[name] = [own if part.entries() == own else None, found[name]]
-        with suppress(OSError):  # a cache that cannot be written to: every process reads the source
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(note, json.dumps(noted))
+                new[name] = [own if part.entries() == own else None, found[name]]
+        _write(note, noted, new)
     return [found[name] for name in names]
 
 
-def _digest(names: list[str | int]) -> str:
+def _digest(names: Sequence[str | int]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(names).encode("utf-8", "surrogateescape"))
+
+
+def _read(note: Path) -> Notes:
+    try:
+        return {name: list(noted) for name, noted in json.loads(note.read_bytes()).items() if len(noted) == _PAIR}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _write(note: Path, before: Notes, after: Notes) -> None:
+    with suppress(OSError):  # a cache that cannot be written to: every process reads the source
+        if after != before:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, json.dumps(after))

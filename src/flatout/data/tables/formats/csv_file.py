@@ -57,6 +57,8 @@ def _share_that_fits(head: str, delimiter: str, quote: str, is_whole: bool) -> f
 class CsvTable(FileTable):
     """Comma- or tab-separated values; every value is the text that is written."""
 
+    told_by_head = ("columns", "delimiter", "_notes")
+
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ",") -> None:
         self._promised, self.delimiter, self._notes = promised, promised, list[str]()
         super().__init__(path, where, reading)

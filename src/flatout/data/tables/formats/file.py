@@ -13,11 +13,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from flatout.data.store.store import file_checksum
+from flatout.data.tables.prints import told_by_head
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean, require
@@ -40,12 +41,20 @@ def entry_of(path: Path) -> list[str | int]:
 
 
 class FileTable(Table):
+    told_by_head: ClassVar[tuple[str, ...]] = ("columns",)
+
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path, self.where, self.reading = path, where, reading or ReadingConfig()
         self.name = str(path)
         self._copy: Any = None
         self._opened_as = entry_of(self.path)
-        self.columns: Sequence[str] = self._read_columns()
+        self.columns: Sequence[str] = []
+        how = f"{type(self).__name__} {self.reading}"
+        vars(self).update(told_by_head(self._opened_as, how, self._read_head))
+
+    def _read_head(self) -> dict[str, Any]:
+        self.columns = self._read_columns()
+        return {name: vars(self)[name] for name in self.told_by_head}
 
     def fingerprint(self) -> str:
         """Of every byte; see `prints` for when it is asked."""
@@ -221,8 +230,8 @@ def require_file(file: Path, where: str) -> None:
             hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
             raise UserError(where, f"no such file: {file}", hint=hint)
         require(file.is_file(), where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
-        with file.open("rb", buffering=0) as opened:
-            is_empty = not opened.read(1)
+        file.open("rb").close()
+        is_empty = not file.stat().st_size
     except OSError as error:
         raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None
     require(not is_empty, where, f"{file} is empty", hint="Name a file with rows.")

@@ -30,6 +30,8 @@ _ENDINGS = ("", ".txt", ".text")
 class ConllTable(FileTable):
     """A file of tagged sentences."""
 
+    told_by_head = ("columns", "_separator", "_width")
+
     def how(self) -> str:
         return f"{self._width} columns: the first is the word, the last its tag" if self._width > 1 else "words alone"
 
