@@ -38,8 +38,7 @@ class Family:
     """What differs between families."""
 
     layers: str = "encoder.layer"  # the list of layers, by its name inside the backbone
-    names: PostNormNames | None = PostNormNames()
-    """None: layers normalise before each product, and have rotary positions."""
+    names: PostNormNames = PostNormNames()  # read by layers that normalise after each sum, and by no others
     pool: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of first tokens to what a classifier reads, with dropout
     predict: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of masked tokens to `[N, V]` logits of their words
     activation: str = "hidden_act"  # the setting that names the activation between the products
@@ -146,7 +145,6 @@ FLAT_FAMILIES = {
     ),
     "eurobert": Family(
         layers="layers",
-        names=None,
         pool=lambda net, states_NH: net.classifier(net.activation(net.dense(states_NH))),
         predict=lambda net, states_NH: net.lm_head(states_NH),
         last_norm="norm",
@@ -155,7 +153,6 @@ FLAT_FAMILIES = {
     ),
     "modernbert": Family(
         layers="layers",
-        names=None,
         pool=_pool_modernbert,
         predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
         activation="hidden_activation",

@@ -78,7 +78,6 @@ class PostNormLayer(FlatLayer):
 
     def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
         super().__init__(block, config, family)
-        assert family.names is not None
         self.names = family.names
         self._later: list[tuple[str, ...]] = [(self.names.out,), (self.names.up,), (self.names.down,)]
 
