@@ -113,11 +113,6 @@ def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
     return net.cls(states_NH) if net.legacy else net.lm_predictions(states_NH, net.get_input_embeddings())
 
 
-def _embed_modernbert(backbone: Any, tokens_T: Tensor) -> Tensor:
-    parts = backbone.embeddings
-    return parts.drop(parts.norm(parts.tok_embeddings(tokens_T)))
-
-
 _ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
 FLAT_FAMILIES = {
     "albert": Family(
@@ -158,7 +153,7 @@ FLAT_FAMILIES = {
         activation="hidden_activation",
         last_norm="final_norm",
         kind="pre_norm",
-        embed=_embed_modernbert,
+        embed=lambda backbone, tokens_T: backbone.embeddings(tokens_T),
     ),
     "mpnet": replace(_ROBERTA, names=_MPNET),
     "roberta": _ROBERTA,
