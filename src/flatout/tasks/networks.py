@@ -33,13 +33,8 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     model.read_windows(info.long_texts.window, config.windows)
     longest, read = model.longest_row(), model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"
-    require(
-        read <= longest,
-        where,
-        f"{read}",
-        allowed=f"at most {longest} for {model.family}",
-        hint=f"Set {where}={longest}.",
-    )
+    allowed = f"at most {longest} for {model.family}"
+    require(read <= longest, where, f"{read}", allowed=allowed, hint=f"Set {where}={longest}.")
     known = len(model.net.get_input_embeddings().weight)
     what = f"{encoder.size:,} entries, but the encoder knows {known:,}"
     require(encoder.size <= known, "data.tokenizer", what, hint="Leave it out: the model's own tokenizer is used.")

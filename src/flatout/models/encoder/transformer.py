@@ -296,11 +296,8 @@ def _refusing(family: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, StrictDataclassError) as error:
-        what, hint = (
-            f"{family} cannot be made so: {' '.join(str(error).split()):.200}",
-            "Name a folder of it: model.pretrained=FOLDER.",
-        )
-        raise UserError("model.family", what, hint=hint) from None
+        what = f"{family} cannot be made so: {' '.join(str(error).split()):.200}"
+        raise UserError("model.family", what, hint="Name a folder of it: model.pretrained=FOLDER.") from None
 
 
 def _recompute(model: Transformer) -> None:
