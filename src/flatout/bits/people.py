@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig, Syllables, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import SampleConfig, draw_long_tailed, made_up_words
 from flatout.data.tables.table import Table
 from flatout.errors import LARGEST_SEED, setting
 
@@ -29,12 +29,7 @@ _BLOCK, _FIRST_UID = 16_384, 100_001
 _NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
-_GIVEN, _SURNAMES = _WRITTEN["given"].split(), _WRITTEN["surnames"].split()
-_SYLLABLES = Syllables(
-    onsets=tuple("b br c ch d dr f g h j k kl l m n p qu r s sch st t th v w y z".split()),
-    vowels=tuple("a a e e i i o o u y ai ea ie ou".split()),
-    ends=("", "", "n", "r", "s", "l", "man", "son", "ck", "tt", "x", "ley", "ski", "ez"),
-)
+_GIVEN, _SURNAMES, _SYLLABLES = _WRITTEN["given"].split(), _WRITTEN["surnames"].split(), _WRITTEN["syllables"]
 _YOUNGEST, _YEARS = 2006, 72
 _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig, Syllables, disturb, draw_long_tailed, long_tail, made_up_words
+from flatout.data.samples.made_up import SampleConfig, disturb, draw_long_tailed, long_tail, made_up_words
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
@@ -29,12 +29,7 @@ _BLOCK, _LONGEST = 16_384, 34
 _COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text(encoding="utf-8"))
-_TOPICS, _COMMON = _WRITTEN["topics"], _WRITTEN["common"].split()
-_SYLLABLES = Syllables(
-    onsets=tuple("b br c ch d f g gr h j k l m n p r s sh st t tr v w z".split()),
-    vowels=tuple("a a e e i i o o u ea ia é ö".split()),
-    ends=("", "", "n", "r", "s", "l", "nd", "ck", "th"),
-)
+_TOPICS, _COMMON, _SYLLABLES = _WRITTEN["topics"], _WRITTEN["common"].split(), _WRITTEN["syllables"]
 _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 Numbers = NDArray[np.int64]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from flatout.errors import check_settings
 
 _BUCKETS = 2**17
+Pieces = dict[str, list[str]]  # of made-up words: onsets and vowels of each syllable, and ends of words
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,32 +31,26 @@ def disturb(random: np.random.Generator, values: NDArray[np.int64], num_values: 
     return np.where(changed, (values + random.integers(1, num_values, len(values))) % num_values, values)
 
 
-@dataclass(frozen=True, slots=True)
-class Syllables:
-    """The pieces of made-up words: openings and middles of each syllable, and ends of words."""
-
-    onsets: tuple[str, ...]
-    vowels: tuple[str, ...]
-    ends: tuple[str, ...]
-
-
-def made_up_words(random: np.random.Generator, count: int, taken: set[str], syllables: Syllables) -> list[str]:
+def made_up_words(random: np.random.Generator, count: int, taken: set[str], syllables: Pieces) -> list[str]:
     """Words of two or three syllables, none of them in `taken`, which they join."""
     made: list[str] = []
     while len(made) < count:
         tries = 2 * count + 16
         words = np.char.add(_drawn(random, tries, syllables), _drawn(random, tries, syllables))
         words = np.where(random.random(len(words)) < 0.3, np.char.add(words, _drawn(random, tries, syllables)), words)
-        words = np.char.add(words, np.array(syllables.ends)[random.integers(0, len(syllables.ends), len(words))])
+        words = np.char.add(words, _any_of(random, syllables["ends"], len(words)))
         fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][: count - len(made)]
         taken.update(fresh)
         made += fresh
     return made
 
 
-def _drawn(random: np.random.Generator, count: int, syllables: Syllables) -> NDArray[np.str_]:
-    onsets, vowels = np.array(syllables.onsets), np.array(syllables.vowels)
-    return np.char.add(onsets[random.integers(0, len(onsets), count)], vowels[random.integers(0, len(vowels), count)])
+def _drawn(random: np.random.Generator, count: int, syllables: Pieces) -> NDArray[np.str_]:
+    return np.char.add(*(_any_of(random, syllables[name], count) for name in ("onsets", "vowels")))
+
+
+def _any_of(random: np.random.Generator, pieces: list[str], count: int) -> NDArray[np.str_]:
+    return np.array(pieces)[random.integers(0, len(pieces), count)]
 
 
 def draw_long_tailed(random: np.random.Generator, count: int, size: int, exponent: float) -> NDArray[np.int32]:

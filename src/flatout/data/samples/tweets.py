@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig, Syllables, disturb, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import SampleConfig, disturb, draw_long_tailed, made_up_words
 from flatout.data.tables.table import SPLIT_STREAM, GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
@@ -32,11 +32,6 @@ ENTITY_TYPES = ("person", "place", "group", "work")
 TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
 _BLOCK = 4_096
 _TWEETS_WORDS_KEY, _TAGGED_WORDS_KEY = 2013, 2017
-_SYLLABLES = Syllables(
-    onsets=tuple("b bl c ch d dr f g gl h j k l m n p pr r s sh sk t tw v w y z".split()),
-    vowels=tuple("a a e e i i o o u oo ee ai".split()),
-    ends=("", "", "n", "r", "x", "l", "m", "ng", "ck", "s"),
-)
 _NO_WORD = -1  # an empty place of a phrase; slots are numbered down from -2
 
 _MOOD_SHARES = (0.2, 0.44, 0.36)
@@ -57,7 +52,7 @@ _WRITTEN = tomllib.loads(Path(__file__).with_name("tweets.toml").read_text(encod
 _THINGS, _GOOD, _BAD, _VERY, _TIMES = (_WRITTEN[name].split() for name in ("things", "good", "bad", "very", "times"))
 _EMOJI = {mood: emoji.split() for mood, emoji in _WRITTEN["emoji"].items()}
 _SHARED_KINDS = {kind: _WRITTEN[f"{kind}s"] for kind in ("filler", "opening", "mark", "ending")}
-_UNCHANGED = r"^(@|#|http|RT$)"
+_SYLLABLES, _UNCHANGED = _WRITTEN["syllables"], r"^(@|#|http|RT$)"
 
 
 @dataclass(kw_only=True, slots=True)
