@@ -21,7 +21,7 @@ from flatout.data.sequences.columns import Floats, GroupNumbers, RecordingRules,
 from flatout.data.sequences.settings import Missing
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
-from flatout.data.tables.table import ManyFiles, Table, as_texts, decoded
+from flatout.data.tables.table import ManyFiles, Table, as_texts, decoded, is_blank, mask_of
 from flatout.errors import UserError, require
 
 
@@ -94,7 +94,7 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         if rules.group:
             columns = [as_texts(decoded(block.column(name))) for name in rules.group]
             for name, column in zip(rules.group, columns, strict=True):
-                lacking = np.flatnonzero(~_is_written(column)) + sum(map(len, values[:-1]))
+                lacking = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + sum(map(len, values[:-1]))
                 what = f"{file.name}: {name} is missing in row {name_rows(lacking, file)}"
                 require(not lacking.size, "data.group", what, hint="Write the group in each row.")
             codes.append(groups.number(columns))
@@ -116,14 +116,8 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         yield replace(one, times=seconds, label=label)
 
 
-def _is_written(texts: pa.Array) -> NDArray[np.bool_]:
-    """Whether a value is neither null nor blank."""
-    lengths = pc.utf8_length(pc.utf8_trim_whitespace(pc.fill_null(texts, "")))
-    return np.asarray(lengths.to_numpy(zero_copy_only=False) > 0)
-
-
 def _label_of(column: pa.Array, whose: str) -> str:
-    found = pc.unique(column.filter(pa.array(_is_written(column)))).to_pylist()
+    found = pc.unique(column.filter(pc.invert(is_blank(column)))).to_pylist()
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))
     require(len(found) == 1, "data.target", f"{whose} has {len(found)} labels ({listed})", allowed="one", hint=hint)
