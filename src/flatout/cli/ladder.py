@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.train import start_measuring
-from flatout.cli.words import conf_folder, require_modest
+from flatout.cli.words import HELP, conf_folder, require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
@@ -34,13 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", metavar="WORD", nargs="*", help="+ladder=NAME and any key=value, as for training")
     parser.add_argument("--config-dir", metavar="FOLDER", help="settings of yours, its ladder/ among them")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = """\
-+ladder=NAME       headlines, tweets, bloom, lyrics or battery; without it rungs are chosen for your data.
-for=10m            how long the rungs may be timed; the default is 8m.
-seeds=3            train foot and top to the end with three seeds, and compare their quality.
-
-yours:             python -m flatout ladder data.source=news.csv model=bilstm for=5m
-"""
+    parser.epilog = HELP["ladder"]
 
 
 def run(arguments: argparse.Namespace) -> None:
