@@ -184,7 +184,8 @@ class GramPredictor(RunPredictor):
         for name in self.text_columns:
             require_columns(table, {"plain text of the records": name})
         metrics, total = GramMetrics(self.threshold), 0
-        for probabilities, targets in in_order(self.outputs_and_targets, others, self._labelled(table, bits)):
+        labelled = self._labelled(table, bits)
+        for probabilities, targets in in_order(lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled):
             metrics.update(probabilities, targets, torch.arange(total, total + len(targets)))
             total += len(targets)
             advance(len(targets))

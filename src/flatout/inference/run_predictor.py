@@ -319,12 +319,6 @@ class RunPredictor(ABC):
         return table.numbered(list(columns or table.columns), _ROWS_PER_BLOCK)
 
     @staticmethod
-    def outputs_and_targets(predictor: Any, piece: tuple[Any, Tensor]) -> tuple[Tensor, Tensor]:
-        """What a run answers to the rows of a block, and what it should."""
-        rows, targets = piece
-        return predictor.outputs(rows), targets
-
-    @staticmethod
     def require_rows(count: int, table: Table) -> None:
         """Refuse a table in which there was nothing to score."""
         require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")

@@ -162,7 +162,8 @@ class Predictor(RunPredictor):
         metrics, sureness, total = TaskMetrics.build(problem, self.labels.classes), Sureness(), 0
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
-        for outputs, targets in in_order(self.outputs_and_targets, others, self._labelled(table, roles, findings)):
+        labelled = self._labelled(table, roles, findings)
+        for outputs, targets in in_order(lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled):
             # Thresholds are of calibrated probabilities.
             judged = outputs / self.temperature if problem is Problem.multi else outputs
             metrics.update(judged, targets, torch.arange(total, total + len(targets)))
