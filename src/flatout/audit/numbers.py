@@ -28,7 +28,7 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.data.store_data import StoreData
 from flatout.errors import require
 from flatout.files import write_atomically
-from flatout.models.series import PENALTIES
+from flatout.models.series import PENALTIES, Sums, ridge_sums, solve_ridge
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_page, tile
 from flatout.tasks.score_intervals import bootstrap
@@ -139,24 +139,17 @@ class _Folds:
         self.group_R = torch.from_numpy(group_R)
         self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
         part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
-        cells = itertools.product(range(num_folds), range(len(PARTS)))
-        self._cells = {cell: self._sums((self.fold_N == cell[0]) & (part_N == cell[1])) for cell in cells}
-
-    def _sums(self, chosen_N: Tensor) -> tuple[Tensor, ...]:
-        inputs_ND, answers_NO = self.rows.inputs_ND[chosen_N].double(), self.rows.answers_NO[chosen_N].double()
-        count, products = torch.tensor(len(inputs_ND)), inputs_ND.T @ inputs_ND
-        return products, inputs_ND.T @ answers_NO, inputs_ND.sum(0), answers_NO.sum(0), count
+        self._cells: dict[tuple[int, int], Sums] = {}
+        for fold, part in itertools.product(range(num_folds), range(len(PARTS))):
+            own_N = (self.fold_N == fold) & (part_N == part)
+            self._cells[fold, part] = ridge_sums(rows.inputs_ND[own_N].double(), rows.answers_NO[own_N].double())
 
     def losses(self, penalty: float, part: int, judged: int | None = None) -> tuple[Floats, Tensor]:
         """Mean loss of each row of all folds or one, by models of a part of the others; and what these answer."""
         rows, answers_NO = self.rows, torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
         for fold in range(self.num_folds) if judged is None else (judged,):
             cells = [sums for (own, its), sums in self._cells.items() if own != fold and its <= part]
-            products_DD, crossed_DO, sum_D, sum_O, count = (sum(each) for each in zip(*cells, strict=True))
-            mean_D, mean_O = sum_D / count, sum_O / count
-            centred_DD = products_DD - count * torch.outer(mean_D, mean_D)
-            centred_DD.diagonal().add_(penalty * max(1.0, float(count) / 1000))
-            weight_DO = torch.linalg.solve(centred_DD, crossed_DO - count * torch.outer(mean_D, mean_O))
+            weight_DO, mean_D, mean_O = solve_ridge(tuple(sum(each) for each in zip(*cells, strict=True)), penalty)
             is_judged_N = self.fold_N == fold
             inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
             answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from torch import Tensor
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
-from flatout.models.series import PENALTIES, WindowRidge, own_pasts
+from flatout.models.series import PENALTIES, WindowRidge, own_pasts, ridge_sums, solve_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS, _MOST_NUMBERS = 4096, 100_000, 1024, 1 << 24
@@ -71,36 +73,18 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
-    products, products_of_answers, mean, mean_of_answers, count = _read_training(info, ridge)
+    blocks = (_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "train", _MOST_WINDOWS))
+    sums = reduce(lambda total, own: tuple(map(torch.add, total, own)), starmap(ridge_sums, blocks))
     held = [_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)]
     best = float("inf")
     for penalty in PENALTIES:
-        penalized = products.clone()
-        penalized.diagonal().add_(penalty * max(1.0, count / 1000))
-        weight = torch.linalg.solve(penalized, products_of_answers)
+        weight, mean, mean_of_answers = solve_ridge(sums, penalty)
         bias = mean_of_answers - mean @ weight
         errors = [(inputs @ weight + bias - answers).square().sum() for inputs, answers in held]
         if (error := float(torch.stack(errors).sum())) < best:
             best = error
             ridge.set(weight.float(), bias.float())
     return ridge
-
-
-def _read_training(info: SequenceInfo, ridge: WindowRidge) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """Centred products of inputs, and of inputs with answers; the means of both; and how many windows there are."""
-    size, outputs = ridge.weight.shape
-    products, crossed = torch.zeros(size, size).double(), torch.zeros(size, outputs).double()
-    sums, sums_of_answers, count = torch.zeros(size).double(), torch.zeros(outputs).double(), 0
-    for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
-        inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
-        products += inputs_ND.T @ inputs_ND
-        crossed += inputs_ND.T @ answers_NO
-        sums += inputs_ND.sum(0)
-        sums_of_answers += answers_NO.sum(0)
-        count += len(inputs_ND)
-    mean, mean_of_answers = sums / count, sums_of_answers / count
-    products -= count * torch.outer(mean, mean)
-    return products, crossed - count * torch.outer(mean, mean_of_answers), mean, mean_of_answers, count
 
 
 def _rows_of_ridge(ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
