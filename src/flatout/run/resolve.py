@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, astuple, dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -132,12 +132,8 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
 
 def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder) -> Choice[Precision]:
     """The first rank's choice, on all; a resumed run keeps its own."""
-
-    def choose() -> list[str]:
-        found = choose_precision(asked, device, folder.before.get("precision", {}).get("value"))
-        return [found.value, found.why, found.evidence]
-
-    name, why, evidence = ranks.agreed("precision", choose)
+    before = folder.before.get("precision", {}).get("value")
+    name, why, evidence = ranks.agreed("precision", lambda: astuple(choose_precision(asked, device, before)))
     folder.decision("precision", name, why, evidence)
     return Choice(Precision(name), why, evidence)
 
