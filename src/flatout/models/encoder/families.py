@@ -7,8 +7,10 @@ Shapes: N tokens or rows, H numbers each, C outputs.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,42 +50,8 @@ class Family:
     """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
 
 
-_DEBERTA = PostNormNames(**{name: f"attention.self.{name}_proj" for name in ("query", "key", "value")})
-_MPNET = PostNormNames(
-    query="attention.attn.q",
-    key="attention.attn.k",
-    value="attention.attn.v",
-    attention_dropout="attention.attn.dropout",
-    out="attention.attn.o",
-    out_dropout="attention.dropout",
-    out_norm="attention.LayerNorm",
-)
-_DISTILBERT = PostNormNames(
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
-    attention_dropout="attention.dropout",
-    out="attention.out_lin",
-    out_dropout="",
-    out_norm="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    down_dropout="ffn.dropout",
-    down_norm="output_layer_norm",
-)
-_ALBERT = PostNormNames(
-    query="attention.query",
-    key="attention.key",
-    value="attention.value",
-    attention_dropout="attention.attention_dropout",
-    out="attention.dense",
-    out_dropout="attention.output_dropout",
-    out_norm="attention.LayerNorm",
-    up="ffn",
-    down="ffn_output",
-    down_dropout="",
-    down_norm="full_layer_layer_norm",
-)
+_WRITTEN = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+_NAMES = {family: PostNormNames(**names) for family, names in _WRITTEN["names"].items()}
 
 
 def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:
@@ -117,7 +85,7 @@ _ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: n
 FLAT_FAMILIES = {
     "albert": Family(
         layers="encoder.albert_layer_groups",
-        names=_ALBERT,
+        names=_NAMES["albert"],
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH)))),
         predict=lambda net, states_NH: net.predictions(states_NH),
     ),
@@ -126,10 +94,10 @@ FLAT_FAMILIES = {
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
-    "deberta-v2": Family(names=_DEBERTA, pool=_pool_deberta, predict=_predict_deberta, kind="disentangled"),
+    "deberta-v2": Family(names=_NAMES["deberta-v2"], pool=_pool_deberta, predict=_predict_deberta, kind="disentangled"),
     "distilbert": Family(
         layers="transformer.layer",
-        names=_DISTILBERT,
+        names=_NAMES["distilbert"],
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
         predict=lambda net, x_NH: net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(x_NH)))),
         activation="activation",
@@ -155,7 +123,7 @@ FLAT_FAMILIES = {
         kind="pre_norm",
         embed=lambda backbone, tokens_T: backbone.embeddings(tokens_T),
     ),
-    "mpnet": replace(_ROBERTA, names=_MPNET),
+    "mpnet": replace(_ROBERTA, names=_NAMES["mpnet"]),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
