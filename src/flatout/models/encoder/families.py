@@ -50,8 +50,8 @@ class Family:
     """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
 
 
-_WRITTEN = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
-_NAMES = {family: PostNormNames(**names) for family, names in _WRITTEN["names"].items()}
+WRITTEN = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+_NAMES = {family: PostNormNames(**names) for family, names in WRITTEN["names"].items()}
 
 
 def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:

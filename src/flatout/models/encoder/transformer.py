@@ -19,29 +19,11 @@ import torch
 from flatout.data.tables.hub import fetched
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
-from flatout.models.encoder.families import FLAT_FAMILIES
+from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN
 from flatout.models.encoder.layered import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer, Windows
 
 ALL = "all"  # of the layers to freeze: each of them, for a head alone
-_SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
-_SIZES |= {"intermediate": "intermediate_size"}
-_SIZES_OF_DISTILBERT = {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"}
-_OF_RANDOM_WEIGHTS: dict[str, dict[str, Any]] = {
-    "deberta-v2": {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": 256,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-        "position_biased_input": False,
-    }
-}  # what makes a family what its name stands for, where its configuration leaves it out
-_DROPOUTS = {
-    "dropout": ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout"),
-    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout"),
-    "head_dropout": ("classifier_dropout", "seq_classif_dropout", "classifier_dropout_prob", "pooler_dropout"),
-}  # settings of ours, and what families call them
 _CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
 ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
@@ -182,11 +164,11 @@ class TransformerConfig:
             found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
             _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
             return found
-        names = _SIZES_OF_DISTILBERT if self.family == "distilbert" else _SIZES
+        names = WRITTEN["sizes"].get(self.family, WRITTEN["sizes"]["bert"])
         sizes = {names[each]: getattr(self, each) for each in ("hidden", "layers", "heads")}
         sizes[names["intermediate"]] = self.intermediate or 4 * self.hidden
         extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
-        extra |= _OF_RANDOM_WEIGHTS.get(self.family, {})
+        extra |= WRITTEN["random_weights"].get(self.family, {})
         kind = _config_class(self.family)
         with _refusing(self.family):
             made = kind(**sizes, **extra)
@@ -195,7 +177,7 @@ class TransformerConfig:
         return made
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
-        for key, names in _DROPOUTS.items():
+        for key, names in WRITTEN["dropouts"].items():
             share = getattr(self, key)
             taken = [name for name in names if share is not None and hasattr(described, name)]
             is_taken = not share or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
