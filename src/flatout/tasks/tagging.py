@@ -119,8 +119,7 @@ class Tagger(Task):
         self.scores.restart(self._lost.get("entities_lost", {}), self._lost.get("words_lost", 0))
 
     def judged(self) -> dict[str, float]:
-        self.scores.close(self.over_ranks)
-        return self.scores.values()
+        return self.scores.values(self.over_ranks)
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         how = {"ignore_index": NO_TAG, "label_smoothing": self.config.label_smoothing}
@@ -169,11 +168,9 @@ class EntityScores:
             at = torch.from_numpy(np.broadcast_to(places, len(numbers)).astype(np.int64)).unsqueeze(1)
             self.sums.add(rows[torch.from_numpy(numbers)], torch.ones_like(at), at)
 
-    def close(self, over_ranks: OverRanks | None = None) -> None:
-        """Add up what all ranks have; all must ask at once."""
+    def values(self, over_ranks: OverRanks | None = None) -> dict[str, float]:
+        """The metrics of all words, over all ranks, which must ask at once; what is asked for afterwards is of them."""
         self._whole = self.sums.gathered(over_ranks)
-
-    def values(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._values_of(self._columns().flatten()).items()}
 
     def intervals(self) -> dict[str, Interval]:
