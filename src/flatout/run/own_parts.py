@@ -26,10 +26,9 @@ def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, f
     if ranks.are_several:
         folder.say("own parts: metrics of all devices need self.log(…, sync_dist=True); others are the first device's")
     if metric is None:
-        folder.say(
-            "own parts: checkpoint.metric is not set: the last weights are evaluated, and nothing ends training early;"
-            " set it to a name that your validation_step logs"
-        )
+        follows = "the last weights are evaluated, and nothing ends training early"
+        remedy = "set it to a name that your validation_step logs"
+        folder.say(f"own parts: checkpoint.metric is not set: {follows}; {remedy}")
 
 
 def has_own(module: Any, data: Any, split: str) -> bool:

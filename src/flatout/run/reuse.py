@@ -103,10 +103,9 @@ def _decide(
     tokens = sum(int(split.lengths(TOKENS).sum(dtype=np.int64)) for split in splits)
     bytes_a_token, seconds_a_token = _measure(part, splits)
     needed, free = int(tokens * bytes_a_token), disk_free(place) or 0
-    evidence = (
-        f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free;"
-        f" about {tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"
-    )
+    room = f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free"
+    built = f"{tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"
+    evidence = f"{room}; about {built}"
     fits = needed <= 0.9 * free
     hint = "Make room (python -m flatout cache clear), set data.cache=FOLDER, or model.reuse_format=bf16."
     require(fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint)

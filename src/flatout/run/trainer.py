@@ -210,10 +210,8 @@ def choose_strategy(
     log.decision("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
     ranks_here = 1 if device.type == "cuda" else ranks.local_world
     if 2e6 * megabytes * ranks_here < (free := free_memory(device)):
-        log.say(
-            f"weights: whole ones would take less than half of the free {free / 1e9:,.1f} GB; trainer.strategy=auto"
-            " keeps them so and sends less"
-        )
+        whole = f"whole ones would take less than half of the free {free / 1e9:,.1f} GB"
+        log.say(f"weights: {whole}; trainer.strategy=auto keeps them so and sends less")
     # Weights that were gathered in inference mode could not be trained afterwards.
     return {"strategy": SharedOut(ranks.world), "inference_mode": False}
 

@@ -212,9 +212,8 @@ class TransformerConfig:
             net, told = fetched(name, "model.pretrained", opened)
         new = [*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])]
         lost = sorted(each for each in new if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each)
-        what = (
-            f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape: {', '.join(lost[:2])}"
-        )
+        named = ", ".join(lost[:2])
+        what = f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape: {named}"
         hint = "Its config.json, or model.settings, describes another encoder."
         require(not lost, "model.pretrained", what, hint=hint)
         return net
