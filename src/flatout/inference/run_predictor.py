@@ -33,7 +33,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, read_encoder
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require, settings_of
 from flatout.inference.export import export_encoder
@@ -114,16 +114,11 @@ class ModelFolder:
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
 
-    @property
-    def has_encoder(self) -> bool:
-        return (self.path / ENCODER).is_file()
-
     def encoder(self, outputs: Outputs, roles: Roles, window: int = 0) -> tuple[Transformer, Subwords]:
         """The encoder with its weights, and its tokenizer."""
         vocabulary = self.vocabulary()
         assert isinstance(vocabulary, Subwords)
-        separator = vocabulary.frame.separator if roles.join == PAIR else None
-        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), separator, window)
+        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window)
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
 

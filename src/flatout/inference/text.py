@@ -83,7 +83,7 @@ class Predictor(RunPredictor):
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
         labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
-        if folder.has_encoder:
+        if settings["model"]["kind"] == "transformer":
             model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)[0]
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
