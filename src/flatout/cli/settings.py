@@ -36,11 +36,6 @@ _TYPES |= {list: "a list", dict: "a mapping", type(None): "null", Any: "any valu
 _BESIDE = {"tune.": "tune=auto", "monitor.profile.": "monitor=profile"}
 _BESIDE |= {f"logger.{name}.": f"logger={name}" for name in LOGGERS}
 """What stands before the example of a setting that has no effect alone."""
-_OF_TRAINER = {"accelerator": "trainer.accelerator=cpu", "strategy": "trainer.strategy=fsdp", "logger": "logger=csv"}
-_OF_TRAINER |= {"max_time": "+trainer.max_time=00:01:30:00", "log_every_n_steps": "monitor.flush_every=10"}
-_OF_TRAINER |= {"profiler": "monitor=profile", "plugins": "+trainer.plugins=[]"}
-_OF_TRAINER |= {"model_registry": "+trainer.model_registry=news"}
-"""Examples of arguments of the Trainer that are neither switches nor numbers, or have a setting of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +132,7 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
             yield Setting(key, "trainer", about, f"set {REPLACED[name]} instead", default, examples[REPLACED[name]])
             continue
         value = "false" if argument.default is True else "true" if "bool" in str(argument.annotation) else "2"
-        example = _OF_TRAINER.get(name, f"{'' if name in ours else '+'}{key}={value}")
+        example = HELP["trainer"].get(name, f"{'' if name in ours else '+'}{key}={value}")
         yield Setting(key, "trainer", about, "as in Lightning's Trainer", default, example)
 
 
