@@ -224,17 +224,16 @@ def add_lora(net: Any, config: LoraConfig) -> None:
         hint = "Install it with pip install 'flatout[lora]'."
         raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
     backbone = net.base_model
-    linear = [name for name, module in backbone.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    modules = list(backbone.named_modules())
+    linear = [name for name, module in modules if isinstance(module, nn.Linear | Conv1D)]
     targets = config.targets or linear
-    tables = [
-        f".{name}" for name, each in backbone.named_modules() if getattr(getattr(each, "weight", 0), "ndim", 0) == 2
-    ]
+    tables = [f".{name}" for name, each in modules if getattr(getattr(each, "weight", 0), "ndim", 0) == 2]
     is_there = all(any(name.endswith(f".{each}") for name in tables) for each in targets)
     allowed = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
     require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
     alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
     backbone.requires_grad_(False)
-    is_turned = any(isinstance(each, Conv1D) for each in backbone.modules())
+    is_turned = any(isinstance(each, Conv1D) for _, each in modules)
     how: dict[str, Any] = {"lora_dropout": config.dropout, "target_modules": targets, "fan_in_fan_out": is_turned}
     made = PeftConfig(r=config.rank, lora_alpha=alpha, **how)
     inject_adapter_in_model(made, backbone)
