@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from flatout.data.checks.findings import counted
 from flatout.data.store.cache import Cache
 
 
@@ -33,10 +34,13 @@ def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
     if not whole:
         print(f"{sum(entry.num_bytes for entry in entries) / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
-        parts = {"units of builds that are not finished": cache.of_units(), "surveys of files": cache.of_surveys()}
-        for what, kept in parts.items():
+        for kept, one, of in (
+            (cache.of_units(), "unit", "builds that are not finished"),
+            (cache.of_surveys(), "survey", "files"),
+        ):
             if found := kept.entries():
-                print(f"{sum(each.num_bytes for each in found) / 1e6:,.1f} MB in {len(found)} {what}")
+                num_bytes = sum(each.num_bytes for each in found)
+                print(f"{num_bytes / 1e6:,.1f} MB in {counted(len(found), one)} of {of}")
         return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())

@@ -134,7 +134,8 @@ class Cache:
         return Cache(self.folder / _SURVEYS)
 
     def remove_unused(self, days: int) -> None:
-        """Remove stores that were made more than so many days ago."""
+        """Remove stores that were made more than so many days ago, and what dead builders left."""
+        self.remove_leftovers()
         old = [folder.name for folder in self._folders() if time.time() - folder.stat().st_mtime > days * 86_400]
         self.remove(old)
 

@@ -24,32 +24,32 @@ from flatout.files import has_time_moved, let_time_move, write_atomically
 NOTES = ".sources"  # the folder of the notes in a cache
 Notes = dict[str, list[Any]]  # of files, by their names, the entries and what is noted of them
 _PAIR = 2
-_heads: ContextVar[Notes] = ContextVar("heads")
+_heads: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")  # those noted before, and those of now
 
 
 @contextmanager
 def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
     """Within it, what the heads of the files of some sources tell is noted in the cache, and taken from there then."""
-    named = [str(source) for source in sources if isinstance(source, str | Path | list)]
-    note = cache / NOTES / f"heads-{_digest(named)}"
-    noted = _read(note)
-    known = _heads.set(dict(noted))
+    note = cache / NOTES / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
+    noted, found = _read(note), Notes()
+    outside = _heads.set((noted, found))
     try:
         yield
-        _write(note, noted, _heads.get())
+        _write(note, noted, found)
     finally:
-        _heads.reset(known)
+        _heads.reset(outside)
 
 
 def told_by_head(entry: list[str | int], how: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What the head of a file tells, read in some way: noted, or read now. `entry`: see `Table.entries`."""
-    heads, key = _heads.get({}), f"{entry[0]} {how}"
-    if heads.get(key, [None])[0] == entry:
-        return dict(heads[key][1])
-    found = read()
+    (noted, found), key = _heads.get(({}, {})), f"{entry[0]} {how}"
+    if noted.get(key, [None])[0] == entry:
+        found[key] = noted[key]
+        return dict(noted[key][1])
+    told = read()
     if has_time_moved(int(entry[3])):
-        heads[key] = [entry, found]
-    return found
+        found[key] = [entry, told]
+    return told
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
