@@ -243,7 +243,7 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
         [lambda: work.seconds(work.unit_rows), lambda: work.seconds(1 << 60)], options.choose_rounds(3, 1, 1)
     )
     yield at_most("a build by units, against one in one piece", *sides, "s", 1.05)
-    yield _second_run(work)
+    yield from _reading(work)
     if importlib.util.find_spec("ray") is None:
         yield not_here("parts by Ray, against one process here", "Ray is not installed")
     else:
@@ -254,14 +254,27 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
     yield at_most("a build of ten per cent more rows, against a whole one", *sides, "s", 0.15)
 
 
-def _second_run(work: _Work) -> Claim:
+def _reading(work: _Work) -> Iterator[Claim]:
+    """What is read of the source's files, of all their bytes."""
     size = sum(path.stat().st_size for path in work.rows.iterdir())
     work.data("whole").prepare_data()
+    # Files are read for their heads and rows, or for their checksums; there is no third way.
+    with _counted() as read, mock.patch.object(file, "file_checksum", side_effect=AssertionError):
+        work.data("whole").prepare_data()
+    note = f"{2 * UNITS} files of {size / 2 / UNITS / 1e6:.1f} MB"
+    yield bounded("read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note)
+    with _counted() as read:
+        _parts(work, "four parts", 2, 4)
+    claim = "read by one part of four, once others have looked at the files"
+    yield bounded(f"{claim}, of the source's bytes", sum(read) / size, "", most=0.3)
+
+
+@contextmanager
+def _counted() -> Iterator[list[int]]:
+    """The bytes of each time that a file of a source is read."""
     read = list[int]()
 
     class Counted(io.FileIO):
-        """A file of the source that counts what is read of it."""
-
         def readinto(self, buffer: Any) -> int:
             read.append(super().readinto(buffer) or 0)
             return read[-1]
@@ -269,14 +282,8 @@ def _second_run(work: _Work) -> Claim:
     def opened(path: Path, where: str) -> io.BufferedReader:
         return io.BufferedReader(Counted(path))
 
-    # A source's files are read for their heads and rows, or for their checksums; there is no third way.
-    with (
-        mock.patch.object(file, "unpacked", opened),
-        mock.patch.object(file, "file_checksum", side_effect=AssertionError),
-    ):
-        work.data("whole").prepare_data()
-    note = f"the names of columns: {sum(read) / 2 / UNITS / 1e3:.0f} KB of each file of {size / 2 / UNITS / 1e6:.1f} MB"
-    return bounded("read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note)
+    with mock.patch.object(file, "unpacked", opened):
+        yield read
 
 
 def _nothing(number: int, count: int) -> None:
