@@ -10,7 +10,7 @@ import pytest
 
 from flatout.bits.exposure_page import page as exposure_page
 from flatout.cli.compare import page as compare_page
-from flatout.report.page import render_page
+from flatout.report.page import render_text
 
 ROOT = Path(__file__).parents[2]
 EVIL = "<script>alert(1)</script>\"'&{{ 7*7 }}"
@@ -74,7 +74,7 @@ def test_a_value_that_a_template_misses_is_our_own_mistake():
     from jinja2 import UndefinedError
 
     with pytest.raises(UndefinedError):
-        render_page("report", name="x")
+        render_text("report.html", name="x")
 
 
 def test_the_wheel_has_every_template(tmp_path):

@@ -25,7 +25,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
 from flatout.files import write_atomically
 from flatout.report.figures import Curve, line_chart
-from flatout.report.page import render_page, tile
+from flatout.report.page import render_text, tile
 
 SUSPECTS = "suspects.csv"
 _MOST, _LEAST_WORTH, _LEAST_SLICE, _FAR, _UNKNOWN = 5, 0.003, 30, 3.0, 0.5
@@ -201,8 +201,8 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
     points = [list(zip(measured.sizes.tolist(), scores, strict=True)) for scores in (1 - measured.errors).tolist()]
     curves = [Curve(f"fold {number}", of_fold) for number, of_fold in enumerate(points, 1)]
     unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]
-    page = render_page(
-        "audit",
+    page = render_text(
+        "audit.html",
         title=title,
         command=command,
         figures=_tiles(measured),

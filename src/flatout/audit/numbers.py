@@ -30,7 +30,7 @@ from flatout.errors import require
 from flatout.files import write_atomically
 from flatout.models.series import PENALTIES, Sums, ridge_sums, solve_ridge
 from flatout.report.figures import Curve, line_chart
-from flatout.report.page import render_page, tile
+from flatout.report.page import render_text, tile
 from flatout.tasks.score_intervals import bootstrap
 from flatout.tasks.sequence_baselines import labels_of, numbers_of, window_rows
 
@@ -254,4 +254,4 @@ def write_numbers(measured: MeasuredNumbers, title: str, command: str, table: Pa
     chart = line_chart(f"{rows.score} by rows trained on", curves, x_label=rows.what, doublings=True)
     shown: dict[str, Any] = {"title": title, "command": command, "forecast": measured.more_line()}
     shown |= {"figures": [score, tile(f"{len(rows.names):,}", rows.what)], "charts_of_rows": [chart] if chart else []}
-    write_atomically(page, render_page("audit", worst=[heads, found[:_SHOWN]], **shown))
+    write_atomically(page, render_text("audit.html", worst=[heads, found[:_SHOWN]], **shown))

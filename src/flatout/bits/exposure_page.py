@@ -9,7 +9,7 @@ from typing import Any
 
 from flatout.errors import UserError
 from flatout.report.figures import Curve, line_chart
-from flatout.report.page import render_page, tile
+from flatout.report.page import render_text, tile
 from flatout.report.summary import json_safe
 
 PAGE, NUMBERS = "exposure.html", "exposure.json"
@@ -53,8 +53,8 @@ def page(exposure: Mapping[str, Any]) -> str:
     ]
     columns = ("at_1", "at_5", "at_10", "wrong", "without")
     shares = ["from the encoding and the order of letters", *(f"{rebuilt[key]:.1%}" for key in columns)]
-    return render_page(
-        "exposure",
+    return render_text(
+        "exposure.html",
         encoding=exposure["encoding"],
         source=exposure["source"],
         known=f"{exposure['records']['train']:,}",

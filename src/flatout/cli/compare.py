@@ -16,7 +16,7 @@ from flatout.errors import UserError, require
 from flatout.ladder.compare_runs import Comparison, compare_groups, summaries_in
 from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
-from flatout.report.page import filled, render_page
+from flatout.report.page import filled, render_text
 
 ROWS = {
     "encoding": ("{}", "encoding"),
@@ -101,7 +101,7 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
     charts, sentences = [chart] if chart else [], (exposure["conclusion"][0] for exposure in found.values())
     conclusions = list(zip(names, sentences, strict=True))
-    return render_page("compare", heads=["", *names], rows=_rows(found), curves=charts, conclusions=conclusions)
+    return render_text("compare.html", heads=["", *names], rows=_rows(found), curves=charts, conclusions=conclusions)
 
 
 def short_names(runs: Sequence[str]) -> list[str]:

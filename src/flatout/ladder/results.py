@@ -24,7 +24,7 @@ from flatout.ladder.rungs import STARTUP, Ladder
 from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
 from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
-from flatout.report.page import filled, render_page, tile
+from flatout.report.page import filled, render_text, tile
 
 FILE = "ladder.json"
 SCHEMA = 1
@@ -196,8 +196,8 @@ def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
         for rung, texts in zip(found["rungs"], cells, strict=True)
     ]
     chart = promise_chart(found["rungs"])
-    page = render_page(
-        "ladder",
+    page = render_text(
+        "ladder.html",
         title=found["title"],
         command=found["command"],
         about=f"{found['rows']:,} rows an epoch, on {found['device']}, {found['date']}",

@@ -50,8 +50,8 @@ def write_page(
     path, config, model = folder / "report.html", folder / "config.yaml", summary["model"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
     parts = closing.parts_of_step(summary["speed"]["step_ms"])
-    page = render_page(
-        "report",
+    page = render_text(
+        "report.html",
         summary=summary,
         about=f"{model['name'] or 'no model yet'}{parameters} on {summary['data']['source'] or 'no data yet'}",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
@@ -135,13 +135,8 @@ def filled(form: str, value: Any) -> str:
     return "" if value is None else form.format(value)
 
 
-def render_page(template: str, **values: Any) -> str:
-    """The text of a page; `template` is a name in `templates/` without its `.html.jinja`."""
-    return render_text(f"{template}.html", **values)
-
-
 def render_text(template: str, **values: Any) -> str:
-    """The text of a file by a template; of a page, values are escaped."""
+    """The text of a file; `template` is a name in `templates/` without its `.jinja`. Of a page, values are escaped."""
     return _environment().get_template(f"{template}.jinja").render(values)
 
 

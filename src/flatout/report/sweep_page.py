@@ -18,7 +18,7 @@ from flatout.errors import printable
 from flatout.files import lies_inside, write_atomically
 from flatout.report import sweep_charts
 from flatout.report.figures import Chart
-from flatout.report.page import render_page, tile
+from flatout.report.page import render_text, tile
 from flatout.report.sweep_charts import Dot, is_number, shortened, written
 
 PAGE, ROWS = "sweep.html", "sweep.csv"
@@ -105,8 +105,8 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
     seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
     heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
-    return render_page(
-        "sweep",
+    return render_text(
+        "sweep.html",
         report=report,
         goal="highest" if report.mode == "max" else "lowest",
         counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet",
