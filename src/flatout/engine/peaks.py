@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,19 +38,7 @@ class Peak:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """TFLOP/s of dense products; None where the card has no such arithmetic."""
-
-    names: str  # a pattern
-    source: str
-    fp32: float
-    fp16: float
-    tf32: float | None = None
-    bf16: float | None = None
-
-
-_CARDS = [_Card(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["cards"]]
+_CARDS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["cards"]
 
 
 def arithmetic_of(precision: str) -> Precision | None:
@@ -66,13 +55,12 @@ def arithmetic_of(precision: str) -> Precision | None:
 def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
     """The table's figure for a GPU of this name; None for one that is not in it, and for slices of one."""
     short = re.sub(r"^(NVIDIA |Tesla |GeForce )*", "", name).strip()
-    card = next((each for each in _CARDS if re.fullmatch(each.names, short)), None)
+    card = next((each for each in _CARDS if re.fullmatch(each["names"], short)), None)
     if card is None or arithmetic is None:
         return None
-    tflops = getattr(card, arithmetic)
-    if tflops is None and arithmetic is Precision.tf32:
-        tflops = card.fp32  # a card without TF32 makes plain fp32 products of them
-    return None if tflops is None else Peak(tflops, f"{card.source}, dense {arithmetic}")
+    # A card without TF32 makes plain fp32 products of them.
+    tflops = card.get(arithmetic, card["fp32"] if arithmetic is Precision.tf32 else None)
+    return None if tflops is None else Peak(tflops, f"{card['source']}, dense {arithmetic}")
 
 
 def known_peak(device: torch.device, precision: str) -> Peak | None:
