@@ -103,17 +103,19 @@ def test_the_step_timer_counts_checkpoints_of_lightning_and_validations(tmp_path
     assert timer.clock.counts["checkpoint"] == 2 == timer.clock.counts["validation"]
     assert timer.clock.spent["checkpoint"] > 2 * SLOW_S
     assert timer.clock.spent["validation"] > 2 * ROWS / BATCH * SLOW_S
-    assert timer.total.seconds < wall_s - timer.clock.spent["validation"]  # validations are no time of training
+    assert timer.times.total.seconds < wall_s - timer.clock.spent["validation"]  # validations are no time of training
     assert "save_checkpoint" not in vars(trainer)
 
 
 def test_the_parts_of_a_plain_training_add_up_to_its_time(tmp_path):
     timer = StepTimer(3)
     train(tmp_path, [timer], Small(forward=0.002))
-    parts = timer.total.split()
+    parts = timer.times.total.split()
     assert set(parts) == set(PARTS)
-    assert sum(seconds for name, seconds in parts.items() if name != "validation") == pytest.approx(timer.total.seconds)
-    assert parts["other"] < 0.5 * timer.total.seconds
+    assert sum(seconds for name, seconds in parts.items() if name != "validation") == pytest.approx(
+        timer.times.total.seconds
+    )
+    assert parts["other"] < 0.5 * timer.times.total.seconds
 
 
 def test_a_step_ends_where_lightning_accumulates_to(tmp_path):
@@ -121,7 +123,7 @@ def test_a_step_ends_where_lightning_accumulates_to(tmp_path):
     train(tmp_path, [timer, throughput], Small(forward=0.005), accumulate_grad_batches=2, max_epochs=4)
     assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == list(range(20))
     assert timer.step_times.percentile(0.5) * 1000 > 10
-    assert throughput.total.rows == 4 * ROWS
+    assert throughput.volume.total.rows == 4 * ROWS
 
 
 def test_manual_optimization_with_two_backward_passes_is_timed(tmp_path):
@@ -149,7 +151,7 @@ def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughp
     throughput = Throughput(1)
     profile = ProfileSteps(wait=3, warmup=1, active=3, folder=tmp_path / "profile", say=said.append)
     trainer = train(tmp_path, [profile, throughput], TwoOptimizers())
-    assert trainer.global_step == 20 and (throughput.total.steps, throughput.total.rows) == (10, ROWS)
+    assert trainer.global_step == 20 and (throughput.volume.total.steps, throughput.volume.total.rows) == (10, ROWS)
     assert said[0].startswith("profile: 3 steps, 5 to 7: ")
     rows = csv.DictReader((tmp_path / "profile" / "operators.csv").read_text(encoding="utf-8").splitlines())
     assert {row["operator"]: row["calls"] for row in rows}["aten::addmm"] == str(3 * 2)
@@ -173,7 +175,7 @@ def test_the_line_of_a_stream_has_no_end():
 def test_throughput_counts_rows_of_any_batch(tmp_path):
     throughput = Throughput(5)
     train(tmp_path, [throughput], max_epochs=2)
-    assert throughput.total.rows == 2 * ROWS
+    assert throughput.volume.total.rows == 2 * ROWS
     names = set(table(tmp_path)[0])
     assert "speed/rows_per_s" in names and not names & {"speed/tokens_per_s", "speed/padding_share", "speed/mfu"}
     assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == [4, 9, 14, 19]
@@ -224,7 +226,7 @@ def test_flat_batches_have_tokens_padding_and_mfu(tmp_path):
         enable_model_summary=False, callbacks=[throughput],
     )  # fmt: skip
     trainer.fit(Tokens(), batches)
-    total = throughput.total
+    total = throughput.volume.total
     assert (total.rows, total.tokens, total.computed) == (12, 24, 36)
     assert total.values()["speed/padding_share"] == pytest.approx(1 / 3)
     assert throughput.mfu(total) == pytest.approx(24e6 / total.seconds / 0.5e12)
@@ -330,8 +332,8 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
         num_sanity_val_steps=0, callbacks=again,
     )  # fmt: skip
     trainer.fit(Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False)
-    assert again[1].total.rows == 2 * ROWS == 2 * first[1].total.rows
-    assert again[0].total.batches == 2 * ROWS // BATCH
+    assert again[1].volume.total.rows == 2 * ROWS == 2 * first[1].volume.total.rows
+    assert again[0].times.total.batches == 2 * ROWS // BATCH
     assert again[0].step_times.first == first[0].step_times.first
 
 

@@ -69,9 +69,13 @@ def small() -> nn.Module:
 def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make_split, tmp_path):
     model = small()
     throughput, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
-    assert throughput.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
-    assert throughput.total.computed > throughput.total.tokens  # of which padding had a part, in operations it has none
-    assert throughput.mfu(throughput.total) == pytest.approx(throughput.total.flops / throughput.total.seconds / 0.5e12)
+    assert throughput.volume.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
+    assert (
+        throughput.volume.total.computed > throughput.volume.total.tokens
+    )  # of which padding had a part, in operations it has none
+    assert throughput.mfu(throughput.volume.total) == pytest.approx(
+        throughput.volume.total.flops / throughput.volume.total.seconds / 0.5e12
+    )
     assert all(values["speed/mfu"] > 0 for values in keep.flushes)
 
 
@@ -94,14 +98,14 @@ def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(make_
             return self.inner(batch)
 
     throughput, keep = trained(make_split, tmp_path, Own(), peak=peak)
-    assert throughput.total.flops == 0
-    assert throughput.mfu(throughput.total) is None
+    assert throughput.volume.total.flops == 0
+    assert throughput.mfu(throughput.volume.total) is None
     assert not any("speed/mfu" in values for values in keep.flushes)
 
 
 def test_without_a_known_peak_there_is_no_curve_but_operations_are_counted(make_split, tmp_path):
     throughput, keep = trained(make_split, tmp_path, small(), peak=None)
-    assert throughput.total.flops > 0
+    assert throughput.volume.total.flops > 0
     assert not any("speed/mfu" in values for values in keep.flushes)
 
 

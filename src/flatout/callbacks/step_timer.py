@@ -66,11 +66,6 @@ class StepTimer(CurveSource):
         self._step_since, self._outside_before = self._since, 0.0
         self._steps_s: list[float] = []
 
-    @property
-    def total(self) -> Split:
-        """All of the training up to the last flush."""
-        return self.times.total
-
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":  # a fast loop collects the hooks when training begins
             self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)

@@ -60,11 +60,6 @@ class Throughput(CurveSource):
         self._lengths: list[Tensor] = []
         self._since = time.perf_counter()
 
-    @property
-    def total(self) -> Volume:
-        """All of the training up to the last flush."""
-        return self.volume.total
-
     def mfu(self, volume: Volume) -> float | None:
         """Fraction of all devices' peak that the real tokens took; None where either is not known."""
         if self.peak is None or not volume.flops or not volume.seconds:

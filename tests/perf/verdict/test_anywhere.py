@@ -442,7 +442,7 @@ def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_v
     again = trainer_of(tmp_path, timer, verdict, files, max_epochs=3, enable_checkpointing=True)
     again.fit(Small(forward=0.001), DataLoader(Rows(), 1), DataLoader(Rows(), 40), ckpt_path=files.last_model_path)
     assert verdict.evidence.batches == 40 and verdict.evidence.counts["validation"] == 1
-    assert 1 < verdict.evidence.ms["forward"] < 5 and timer.total.batches == 120
+    assert 1 < verdict.evidence.ms["forward"] < 5 and timer.times.total.batches == 120
     trainer_of(tmp_path, timer, verdict).fit(Small(forward=0.001), DataLoader(Rows(), 1))
     assert 1 < verdict.evidence.ms["forward"] < 5
 

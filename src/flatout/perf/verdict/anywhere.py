@@ -102,7 +102,7 @@ class Verdict(RunCurves):
     def flush(self, trainer: L.Trainer) -> None:
         self._steps_since = self._batches_since = 0
         self.settle()
-        if self.is_judging and self._is_early and self.throughput.total.steps >= EARLY:
+        if self.is_judging and self._is_early and self.throughput.volume.total.steps >= EARLY:
             self._is_early = False
             if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
                 self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
@@ -126,7 +126,7 @@ class Verdict(RunCurves):
         if not (self.is_judging and trainer.is_global_zero):
             return
         if (evidence := self._evidence(trainer)) is None:
-            needed, had = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}", self.throughput.total.steps
+            needed, had = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}", self.throughput.volume.total.steps
             self._leave(f"a verdict needs {needed}, this training had {had}")
             return
         try_own(trainer, pl_module, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s)
