@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -58,13 +57,16 @@ def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: f
     if getattr(how, "caching", False):
         module.prepare(case, how, "train")  # the file that an earlier run has left
     began, clock = time.perf_counter(), Stopwatch(seconds)
-    with _logged(folder / "usual.log", f"usual.{name}"):
-        program = module.Program(case, how)
-        for _ in itertools.count() if seconds is not None else range(case.epochs):
-            program.train_epoch(clock)
-            if clock.is_over:
-                break
-        metrics = program.test() if seconds is None else None
+    log = logging.getLogger(f"usual.{name}")  # a program writes its lines into a file, as it would
+    log.addHandler(logging.FileHandler(folder / "usual.log", encoding="utf-8"))
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    program = module.Program(case, how)
+    for _ in itertools.count() if seconds is not None else range(case.epochs):
+        program.train_epoch(clock)
+        if clock.is_over:
+            break
+    metrics = program.test() if seconds is None else None
     spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
     taken = max(spent.seconds, 1e-9)
     return Measured(
@@ -112,23 +114,6 @@ def peak_memory_gb() -> float | None:
     """Most memory that this process has held, of a GPU where it computes on one; None where the system does not say."""
     peak = peak_bytes(torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"))
     return None if peak is None else peak / 1e9
-
-
-@contextmanager
-def _logged(path: Path, name: str) -> Iterator[None]:
-    """A usual program writes its log lines into a file, as it would."""
-    handler, log = logging.FileHandler(path, encoding="utf-8"), logging.getLogger(name)
-    level, propagates = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-        log.setLevel(level)
-        log.propagate = propagates
 
 
 def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:
