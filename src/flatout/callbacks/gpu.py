@@ -184,7 +184,7 @@ class Card:
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
     """The card of this name, which may be cut short as long as it fits one card only."""
-    fitting = [handle for handle in _cards(nvml) if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(uuid)]
+    fitting = [handle for handle in _cards(nvml) if nvml.nvmlDeviceGetUUID(handle).startswith(uuid)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -194,7 +194,7 @@ def _card_of_slice(nvml: Any, name: str) -> Card | None:
 
     def fits(part: Any) -> bool:
         if older is None:
-            return _text(nvml.nvmlDeviceGetUUID(part)).startswith(name)
+            return bool(nvml.nvmlDeviceGetUUID(part).startswith(name))
         numbers = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
         return numbers == (int(older[2]), int(older[3]))
 
@@ -224,7 +224,3 @@ def _slices(nvml: Any, whole: Any) -> list[Any]:
     except nvml.NVMLError:
         return []
     return _numbered(nvml, count, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
