@@ -15,6 +15,7 @@ import xxhash
 
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError, require
+from flatout.report.summary import flattened
 
 _FREE = (
     # Settings that may differ: they decide how long, where and how fast to train, not what.
@@ -34,18 +35,9 @@ def is_free(key: str, but: Sequence[str] = ()) -> bool:
     return key not in but and any(key == name or key.startswith(f"{name}.") for name in _FREE)
 
 
-def deciding_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def deciding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that decide what is trained, by their dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if is_free(key):
-            continue
-        if isinstance(value, dict) and value:
-            flat |= deciding_settings(value, f"{key}.")
-        else:
-            flat[key] = value
-    return flat
+    return {key: value for key, value in flattened(settings).items() if not is_free(key)}
 
 
 def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:

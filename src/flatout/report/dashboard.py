@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flatout.errors import printable
 from flatout.report.closing import closing_markdown, parts_of_step
 from flatout.report.figures import COLOURS, GRID, INK, LETTER, MUTED, PAPER, add_axes, drawing, ignoring_missing_glyphs
+from flatout.report.summary import flattened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,16 +136,8 @@ def event_file(folder: Path, suffix: str) -> Iterator[Any]:
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by which runs are compared, by their dotted keys, without those that are not set."""
-    flat = {name: value for name, value in _flat(settings).items() if value is not None}
+    flat = {name: value for name, value in flattened(settings).items() if value not in (None, {})}
     return {name: flat[name] for name in flat if name in _COMPARED or name.startswith(("model.", "optim.", "task."))}
-
-
-def _flat(group: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in group.items():
-        below = _flat(value) if isinstance(value, dict) else {"": value}
-        flat |= {f"{name}.{key}".rstrip("."): each for key, each in below.items()}
-    return flat
 
 
 def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from enum import Enum
@@ -154,3 +155,12 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted keys; of a group without any, the group."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_group = isinstance(value, dict) and value
+        flat |= flattened(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+    return flat
