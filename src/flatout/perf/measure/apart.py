@@ -58,8 +58,7 @@ class Apart:
 
     def __init__(self, make: Callable[[], Any], environment: Mapping[str, str] | None = None) -> None:
         """`environment`: words beside this process's own; without OUTPUT among them nothing is printed."""
-        methods = multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        context: Any = multiprocessing.get_context("forkserver")
         warm_start()
         self.output = (environment or {}).get(OUTPUT, "")
         # Without what tells a rank who it is.
