@@ -34,7 +34,7 @@ from flatout.sweep.trial import Ending, Status
 JOURNAL = "journal.log"
 _FEW = 9  # two cuts to a third each
 _STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
-_ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
 class Study:
@@ -95,10 +95,7 @@ class Study:
 
     def ended(self) -> list[FrozenTrial]:
         """Trials of which the ending is known."""
-        return self._study.get_trials(deepcopy=False, states=tuple(_ENDED))
-
-    def status(self, trial: FrozenTrial) -> str:
-        return _ENDED[trial.state]
+        return self._study.get_trials(deepcopy=False, states=tuple(ENDED))
 
     def settings(self, trial: FrozenTrial) -> dict[str, str]:
         """A trial's settings as texts."""

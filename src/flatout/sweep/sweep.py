@@ -30,7 +30,7 @@ from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
-from flatout.sweep.study import Choice, Interval, Part, Study, grid, words
+from flatout.sweep.study import ENDED, Choice, Interval, Part, Study, grid, words
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
@@ -228,7 +228,7 @@ class _Run:
         values = sorted(trial.intermediate_values.items())
         return TrialRow(
             number=trial.number,
-            status=self.study.status(trial),
+            status=ENDED[trial.state],
             value=trial.value if trial.value is not None or not values else values[-1][1],
             params=self._params(trial),
             seconds=facts.get("seconds"),
