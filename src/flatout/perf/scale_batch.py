@@ -94,14 +94,11 @@ class ScaleBatch(Callback):
         allowed = f"{before} or more, the DataModule's batch_size"
         is_sound = self.max_batch_size is None or self.max_batch_size >= before
         require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
-        is_deterministic = torch.are_deterministic_algorithms_enabled()
-        warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
         random = random_state(device)
         try:
             rows = self._search(trainer, task, data, device)
         finally:
             restore_random_state(random, device)
-            torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         based = replace(optim, scale_lr=self.scale_lr, base_batch=before)
         rate = None if self.scale_lr is ScaleRate.none else based.scaled(rows).highest
         self._apply(task, data, rows, rate)
