@@ -95,7 +95,8 @@ class StepLosses:
         if left_out and _are_too_many(self.skipped[-count - _MOST_IN_A_ROW :]):
             raise self._not_finite(self.skipped[-1])
         self.values, self.norms = [], []
-        return _without(losses_of, wrong), _without(norms_of, left_out)
+        kept = [value for place, value in enumerate(losses_of) if place not in wrong]
+        return kept, [value for value in norms_of if math.isfinite(value)]
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: what is not read yet, on the host, as ranks that unpickle it would open every GPU."""
@@ -125,7 +126,3 @@ def _are_too_many(skipped: list[int]) -> bool:
     steps = sorted(skipped)
     later = steps[_MOST_IN_A_ROW - 1 :]
     return any(last - step == _MOST_IN_A_ROW - 1 for step, last in zip(steps, later, strict=False))
-
-
-def _without(values: list[float], places: set[int]) -> list[float]:
-    return [value for place, value in enumerate(values) if place not in places]
