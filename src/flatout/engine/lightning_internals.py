@@ -22,6 +22,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult, _Autom
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module_hook
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -112,19 +113,14 @@ def unplug_optimization(trainer: L.Trainer) -> None:
 def call_hooks(trainer: L.Trainer, name: str, *arguments: Any) -> None:
     """A hook of all callbacks, then of the module; `self.log` works in it."""
     call._call_callback_hooks(trainer, name, *arguments)
-    call._call_lightning_module_hook(trainer, name, *arguments)
-
-
-def call_module_hook(trainer: L.Trainer, name: str, *arguments: Any) -> Any:
-    """A hook of the module alone; `self.log` works in it."""
-    return call._call_lightning_module_hook(trainer, name, *arguments)
+    call_module_hook(trainer, name, *arguments)
 
 
 def run_training_step(trainer: L.Trainer, arguments: tuple[Any, ...], *, is_inside_ddp: bool) -> ClosureResult:
     """A training step with all that Lightning puts around it: what it may return, and the loss divided."""
     if is_inside_ddp:  # the strategy would send it through DDP's forward once more
         with trainer.precision_plugin.train_step_context():
-            output = call._call_lightning_module_hook(trainer, "training_step", *arguments)
+            output = call_module_hook(trainer, "training_step", *arguments)
     else:
         output = call._call_strategy_hook(trainer, "training_step", *arguments)
     if output is None and trainer.world_size > 1:
