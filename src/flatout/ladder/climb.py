@@ -68,11 +68,11 @@ def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: f
             break
     metrics = program.test() if seconds is None else None
     spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
-    taken = max(spent.seconds, 1e-9)
+    taken_s = max(spent.seconds, 1e-9)
     return Measured(
-        rows_per_s=spent.rows / taken,
-        tokens_per_s=spent.tokens / taken if spent.tokens else None,
-        wait_share=spent.wait_s / taken,
+        rows_per_s=spent.rate,
+        tokens_per_s=spent.tokens / taken_s if spent.tokens else None,
+        wait_share=spent.wait_s / taken_s,
         padding_share=1 - spent.tokens / spent.computed if spent.computed else None,
         startup_s=first - began,
         memory_gb=peak_memory_gb(),

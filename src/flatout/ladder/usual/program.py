@@ -17,19 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from flatout.perf.measure.steps import Taken
+
 WARM_STEPS = 3
 Batch = TypeVar("Batch")
-
-
-@dataclass(slots=True)
-class Spent:
-    """What was trained between two looks at the clock."""
-
-    rows: int = 0
-    tokens: int = 0
-    computed: int = 0  # tokens with their padding
-    seconds: float = 0.0
-    wait_s: float = 0.0
 
 
 class Stopwatch:
@@ -38,7 +29,7 @@ class Stopwatch:
     def __init__(self, seconds: float | None = None, warm_steps: int = WARM_STEPS) -> None:
         """`seconds`: of counted training; None: no limit."""
         self.limit_s, self.warm_steps = seconds, warm_steps
-        self.spent = Spent()
+        self.spent = Taken()
         self.steps = 0
         self.is_over = False
         self.first_batch_at: float | None = None
@@ -68,7 +59,7 @@ class Stopwatch:
         if self.steps <= self.warm_steps:
             if self.steps == self.warm_steps:
                 wait_for_device()
-                self.spent, self._since = Spent(), time.perf_counter()
+                self.spent, self._since = Taken(), time.perf_counter()
             return
         spent = self.spent
         spent.rows, spent.tokens, spent.computed = spent.rows + rows, spent.tokens + tokens, spent.computed + computed

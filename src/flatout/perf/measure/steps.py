@@ -47,6 +47,7 @@ class Taken:
     batches: int = 0
     rows: int = 0
     tokens: int = 0
+    computed: int = 0  # tokens with their padding, where they are counted
 
     @property
     def rate(self) -> float:
