@@ -15,7 +15,7 @@ from flatout.callbacks.gpu import GPU_CURVES, find_card
 from flatout.callbacks.hardware_monitor import HOST_CURVES
 from flatout.distributed.limits import Limits
 from flatout.errors import UserError
-from flatout.report.summary import Summary, hardware, read_summary, versions
+from flatout.report.summary import FILE, Summary, empty_summary, hardware, read_summary, versions
 
 SCHEMA = {
     "schema": None,
@@ -80,7 +80,9 @@ SCHEMA = {
 
 
 def start(folder) -> Summary:
-    return Summary(folder, experiment="x", command="python -m train", seed=0)
+    summary = Summary(empty_summary() | {"experiment": "x", "command": "python -m train", "seed": 0}, folder / FILE)
+    summary.write()
+    return summary
 
 
 def test_every_curve_of_the_hardware_has_its_place(tmp_path):

@@ -34,12 +34,10 @@ def empty_summary() -> dict[str, Any]:
 
 
 class Summary:
-    """The summary of one run; `write` puts it into the run folder, and without a folder it stays in memory."""
+    """The summary of one run; `write` puts it into the run folder, and without a path it stays in memory."""
 
-    def __init__(self, folder: Path | None, *, experiment: str, command: str, seed: int) -> None:
-        self.path = None if folder is None else folder / FILE
-        self.values = empty_summary() | {"experiment": experiment, "command": command, "seed": seed}
-        self.write()
+    def __init__(self, values: dict[str, Any], path: Path | None = None) -> None:
+        self.values, self.path = values, path
 
     def set(self, path: str, value: Any) -> None:
         """Set one value by its dotted path, which must be in the schema; of a section, the values that are given."""
@@ -106,9 +104,7 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
     if not path.is_file() or path.stat().st_mtime < since - 1:
         return
     if (values := read_summary(folder))["status"] == "running":
-        summary = Summary.__new__(Summary)
-        summary.path, summary.values = path, values
-        summary.finish(status)
+        Summary(values, path).finish(status)
 
 
 def versions() -> dict[str, str]:

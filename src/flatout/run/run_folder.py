@@ -24,7 +24,7 @@ from flatout.errors import RunBroke, UserError, first_line, out_of_space, requir
 from flatout.files import REFUSALS, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
-from flatout.report.summary import Summary, plain, read_summary
+from flatout.report.summary import Summary, empty_summary, plain, read_summary
 from flatout.run_log import LogFile, RunLog, decision_line
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
     except OSError as error:
         raise refused_folder(error, path) from None
     command = shlex.join(["python", "-m", "train", *overrides])
-    summary = Summary(None, experiment=config.name, command=command, seed=config.seed)
+    summary = Summary(empty_summary() | {"experiment": config.name, "command": command, "seed": config.seed})
     settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
     files = {SETTINGS: settings, OVERRIDES: "".join(f"{override}\n" for override in overrides)}
     try:
@@ -119,7 +119,7 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
 def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
     """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
     with LogFile(None) as silent:
-        yield RunFolder(path, Summary(None, experiment="", command="", seed=0), silent, is_first=False)
+        yield RunFolder(path, Summary(empty_summary()), silent, is_first=False)
 
 
 def _of_worker(error: BaseException, path: Path) -> RunBroke | None:
