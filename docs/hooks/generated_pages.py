@@ -19,7 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from flatout.__main__ import VERBS
-from flatout.callbacks.run_curves import COLUMNS
+from flatout.callbacks.gpu import CURVES
 from flatout.cli.settings import Setting, all_settings
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def _help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def curves_page() -> str:
     """Every curve of training and what it shows."""
-    rows = [f"| `{name}` | {_cell(about)} |" for name, about in COLUMNS.items()]
+    rows = [f"| `{name}` | {_cell(about)} |" for name, about in CURVES.items()]
     return "\n".join(
         [
             "# Curves",

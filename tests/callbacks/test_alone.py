@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.clock import PARTS, _Reads
-from flatout.callbacks.run_curves import COLUMNS
+from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.step_timer import _others
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
@@ -294,7 +294,7 @@ def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
     train(tmp_path, [*parts, ProfileSteps(wait=0, folder=tmp_path, say=lambda line: None)], Logs(forward=0.01))
     names = {name for row in table(tmp_path) for name, value in row.items() if value}
     assert {"train/own", "val/loss", "speed/rows_per_s", "time/forward_ms", "host/process_memory_gb"} <= names
-    assert {name for name in names if name.partition("/")[0] in ("speed", "time", "host")} <= COLUMNS.keys()
+    assert {name for name in names if name.partition("/")[0] in ("speed", "time", "host")} <= CURVES.keys()
     assert parts[1].clock.counts["logging"] >= 3 * (ROWS // BATCH // 2)  # each one's writing is known to the timer
     assert parts[1].clock.spent["logging"] > 0
 

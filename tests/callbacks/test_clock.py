@@ -257,9 +257,9 @@ def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
 
 
 def test_every_part_has_a_curve():
-    from flatout.callbacks.run_curves import COLUMNS
+    from flatout.callbacks.gpu import CURVES
 
-    assert {f"time/{part}_ms" for part in PARTS} <= COLUMNS.keys()
+    assert {f"time/{part}_ms" for part in PARTS} <= CURVES.keys()
 
 
 @pytest.mark.skipif(

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.loggers import RunLoggers, RunPlace, TensorBoardConfig
-from flatout.callbacks.run_curves import COLUMNS, MetricsFile, RunCurves
+from flatout.callbacks.run_curves import MetricsFile, RunCurves
 from flatout.callbacks.throughput import Throughput, Volume
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import Layout, PlanSettings
@@ -131,7 +132,7 @@ def test_samples_of_the_hardware_go_to_all_listeners(make_split, tmp_path):
     file.close()
     head, row = (tmp_path / "metrics.csv").read_text().splitlines()
     assert dict(zip(head.split(","), row.split(","), strict=True))["gpu/power_w"] == "61"
-    assert set(COLUMNS) < set(head.split(","))
+    assert set(CURVES) < set(head.split(","))
     assert any(b"gpu/power_w" in path.read_bytes() for path in tmp_path.glob("events.*"))
 
 

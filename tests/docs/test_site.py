@@ -9,7 +9,7 @@ import pytest
 import yaml
 from docs.pictures import drawings
 
-from flatout.callbacks.run_curves import COLUMNS
+from flatout.callbacks.gpu import CURVES
 from flatout.tasks.metrics import BEST_MODE
 from tests.docs.blocks import ROOT
 
@@ -46,7 +46,7 @@ def test_every_page_has_a_place_in_the_navigation():
 
 def test_every_metric_and_every_curve_is_explained_on_one_page():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    assert [name for name in (*BEST_MODE, *COLUMNS) if f"`{name}`" not in page] == []
+    assert [name for name in (*BEST_MODE, *CURVES) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", FEATURES)
@@ -69,10 +69,10 @@ def test_generated_pages_name_every_setting_and_every_verb():
     from docs.hooks.generated_pages import commands_page, curves_page, settings_page
 
     from flatout.__main__ import VERBS
-    from flatout.callbacks.run_curves import COLUMNS
+    from flatout.callbacks.gpu import CURVES
     from flatout.cli.settings import all_settings
 
     settings, commands, curves = settings_page(), commands_page(), curves_page()
     assert [each.key for each in all_settings() if f"| `{each.key}` |" not in settings] == []
     assert [verb for verb in VERBS if f"\n## {verb}\n" not in commands] == []
-    assert [name for name in COLUMNS if f"| `{name}` |" not in curves] == []
+    assert [name for name in CURVES if f"| `{name}` |" not in curves] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, UserError, fit
-from flatout.callbacks.run_curves import COLUMNS
+from flatout.callbacks.gpu import CURVES
 from flatout.report.summary import read_summary
 
 MODEL = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
@@ -39,7 +39,7 @@ def choice(result, name: str) -> dict[str, str]:
 
 @pytest.mark.soak(seconds=2)
 def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
-    assert {"train/loss", "train/lr"} <= COLUMNS.keys()
+    assert {"train/loss", "train/lr"} <= CURVES.keys()
     whole, expected = trained(tmp_path, "whole", batch_size=64)
     parts, found = trained(tmp_path, "parts", batch_size=16, effective_batch=64)
     assert len(found) == len(expected) == 8

@@ -11,8 +11,7 @@ import torch
 from tests.callbacks.recorded_nvml import hot_4090
 
 from flatout.callbacks.clock import PARTS
-from flatout.callbacks.gpu import GPU_CURVES, find_card
-from flatout.callbacks.hardware_monitor import HOST_CURVES
+from flatout.callbacks.gpu import CURVES, find_card
 from flatout.distributed.limits import Limits
 from flatout.errors import UserError
 from flatout.report.summary import FILE, Summary, empty_summary, hardware, read_summary, versions
@@ -87,7 +86,7 @@ def start(folder) -> Summary:
 
 def test_every_curve_of_the_hardware_has_its_place(tmp_path):
     summary = start(tmp_path)
-    for curve in [*GPU_CURVES, *HOST_CURVES]:
+    for curve in [name for name in CURVES if name.startswith(("gpu/", "host/"))]:
         summary.set(f"speed.{curve.replace('/', '.')}", 1.0)
     card = find_card(hot_4090(), 0)
     card.sample()

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 CURVES = tomllib.loads(Path(__file__).with_name("curves.toml").read_text("utf-8"))  # all of a run, and what each shows
-GPU_CURVES = {name: what for name, what in CURVES.items() if name.startswith("gpu/")}
 _REASONS = {
     0x02: "clocks set by hand",
     0x04: "power limit",

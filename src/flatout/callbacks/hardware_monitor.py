@@ -19,13 +19,11 @@ import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from flatout.callbacks.curve_source import CurveSource
-from flatout.callbacks.gpu import CURVES, Card, watched_card
+from flatout.callbacks.gpu import Card, watched_card
 from flatout.distributed.limits import cpu_periods, processor_seconds
 from flatout.engine.lightning_internals import is_second
 from flatout.errors import require
 from flatout.run_log import Say
-
-HOST_CURVES = {name: what for name, what in CURVES.items() if name.startswith("host/")}
 
 
 class Host:

@@ -25,7 +25,6 @@ from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import is_fitting
 
-COLUMNS = CURVES
 EARLY = 40  # optimizer steps after which a first verdict is possible
 
 
@@ -126,7 +125,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, metrics: list[str], *, is_new: bool = True) -> None:
         """`is_new` false: the rows that the file has stay, as a resumed run needs."""
-        self.columns = ["step", "epoch", *COLUMNS, *(f"val/{name}" for name in metrics)]
+        self.columns = ["step", "epoch", *CURVES, *(f"val/{name}" for name in metrics)]
         self.file: TextIO = path.open("w" if is_new else "a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self.file, self.columns, extrasaction="ignore")
         if self.file.tell() == 0:
