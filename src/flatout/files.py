@@ -6,13 +6,15 @@ its folder, the name in the parent's. Without them a power cut may leave a name 
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flatout.errors import UserError
@@ -67,6 +69,13 @@ def write_atomically(path: Path, text: str) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file in one step; its first row has the names of the columns."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def stamp_of(path: Path) -> list[int]:

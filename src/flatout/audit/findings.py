@@ -5,10 +5,8 @@ And which rows to label next: those that the quick model is least sure of, and t
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from flatout.audit.rows import AuditRows, small_classes
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
-from flatout.files import write_atomically
+from flatout.files import write_atomically, write_table
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_text, tile
 
@@ -151,13 +149,6 @@ def write_suspects(measured: Measured, path: Path) -> None:
         said = [rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views]
         table.append([*where, *said, rows.places[place]])
     write_table(path, table)
-
-
-def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file in one step; its first row has the names of the columns."""
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    write_atomically(path, text.getvalue())
 
 
 def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:

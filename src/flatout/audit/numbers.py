@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.audit.findings import write_table
 from flatout.audit.measure import PARTS, Floats, Forecast, forecast, round_number
 from flatout.bits.ridge import inputs_of
 from flatout.bits.scores import GramMetrics, record_scores
@@ -27,7 +26,7 @@ from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.store_data import StoreData
 from flatout.errors import require
-from flatout.files import write_atomically
+from flatout.files import write_atomically, write_table
 from flatout.models.series import PENALTIES, Sums, ridge_sums, solve_ridge
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_text, tile

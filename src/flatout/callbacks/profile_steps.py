@@ -6,7 +6,6 @@ of the slowest operators. Weights and losses are those of a run without it. It l
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 import warnings
@@ -25,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from flatout.callbacks.curve_source import leave_out
 from flatout.engine.lightning_internals import is_second
 from flatout.errors import check_settings, setting
+from flatout.files import write_table
 from flatout.run_log import Say
 
 TRACE, TABLE = "trace.json.gz", "operators.csv"
@@ -182,7 +182,8 @@ class ProfileSteps(Callback):
             averages = done.key_averages()
             has_kernels = self._is_cuda and any(each.self_device_time_total for each in averages)
             found = slowest(averages, self._kept, on_device=has_kernels)
-            write_table(self.folder / TABLE, found)
+            rows = [[name, calls, f"{ms:.6g}", f"{share:.4f}"] for name, calls, ms, share in found]
+            write_table(self.folder / TABLE, [Operator._fields, *rows])
         except OSError as error:
             self.say(f"profile: cannot be written ({error}); training continues")
             beside.unlink(missing_ok=True)
@@ -228,14 +229,6 @@ def slowest(averages: Iterable[Any], steps: int, *, on_device: bool) -> list[Ope
     total = sum(map(time_of, operators)) or 1.0
     ordered = sorted(operators, key=time_of, reverse=True)[:_MOST_OPERATORS]
     return [Operator(each.key, each.count, time_of(each) / 1000 / steps, time_of(each) / total) for each in ordered]
-
-
-def write_table(path: Path, operators: list[Operator]) -> None:
-    """`operators.csv`: one row an operator, the slowest first."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(Operator._fields)
-        writer.writerows([name, calls, f"{ms:.6g}", f"{share:.4f}"] for name, calls, ms, share in operators)
 
 
 def as_lines(operators: list[Operator]) -> list[str]:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.files import write_atomically
+from flatout.files import write_atomically, write_table
 from flatout.report import closing
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
@@ -167,11 +167,8 @@ def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows of errors as CSV; an empty file without any."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(rows[0] if rows else [])
-        for row in rows:
-            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in row.values())
+    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
+    write_table(path, [list(rows[0]) if rows else [], *cells])
 
 
 def draw_charts(kept: KeptAnswers) -> list[Chart]:
