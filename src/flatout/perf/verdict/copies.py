@@ -208,8 +208,6 @@ class OwnFeed:
     epochs: float
     rows_of_batches: list[Any] | None = None  # for each batch of a DataLoader; None for streams and other loaders
     changed: dict[str, Any] = field(default_factory=dict)  # arguments that differ from the loader's
-    consumed: int = 0
-    transform: None = None
 
     def __post_init__(self) -> None:
         self.device = self.task.device
@@ -231,12 +229,11 @@ class OwnFeed:
         """The same batches by other arguments of the DataLoader."""
         return replace(self, changed=self.changed | changed)
 
-    def grown(self, times: int, accumulate: int) -> OwnFeed:
+    def grown(self, times: int) -> OwnFeed:
         assert self.rows_of_batches is not None
         parts = [iter(self.rows_of_batches)] * times
         rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]
-        sizes: dict[str, Any] = {"rows": self.rows * times, "batches": self.batches / times, "accumulate": accumulate}
-        return replace(self, rows_of_batches=rows, **sizes)
+        return replace(self, rows_of_batches=rows, rows=self.rows * times, batches=self.batches / times, accumulate=1)
 
     def __len__(self) -> int:
         return max(1, round(self.batches))

@@ -150,7 +150,7 @@ def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]
         return
     if parts > 1 and rows * parts <= ways.SMALL_ROWS:
         override = f"DataLoader(batch_size={rows * parts}) ++trainer.accumulate_grad_batches=1"
-        yield replace(was, cause="accumulation", override=override, feed=feed.grown(parts, 1))
+        yield replace(was, cause="accumulation", override=override, feed=feed.grown(parts))
     if parts > 1 or rows >= ways.SMALL_ROWS:
         return
     left_s = until - time.perf_counter()
@@ -158,7 +158,7 @@ def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]
         is_quick = times * evidence.model_ms / 1000 < left_s / (4 * experiments.ROUNDS)
         if is_quick and times * rows <= min(feed.num_rows // ways.LEAST_STEPS_AN_EPOCH, 4 * ways.SMALL_ROWS):
             override = f"DataLoader(batch_size={times * rows})"
-            yield replace(was, cause="batch", override=override, feed=feed.grown(times, 1))
+            yield replace(was, cause="batch", override=override, feed=feed.grown(times))
 
 
 def try_fast_loop(trainer: L.Trainer, module: L.LightningModule, was: Way, evidence: Evidence, until: float) -> None:
