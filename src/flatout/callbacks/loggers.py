@@ -143,16 +143,12 @@ def chosen_loggers(value: Any) -> dict[str, Any]:
     for name, each in names.items():
         is_logger = isinstance(each, (Logger, *LOGGERS.values()))
         require(is_logger, f"logger.{name}", f"{type(each).__name__} is no logger", allowed=", ".join(LOGGERS))
-        _require_installed(each)
+        package = next((package for package, kind in LOGGERS.items() if type(each) is kind), "csv")
+        if package != "csv" and importlib.util.find_spec(package) is None:  # each other's package has its name
+            others = ", ".join(each for each in LOGGERS if each not in (package, "wandb", "mlflow"))
+            what, hint = f"the package {package} is not installed", f"pip install 'flatout[{package}]'."
+            raise UserError(f"logger={package}", what, allowed=f"{others} need no extra", hint=hint)
     return dict(names)
-
-
-def _require_installed(settings: Any) -> None:
-    name = next((name for name, kind in LOGGERS.items() if type(settings) is kind), "csv")
-    if name != "csv" and importlib.util.find_spec(name) is None:  # each other's package has its name
-        others = ", ".join(each for each in LOGGERS if each not in (name, "wandb", "mlflow"))
-        what, hint = f"the package {name} is not installed", f"pip install 'flatout[{name}]'."
-        raise UserError(f"logger={name}", what, allowed=f"{others} need no extra", hint=hint)
 
 
 class RunTensorBoard(TensorBoardLogger):
