@@ -166,8 +166,11 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
         with arithmetic(precision, device):
             yield Choice("highest", "fp32 was asked for", f"TF32 by torch's flags: {_who_has_tf32()}")
         return
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
+    exact = left.double() @ right.double()
     with _products_as("medium"):
-        error = _product_error()
+        error = float(((left @ right).double() - exact).abs().max() / exact.abs().max())
     is_exact = error <= _LARGEST_ERROR
     value = "medium" if is_exact else "highest"
     why = "torch's faster way, tried here and exact" if is_exact else "torch's faster way is not exact here"
@@ -206,13 +209,6 @@ def _products_as(name: str) -> Iterator[None]:
         for backend, kind in zip(backends, kinds, strict=True):
             # What all backends have, this one reads from there, and follows if it changes.
             backend.fp32_precision = "none" if kind == cast(Any, torch.backends).fp32_precision else kind
-
-
-def _product_error() -> float:
-    random = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
-    exact = left.double() @ right.double()
-    return float(((left @ right).double() - exact).abs().max() / exact.abs().max())
 
 
 def bf16_is_native_on_cpu() -> bool:
