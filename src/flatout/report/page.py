@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from flatout.data.batches.feed import Feeds
-    from flatout.tasks.sequence_scores import KeptAnswers
 
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
@@ -162,17 +161,7 @@ def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
         return []
     write_rows(folder / RECORDINGS, kept.errors)  # the largest error first
     write_rows(folder / TARGETS, kept.of_targets)  # errors over all recordings
-    return draw_charts(kept)
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows of errors as CSV; an empty file without any."""
-    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
-    write_table(path, [list(rows[0]) if rows else [], *cells])
-
-
-def draw_charts(kept: KeptAnswers) -> list[Chart]:
-    """A chart for each recording that was kept, of what was measured and answered there; then the errors."""
+    # A chart for each recording that was kept, of what was measured and answered there; then the errors.
     ranks = ["recording"]
     if len(kept.series) > 1:
         ranks = ["median recording", *(f"worst recording {number}" for number in range(1, len(kept.series)))]
@@ -189,3 +178,9 @@ def draw_charts(kept: KeptAnswers) -> list[Chart]:
     charts.append(line_chart(f"error over {kept.target}", [Curve("RMSE", list(kept.by_value))], x_label=kept.target))
     charts.append(line_chart("error over time", [Curve("RMSE", list(kept.by_time))], x_label=kept.time_name))
     return [chart for chart in charts if chart is not None]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows of errors as CSV; an empty file without any."""
+    cells = [[f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
+    write_table(path, [list(rows[0]) if rows else [], *cells])
