@@ -9,7 +9,7 @@ measures what batches take to come out of a loader, apart from all that Lightnin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from flatout.callbacks.curve_source import CurveSource
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak
-from flatout.models.contract import Network, contract
+from flatout.models.contract import contract
 
 
 @dataclass(slots=True)
@@ -55,8 +55,6 @@ class Throughput(CurveSource):
         self.peak = peak
         self.volume = Stretches(Volume)
         self._world = 1
-        self._count_flops: Callable[[Any], float | None] = Network().training_flops
-        self._count_computed: Callable[[Any], int] = Network().computed_tokens
         self._lengths: list[Tensor] = []
         self._since = time.perf_counter()
 
