@@ -113,7 +113,10 @@ class _Run:
         judge = None if settings.pruner is Pruner.none else self._judge
         for trial, ending in self._endings(self._ask, self.study.total, judge):
             self.study.tell(trial.number, ending)
-            self._require_metric(ending)
+            # Some metrics are known not to be there once the data is: of two classes, for one.
+            is_of_metric = ending.is_mistake and ending.note.startswith(_OF_METRIC)
+            if is_of_metric and settings.metric and self.study.best() is None:
+                raise _NoSuchMetric("metric", ending.note.removeprefix(_OF_METRIC))
             self.keep()
             self._count_mistake(ending.is_mistake, ending.note)
         if len(self.study.ended()) < self.study.total:
@@ -154,12 +157,6 @@ class _Run:
         running = endings(ask, self.slots, board, metric=self.metric, judge=judge, **limits)
         with closing(board), closing(running):
             yield from running
-
-    def _require_metric(self, ending: Ending) -> None:
-        """Some metrics are known not to be there once the data is: of two classes, for one."""
-        is_of_metric = ending.is_mistake and ending.note.startswith(_OF_METRIC)
-        if is_of_metric and self.searched.settings.metric and self.study.best() is None:
-            raise _NoSuchMetric("metric", ending.note.removeprefix(_OF_METRIC))
 
     def _count_mistake(self, is_mistake: bool, note: str) -> None:
         """End a sweep of which every trial would fail in the same way."""
