@@ -163,8 +163,11 @@ def fast_fp32_products(precision: Precision, device: torch.device) -> Iterator[C
         yield None
         return
     if device.type == "cuda":
+        cudnn, matmul = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.cuda.matmul)
+        parts = {"products": matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}
         with arithmetic(precision, device):
-            yield Choice("highest", "fp32 was asked for", f"TF32 by torch's flags: {_who_has_tf32()}")
+            rounded = ", ".join(name for name, part in parts.items() if part.fp32_precision == "tf32") or "nowhere"
+            yield Choice("highest", "fp32 was asked for", f"TF32 by torch's flags: {rounded}")
         return
     random = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=random) for _ in range(2))
@@ -238,13 +241,6 @@ def _without_tf32() -> Iterator[None]:
     finally:
         if is_default:
             cudnn.allow_tf32 = True
-
-
-def _who_has_tf32() -> str:
-    backends: Any = torch.backends
-    cudnn = backends.cudnn
-    parts = {"products": backends.cuda.matmul, "convolutions": cudnn.conv, "recurrent layers": cudnn.rnn}
-    return ", ".join(name for name, part in parts.items() if part.fp32_precision == "tf32") or "nowhere"
 
 
 def answering(asked: Precision, device: torch.device) -> AbstractContextManager[Any]:
