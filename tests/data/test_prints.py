@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from flatout.data.decisions import DecidedTable
-from flatout.data.tables import prints
 from flatout.data.tables.formats import file
 from flatout.data.tables.formats.file import FileTable
 from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, heads_noted
@@ -201,7 +200,7 @@ def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_a
 
 def test_a_head_as_young_as_the_clock_of_the_disk_is_not_noted(tmp_path, opened, monkeypatch):
     path = put(tmp_path / "rows.csv", "one")
-    monkeypatch.setattr(prints, "has_time_moved", lambda changed_ns: False)
+    monkeypatch.setattr(file, "has_time_moved", lambda changed_ns: False)
     for _ in range(2):
         opened_by_name(str(path), tmp_path / "cache")
     assert opened == ["rows.csv"] * 2

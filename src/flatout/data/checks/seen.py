@@ -25,7 +25,6 @@ from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import Column, Store, StoreWriter
-from flatout.data.tables.prints import prints_of
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import hash_texts
 from flatout.data.tables.table import ManyFiles, Table, are_numbers, as_texts, changed, decoded, mask_of
@@ -102,9 +101,9 @@ class Rules:
 class KeptFiles:
     """What the files of a source tell, from the cache where it was worked out before."""
 
-    def __init__(self, cache: Cache, rules: Rules, read: Recipe, share: tuple[int, int]) -> None:
-        """`share`: which of so many processes this is. Each begins with files of its own, then does what is left."""
-        self.cache, self.kept, self.rules, self.read, self.share = cache, cache.of_surveys(), rules, read, share
+    def __init__(self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], share: tuple[int, int]) -> None:
+        """`prints`: the files' fingerprints. `share`: of so many processes this one, which begins with its own files."""
+        self.kept, self.rules, self.read, self.prints, self.share = kept, rules, read, prints, share
 
     def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
@@ -128,7 +127,7 @@ class KeptFiles:
 
     def _keys(self, table: ManyFiles) -> list[str]:
         made = {"made": _MADE_AS, "rules": asdict(self.rules), "read": self.read}
-        prints = zip(table.tables, prints_of(table, self.cache.folder), strict=True)
+        prints = zip(table.tables, self.prints, strict=True)
         return [recipe_key(made | {"file": found, "how": [type(file).__name__, file.how()]}) for file, found in prints]
 
     def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:

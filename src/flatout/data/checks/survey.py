@@ -25,6 +25,7 @@ from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins,
 from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
+from flatout.data.tables.prints import prints_of
 from flatout.data.tables.splits import SPLITS, reseeded
 from flatout.data.tables.table import ManyFiles
 from flatout.errors import UserError
@@ -120,7 +121,8 @@ class TextSurvey:
         num_bytes = sum(int(size) for _, size, *_ in table.entries() or ())
         if self.cache is None or not isinstance(table, ManyFiles) or num_bytes < KEPT_FROM_BYTES:
             return rules.look(table, self.census, self.findings[name], advance)
-        kept = KeptFiles(self.cache, rules, self.reading, self.share)
+        prints = prints_of(table, self.cache.folder)
+        kept = KeptFiles(self.cache.of_surveys(), rules, self.reading, prints, self.share)
         return kept.look(table, self.census, self.findings[name], advance)
 
     def _take(self, name: str, seen: Seen, files: RecordFiles) -> Mask:

@@ -10,22 +10,20 @@ tell, such as the names of columns, is noted in the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from flatout.data.tables.formats.file import HEADS, Notes
 from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
-from flatout.files import has_time_moved, let_time_move, write_atomically
+from flatout.files import let_time_move, write_atomically
 
 NOTES = ".sources"  # the folder of the notes in a cache
-Notes = dict[str, list[Any]]  # of files, by their names, the entries and what is noted of them
 _PAIR = 2
-_heads: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")  # those noted before, and those of now
 
 
 @contextmanager
@@ -33,24 +31,12 @@ def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
     """Within it, what the heads of the files of some sources tell is noted in the cache, and taken from there then."""
     note = cache / NOTES / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
     noted, found = _read(note), Notes()
-    outside = _heads.set((noted, found))
+    outside = HEADS.set((noted, found))
     try:
         yield
         _write(note, noted, found)
     finally:
-        _heads.reset(outside)
-
-
-def told_by_head(entry: list[str | int], how: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What the head of a file tells, read in some way: noted, or read now. `entry`: see `Table.entries`."""
-    (noted, found), key = _heads.get(({}, {})), f"{entry[0]} {how}"
-    if noted.get(key, [None])[0] == entry:
-        found[key] = noted[key]
-        return dict(noted[key][1])
-    told = read()
-    if has_time_moved(int(entry[3])):
-        found[key] = [entry, told]
-    return told
+        HEADS.reset(outside)
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:

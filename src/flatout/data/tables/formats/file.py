@@ -11,6 +11,7 @@ import tempfile
 import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,11 +19,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from flatout.data.store.store import file_checksum
-from flatout.data.tables.prints import told_by_head
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean, require
-from flatout.files import stamp_of
+from flatout.files import has_time_moved, stamp_of
 
 HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
 _FEW_LINES = 40  # so many lines say all that is asked of a head
@@ -32,6 +32,8 @@ OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own
 """Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding that was named."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
+Notes = dict[str, list[Any]]  # of files, by their names, their entries and what is noted of them
+HEADS: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")  # what heads tell: as noted before, and now (see `prints`)
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -41,7 +43,7 @@ def entry_of(path: Path) -> list[str | int]:
 
 
 class FileTable(Table):
-    told_by_head: ClassVar[tuple[str, ...]] = ("columns",)
+    told_by_head: ClassVar[tuple[str, ...]] = ("columns",)  # what is known by it
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path, self.where, self.reading = path, where, reading or ReadingConfig()
@@ -49,12 +51,18 @@ class FileTable(Table):
         self._copy: Any = None
         self._opened_as = entry_of(self.path)
         self.columns: Sequence[str] = []
-        how = f"{type(self).__name__} {self.reading}"
-        vars(self).update(told_by_head(self._opened_as, how, self._read_head))
+        self._look_at_head()
 
-    def _read_head(self) -> dict[str, Any]:
+    def _look_at_head(self) -> None:
+        """Take what the head tells from the notes, or read it; of a file that may change unseen it is not noted."""
+        (noted, found), key = HEADS.get(({}, {})), f"{self.path.absolute()} {type(self).__name__} {self.reading}"
+        if noted.get(key, [None])[0] == self._opened_as:
+            found[key] = noted[key]
+            vars(self).update(noted[key][1])
+            return
         self.columns = self._read_columns()
-        return {name: vars(self)[name] for name in self.told_by_head}
+        if has_time_moved(int(self._opened_as[3])):
+            found[key] = [self._opened_as, {name: vars(self)[name] for name in self.told_by_head}]
 
     def fingerprint(self) -> str:
         """Of every byte; see `prints` for when it is asked."""
