@@ -33,7 +33,7 @@ from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TOPIC, Piece, TextSource
+from flatout.data.text_source import TOPIC, Pieces, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
@@ -152,7 +152,7 @@ class TextPreparation:
         """Encode every `count`-th unit from the `number`-th on; the units of this part, and how many were there."""
         with Progress() as progress:
             surveyed, vocabulary = self._surveyed(progress, (number, count))
-            units, pieces, written = self._units(vocabulary), self._pieces(surveyed), 0
+            units, pieces, written = self._units(vocabulary), self.source.pieces(surveyed.fates, least_rows()), 0
             step = count if len(pieces) >= count else 1  # a part reads its own files alone, where there are enough
             own = self._cut(pieces[(number - 1) % step :: step], surveyed, progress.task("encoding"))
             for place, unit in enumerate(own):
@@ -162,13 +162,10 @@ class TextPreparation:
         self.source.require_unchanged()
         return written, units.found
 
-    def _pieces(self, surveyed: TextSurvey) -> list[Piece]:
-        return self.source.pieces(surveyed.fates, least_rows())
-
-    def _cut(self, pieces: list[Piece], surveyed: TextSurvey, advance: Callable[[int], None]) -> Iterator[Unit]:
+    def _cut(self, pieces: Pieces, surveyed: TextSurvey, advance: Callable[[int], None]) -> Iterator[Unit]:
         """The units of some pieces; none has rows of two."""
         for piece in pieces:
-            yield from units_of(self.source.read_again(piece, surveyed.fates, advance), len(piece.rows))
+            yield from units_of(self.source.texts_and_labels(surveyed.fates, advance, pieces=[piece]), len(piece[1]))
 
     def _surveyed(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> tuple[TextSurvey, Encoder]:
         """Two passes: the fate of each row, and the vocabulary."""
@@ -243,7 +240,7 @@ class TextPreparation:
 
     def _kept_encoder(self, make: Callable[[], Encoder]) -> Encoder:
         """A vocabulary that another part, or a build that was killed, may have made."""
-        kept, recipe = Cache(self.config.cache).of_surveys(), self._recipe()
+        recipe = self._recipe()
         key = recipe_key({name: recipe[name] for name in recipe.keys() - {"max_length", "long"}})
 
         def build(writer: StoreWriter) -> None:
@@ -251,9 +248,8 @@ class TextPreparation:
             self.source.require_unchanged()
             writer.write_text("tokenizer.json", made)
 
-        while (store := kept.opened(key)) is None:
-            kept.build(key, self.source.name, build)
-        return read_encoder(store.read_text("tokenizer.json"))
+        kept = Cache(self.config.cache).of_surveys().kept(key, self.source.name, build)
+        return read_encoder(kept.read_text("tokenizer.json"))
 
     def _encode(
         self, writer: StoreWriter, surveyed: TextSurvey, vocabulary: Encoder, advance: Callable[[int], None]
@@ -278,7 +274,7 @@ class TextPreparation:
     ) -> EncodedRows:
         """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
         units = self._units(encoder)
-        for unit in self._cut(self._pieces(surveyed), surveyed, advance):
+        for unit in self._cut(self.source.pieces(surveyed.fates, least_rows()), surveyed, advance):
             for (split, block), encoded in zip(unit.blocks, unit.cut(units.read(unit)), strict=True):
                 yield split, block, encoded, surveyed.census.targets(block.labels)
         if units.found:

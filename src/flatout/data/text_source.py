@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,8 @@ from flatout.errors import require
 
 Tables = Mapping[str, Table]
 Fates = Mapping[str, NDArray[np.int8]]  # for each table, the split of each row
+Pieces = Sequence[tuple[str, range, Table]]  # rows of the table of a split that can be read by themselves
 TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of a split's table that can be read by themselves."""
-
-    name: str  # the split whose table it is
-    rows: range
-    table: Table
 
 
 class TextSource:
@@ -51,34 +43,28 @@ class TextSource:
     def name(self) -> str:
         return self.tables["train"].name
 
-    def pieces(self, fates: Fates, least: int) -> list[Piece]:
+    def pieces(self, fates: Fates, least: int) -> Pieces:
         """The rows in parts of whole files that have `least` rows, but for the last of each table."""
         found = {name: table.pieces(len(fates[name]), least) for name, table in self.tables.items()}
-        return [Piece(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
+        return [(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
 
     def texts_and_labels(
-        self, fates: Fates, advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
+        self, fates: Fates, advance: Callable[[int], None], *, splits: Sequence[str] = SPLITS, pieces: Pieces = ()
     ) -> Iterator[tuple[str, TextBlock]]:
-        """The rows of some splits, read again; `fates` say for each table which row belongs to which."""
-        for name, table in self.tables.items():
-            yield from self.read_again(Piece(name, range(len(fates[name])), table), fates, advance, splits=splits)
-
-    def read_again(
-        self, piece: Piece, fates: Fates, advance: Callable[[int], None], *, splits: tuple[str, ...] = SPLITS
-    ) -> Iterator[tuple[str, TextBlock]]:
-        """The same of a part of the rows."""
-        own, num_rows = fates[piece.name], 0
-        for rows, block in piece.table.numbered(self._columns_read_again()):
-            num_rows += len(rows)
-            if num_rows > len(piece.rows):
-                raise changed(self.tables[piece.name].name)
-            rows = rows + piece.rows.start
-            for split in splits:
-                if (mask := own[rows] == SPLITS.index(split)).any():
-                    yield split, self._text_block(piece.name, block.filter(pa.array(mask)), rows[mask])
-            advance(block.num_rows)
-        if num_rows != len(piece.rows):
-            raise changed(self.tables[piece.name].name)
+        """The rows of some splits, of all tables or of some pieces, read again; `fates` say which row belongs where."""
+        for name, numbers, table in pieces or self.pieces(fates, sys.maxsize):
+            num_rows = 0
+            for rows, block in table.numbered(self._columns_read_again()):
+                num_rows += len(rows)
+                if num_rows > len(numbers):
+                    raise changed(self.tables[name].name)
+                rows += numbers.start
+                for split in splits:
+                    if (mask := fates[name][rows] == SPLITS.index(split)).any():
+                        yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
+                advance(block.num_rows)
+            if num_rows != len(numbers):
+                raise changed(self.tables[name].name)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""

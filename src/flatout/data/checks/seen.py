@@ -102,28 +102,26 @@ class KeptFiles:
     """What the files of a source tell, from the cache where it was worked out before."""
 
     def __init__(self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], share: tuple[int, int]) -> None:
-        """`prints`: the files' fingerprints. `share`: of so many processes this one, which begins with its own files."""
+        """`prints`: of the files. `share`: which of so many processes this is; each begins with files of its own."""
         self.kept, self.rules, self.read, self.prints, self.share = kept, rules, read, prints, share
 
     def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
+
+        def store_of(file: tuple[str, Table]) -> Store:
+            return self.kept.kept(file[0], file[1].name, partial(self._keep, file[1], advance))
+
         self.kept.remove_unused(_DAYS_KEPT)
         files, begin = list(zip(self._keys(table), table.tables, strict=True)), 0
         first = len(files) * (self.share[0] - 1) // self.share[1]
         with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
-            list(threads.map(lambda given: self._store(given[0], given[1], advance), files[first:] + files[:first]))
-        for place, (key, file) in enumerate(files):
+            list(threads.map(store_of, files[first:] + files[:first]))
+        for place, store in enumerate(map(store_of, files)):
             table.begins(place, begin)
-            store = self._store(key, file, advance)
             facts = store.facts
             findings.take_in(facts["rows_read"], facts["found"], begin)
             yield from self._blocks(store, begin, census.take_in(facts["names"], facts["sets"]))
             begin += facts["rows_read"]
-
-    def _store(self, key: str, file: Table, advance: Advance) -> Store:
-        while (store := self.kept.opened(key)) is None:
-            self.kept.build(key, file.name, partial(self._keep, file, advance))
-        return store
 
     def _keys(self, table: ManyFiles) -> list[str]:
         made = {"made": _MADE_AS, "rules": asdict(self.rules), "read": self.read}

@@ -146,6 +146,12 @@ class Cache:
                 shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
                 self._build(key, build, {"key": key, "name": name, "recipe": {}})
 
+    def kept(self, key: str, name: str, build: Build) -> Store:
+        """The store of such a key, built where it is missing."""
+        while (store := self.opened(key)) is None:
+            self.build(key, name, build)
+        return store
+
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""
         with suppress(OSError):
