@@ -163,7 +163,7 @@ def test_the_counter_does_find_a_wait(make_split, tmp_path):
 
 
 def test_losses_come_over_once_a_flush():
-    losses = StepLosses(NotFinite.stop, lambda step: "")
+    losses = StepLosses(NotFinite.stop)
     losses.values += [torch.tensor(1.0), torch.tensor(2.0)]
     losses.norms += [torch.tensor(3.0), torch.tensor(4.0)]
     assert losses.take(2, is_scaled=False) == ([1.0, 2.0], [3.0, 4.0])

@@ -48,11 +48,6 @@ def edge_on_host(edge: int) -> float:
     return time.perf_counter()
 
 
-def describe_nothing(step: int) -> str:
-    """The rows of a step, where nothing is known of them."""
-    return ""
-
-
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
     return next((each for each in internals.callbacks_of(trainer) if isinstance(each, FastLoop)), None)
 
@@ -60,14 +55,11 @@ def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
 class FastLoop(Callback):
     """Takes optimizer steps in place of Lightning's automatic optimisation."""
 
-    def __init__(
-        self, *, not_finite: NotFinite = NotFinite.stop, describe_rows: Callable[[int], str] = describe_nothing
-    ) -> None:
-        """`describe_rows` names the rows of an optimizer step, counted from 0, for the message of a failed step."""
+    def __init__(self, *, not_finite: NotFinite = NotFinite.stop) -> None:
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.edge: Callable[[int], float] = edge_on_host
-        self.losses = StepLosses(not_finite, describe_rows)
+        self.losses = StepLosses(not_finite)
         self.passes = Passes(self)
         self.finds_at_once = True
         """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves the step out."""

@@ -25,9 +25,10 @@ NotFinite = StrEnum("NotFinite", "stop skip")
 class StepLosses:
     """What is not read yet of the steps taken, and which steps were left out."""
 
-    def __init__(self, policy: NotFinite, describe_rows: Callable[[int], str]) -> None:
+    def __init__(self, policy: NotFinite) -> None:
         require(policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite))
-        self.policy, self.describe_rows = NotFinite(policy), describe_rows
+        self.policy = NotFinite(policy)
+        self.describe_rows: Callable[[int], str] = lambda step: ""  # names the rows of a step for messages, from 0
         self.values: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.skipped: list[int] = []
