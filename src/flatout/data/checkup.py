@@ -6,6 +6,7 @@ Rows are counted, compared and measured all of them; what only a tokenizer can t
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,10 +29,13 @@ from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source, open_tables
-from flatout.data.text_source import TagSource
+from flatout.data.text_source import TagSource, TextSource
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
+
+_ROWS_SAMPLED = 20_000
+Samples = dict[str, list[pa.Array]]  # some texts of each split
 
 
 def count_unknown(splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig) -> dict[str, tuple[int, int]]:
@@ -107,7 +111,7 @@ def check(config: TextDataConfig) -> Checkup:
         found.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
         if found.rows.get("train"):
-            found.remarks += _tokenised(config, surveyed, found)
+            found.remarks += _tokenised(config, _first_texts(source, surveyed), surveyed, found)
     return found
 
 
@@ -123,9 +127,19 @@ def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator
         yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
 
 
-def _tokenised(config: TextDataConfig, surveyed: TextSurvey, found: Checkup) -> list[Remark]:
+def _first_texts(source: TextSource, surveyed: TextSurvey) -> Samples:
+    """Texts of the first rows of each table, by the split they belong to."""
+    texts: Samples = {}
+    for piece in source.pieces(surveyed.fates, sys.maxsize):
+        for split, block in source.texts_and_labels(surveyed.fates, lambda rows: None, pieces=[piece]):
+            if block.rows[0] >= _ROWS_SAMPLED:
+                break
+            texts.setdefault(split, []).append(block.texts.filter(pa.array(block.rows < _ROWS_SAMPLED)))
+    return texts
+
+
+def _tokenised(config: TextDataConfig, samples: Samples, surveyed: TextSurvey, found: Checkup) -> list[Remark]:
     """Lengths, what would be cut, and how many words of the other splits training does not know."""
-    samples = surveyed.first_texts()
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
     is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
     if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:

@@ -56,11 +56,6 @@ class CleanBlock:
     rows: NDArray[np.int64]
     is_changed: NDArray[np.bool_]  # which of them were repaired
 
-    def first(self, number: int) -> CleanBlock:
-        """The first rows of the block, as a copy that keeps no larger block alive."""
-        few = pa.array(np.arange(min(number, len(self.rows))))
-        return CleanBlock(self.texts.take(few), self.labels.take(few), self.rows[:number], self.is_changed[:number])
-
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:

@@ -49,7 +49,6 @@ class Seen:
     num_rows: int
     told: NDArray[np.void]
     has_words: bool  # whether a text of the table, as far as it was read, is more than a number
-    clean: CleanBlock | None = None  # the texts, where they are at hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Rules:
                 self._add_groups(told, decoded(block.column(self.group)).take(pa.array(clean.rows - begin)))
             has_words = has_words or not are_numbers(clean.texts)
             advance(block.num_rows)
-            yield Seen(begin, block.num_rows, told, has_words, clean)
+            yield Seen(begin, block.num_rows, told, has_words)
 
     def _cleaned(self, table: Table, findings: Findings) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
         wanted = list(dict.fromkeys([*self.roles.columns, *filter(None, [self.group])]))

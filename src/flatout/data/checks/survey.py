@@ -12,11 +12,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.data.checks.characters import ODDITIES
-from flatout.data.checks.cleaning import Alike, CleanBlock, RowRule
+from flatout.data.checks.cleaning import Alike, RowRule
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-_ROWS_SAMPLED = 20_000
 KEPT_FROM_BYTES = 1 << 26
 """What the files of a source of so many bytes tell is kept, for the next survey of them."""
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
@@ -59,7 +57,6 @@ class TextSurvey:
         merges = config.clean.labels is Alike.merge
         self.census = LabelCensus(config.problem, merge=merges, max_classes=config.max_classes)
         self.words = {name: Lengths() for name in self.tables}  # words a row, by table
-        self.samples: dict[str, list[CleanBlock]] = {name: [] for name in self.tables}  # the first rows of each table
         self.has_words = config.problem is Problem.tags
         """Whether a training text is more than a number; tagged words may be numbers."""
         self._is_changed: dict[str, NDArray[np.bool_]] = {}
@@ -84,17 +81,6 @@ class TextSurvey:
         """Rows of each split that has any."""
         counts = (sum(int((each == number).sum()) for each in self.fates.values()) for number in range(len(SPLITS)))
         return {split: count for split, count in zip(SPLITS, counts, strict=True) if count}
-
-    def first_texts(self) -> dict[str, list[pa.Array]]:
-        """Texts of the first rows, by the split they belong to; every split has some."""
-        texts: dict[str, list[pa.Array]] = {split: [] for split in SPLITS}
-        for name, blocks in self.samples.items():
-            for block in blocks:
-                fates = self.fates[name][block.rows]
-                for number, split in enumerate(SPLITS):
-                    if (mask := fates == number).any():
-                        texts[split].append(block.texts.filter(pa.array(mask)))
-        return {split: blocks for split, blocks in texts.items() if blocks}
 
     def account(self) -> list[Remark]:
         """What became of all rows; a table of its own where anything did."""
@@ -142,8 +128,6 @@ class TextSurvey:
         self.words[name].add(words)
         self.has_words = self.has_words or (name == "train" and seen.has_words)
         files.add(records)
-        if seen.clean is not None and sum(len(block.rows) for block in self.samples[name]) < _ROWS_SAMPLED:
-            self.samples[name].append(seen.clean.first(_ROWS_SAMPLED))
         return kept
 
     def _admitted(self, name: str, told: NDArray[np.void]) -> Mask:
