@@ -7,6 +7,7 @@ more file is read alone. What is found is the same, whether it was kept or not.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -113,6 +114,8 @@ class KeptFiles:
         self.kept.remove_unused(_DAYS_KEPT)
         files, begin = list(zip(self._keys(table), table.tables, strict=True)), 0
         first = len(files) * (self.share[0] - 1) // self.share[1]
+        if known := sum(self.kept.opened(key) is not None for key, _ in files):
+            print(f"cache: {known} of {len(files)} files were looked at before", file=sys.stderr)
         with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
             list(threads.map(store_of, files[first:] + files[:first]))
         for place, store in enumerate(map(store_of, files)):
