@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, files_of, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
@@ -118,7 +118,7 @@ class SequencePredictor(RunPredictor):
         """The same; a large file that is one recording stays out of memory."""
         with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
-            for file in files_of(table):
+            for file in table.tables or [table]:
                 long = None if self.shape.labels else scratch.read(file, self.found)
                 if long is None:
                     yield from self.read(file)

@@ -21,7 +21,7 @@ from flatout.data.sequences.columns import Floats, GroupNumbers, RecordingRules,
 from flatout.data.sequences.settings import Missing
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
-from flatout.data.tables.table import ManyFiles, Table, as_texts, decoded, is_blank, mask_of
+from flatout.data.tables.table import Table, as_texts, decoded, is_blank, mask_of
 from flatout.errors import UserError, require
 
 
@@ -67,16 +67,11 @@ class ReadingNotes:
         return found
 
 
-def files_of(table: Table) -> list[Table]:
-    """The tables of a table in several files."""
-    return list(table.tables) if isinstance(table, ManyFiles) else [table]
-
-
 def read_recordings(
     table: Table, rules: RecordingRules, notes: ReadingNotes, advance: Callable[[int], None] = lambda rows: None
 ) -> Iterator[Recording]:
     """The recordings of a table, file by file; one file is in memory at a time."""
-    for file in files_of(table):
+    for file in table.tables or [table]:
         for recording in _parted(file, rules):
             yield from _made_even(file, recording, rules, notes)
             advance(len(recording.rows))

@@ -21,7 +21,7 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, files_of, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, read_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, run_hashes
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
@@ -82,7 +82,7 @@ class SequencePreparation:
 
     def survey(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None) -> Survey:
         """All recordings, looked at once."""
-        splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(files_of(self.tables["train"])))
+        splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(self.tables["train"].tables) or 1)
         found = Survey(self.config, self.rules.names, splitter)
         for split, recording in self._read(notes, progress, scratch):
             found.add(split, recording)
@@ -92,7 +92,7 @@ class SequencePreparation:
         """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
         advance = told.task("reading")
         for split, table in self.tables.items():
-            for file in files_of(table):
+            for file in table.tables or [table]:
                 if scratch is not None and (long := scratch.read(file, notes)) is not None:
                     yield split, long
                     advance(len(long.values))
