@@ -59,13 +59,11 @@ class Cut:
 
     def count(self, segments: Segments) -> int:
         """Rows that `rows` makes, without making them."""
-        first, stop, step, _ = self._spans(segments)
-        return int(_counts(first, stop, step).sum())
+        return int(self._spans(segments)[1].sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
         """Windows: of estimates at every `stride`-th sample, the first shorter; of forecasts whole; of chunks all."""
-        first, stop, step, size = self._spans(segments)
-        counts = _counts(first, stop, step)
+        first, counts, step, size = self._spans(segments)
         start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int32)
         end = 0
         for number, count in enumerate(counts.tolist()):
@@ -78,18 +76,15 @@ class Cut:
         return RowPlaces(start, length, np.repeat(segments.recording.astype(np.int32), counts))
 
     def _spans(self, segments: Segments) -> tuple[Places, Places, int, int]:
-        """Where the first row of each segment begins, the end of such places, samples between two rows, and of one."""
+        """Where the first row of each segment begins, how many it has, samples between two rows, and of one."""
         if self.lookback is None:
-            size = self.chunk or int((segments.stop - segments.first).max(initial=1))
-            return segments.first, segments.stop, size, size
-        # A window may begin before its recording, and is then cut there.
-        first, size = segments.first - self.lookback, self.lookback + self.horizon
-        first = np.maximum(first, segments.start) if self.horizon else first + 1
-        return first, segments.stop - size + 1, self.stride, size
-
-
-def _counts(first: Places, stop: Places, stride: int) -> Places:
-    return np.maximum(0, -(-(stop - first) // stride))
+            first, stop = segments.first, segments.stop
+            step = size = self.chunk or int((stop - first).max(initial=1))
+        else:  # a window may begin before its recording, and is then cut there
+            size, step = self.lookback + self.horizon, self.stride
+            first, stop = segments.first - self.lookback, segments.stop - size + 1
+            first = np.maximum(first, segments.start) if self.horizon else first + 1
+        return first, np.maximum(0, -(-(stop - first) // step)), step, size
 
 
 class Views(StoreSplit):
