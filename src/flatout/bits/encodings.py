@@ -230,9 +230,7 @@ class TwoStepEncoder:
         row = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
         column, hash_row = np.divmod(cells.astype(np.int64), hashes)
         places = row * self.config.size + column
-        if len(places) == 0:
-            return np.empty(0, np.int32), np.zeros(len(lengths), np.int32)
-        starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        starts = np.flatnonzero(np.diff(places, prepend=-1))
         patterns = np.add.reduceat(np.int64(1) << hash_row, starts)
         codes = (column[starts] << _MOST_HASHES_TWO_STEP | patterns).astype(np.uint64)
         numbers = (mixed(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)

@@ -90,13 +90,9 @@ LABEL_INDEX = GramIndex(LABELS, is_frozen=True)  # the labels under their number
 
 def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
     """Each row's ids in rising order, every one once."""
-    if len(ids) == 0:
-        return ids.astype(np.int32), lengths.astype(np.int32)
-    width = int(ids.max()) + 1
-    keys = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * width + ids
-    keys.sort()
-    keys = keys[np.append(True, keys[1:] != keys[:-1])]
-    row, ids = np.divmod(keys, width)
+    width = int(ids.max(initial=0)) + 1
+    keys = np.sort(np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * width + ids)
+    row, ids = np.divmod(keys[np.diff(keys, prepend=-1) > 0], width)
     return ids.astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)
 
 
@@ -104,8 +100,6 @@ def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     """Every character of every text in one run, and `[N+1]` where each text begins."""
     texts = texts.cast(pa.large_string())
     offsets = np.append(0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False), dtype=np.int64))
-    if offsets[-1] == 0:
-        return np.empty(0, np.uint32), offsets
     data, _ = bytes_of(texts)
     if len(data) == offsets[-1]:  # a byte a character: ASCII
         return data.astype(np.uint32), offsets
