@@ -37,12 +37,13 @@ class LongTexts:
     def pick(self, lengths: Counts, kept: Counts, frame: int) -> tuple[Counts, Counts, Counts]:
         """Which tokens of texts go into rows of which `kept` each stay: first token, number and text of each piece."""
         if self.kind is Long.windows:
-            return self._windows(kept, self.window - frame)
+            return self.windows(kept, self.window - frame)
         head = np.where(lengths > kept, kept // _HEAD_SHARE, kept)
         starts = np.stack([np.zeros_like(head), lengths - (kept - head)], 1)
         return starts.ravel(), np.stack([head, kept - head], 1).ravel(), np.repeat(np.arange(len(lengths)), 2)
 
-    def _windows(self, kept: Counts, room: int) -> tuple[Counts, Counts, Counts]:
+    def windows(self, kept: Counts, room: int) -> tuple[Counts, Counts, Counts]:
+        """The windows of texts, each of so much `room`: first token, number and text of each."""
         step = room - self.overlap
         counts = 1 + np.maximum(0, -(-(kept - room) // step))
         text = np.repeat(np.arange(len(kept)), counts)

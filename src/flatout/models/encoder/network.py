@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.data.batches.flat_batch import FlatBatch, on_device, rows_of_one_length
+from flatout.data.tokens.long_texts import CUT
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
@@ -368,11 +369,7 @@ def _use_plain_attention(net: Any) -> None:
 
 def window_lengths(lengths_B: NDArray[np.integer], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`[W]` tokens of each window of such rows, in the order in which they stand, and the row of each."""
-    lengths = lengths_B.astype(np.int64)
-    counts = -(-lengths // size)
-    text = np.repeat(np.arange(len(lengths)), counts)
-    place = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.minimum(size, lengths[text] - place * size), text
+    return CUT.windows(lengths_B.astype(np.int64), size)[1:]  # of which none overlaps the one before it
 
 
 def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
