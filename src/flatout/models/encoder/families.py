@@ -73,14 +73,6 @@ def _drop_twice(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor],
     return pool
 
 
-def _pool_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1))))
-
-
-def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    return net.cls(states_NH) if net.legacy else net.lm_predictions(states_NH, net.get_input_embeddings())
-
-
 _ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
 FLAT_FAMILIES = {
     "albert": Family(
@@ -94,7 +86,12 @@ FLAT_FAMILIES = {
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
-    "deberta-v2": Family(names=_NAMES["deberta-v2"], pool=_pool_deberta, predict=_predict_deberta, kind="disentangled"),
+    "deberta-v2": Family(
+        names=_NAMES["deberta-v2"],
+        pool=lambda net, states_NH: net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1)))),
+        predict=lambda net, x_NH: net.cls(x_NH) if net.legacy else net.lm_predictions(x_NH, net.get_input_embeddings()),
+        kind="disentangled",
+    ),
     "distilbert": Family(
         layers="transformer.layer",
         names=_NAMES["distilbert"],
