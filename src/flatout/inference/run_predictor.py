@@ -7,7 +7,7 @@ block, answered on every device, and given back in its order. Memory stays flat.
 from __future__ import annotations
 
 import json
-import queue
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -341,21 +341,15 @@ def in_order(
     answer: Callable[[Any, Piece], Answer], predictors: Sequence[Any], pieces: Iterable[Piece]
 ) -> Iterator[Answer]:
     """What is answered to each piece, in order: devices answer in threads, this one makes the pieces."""
-    free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for predictor in predictors:
-        free.put(predictor)
+    free, own = iter(predictors), threading.local()
 
-    def answered(piece: Piece) -> Answer:
-        predictor = free.get()
-        try:
-            return answer(predictor, piece)
-        finally:
-            free.put(predictor)
+    def begin() -> None:
+        own.predictor = next(free)  # each thread has one
 
     waiting: deque[Future[Answer]] = deque()
-    with ThreadPoolExecutor(len(predictors), thread_name_prefix="answer") as pool:
+    with ThreadPoolExecutor(len(predictors), "answer", begin) as pool:
         for piece in pieces:
-            waiting.append(pool.submit(answered, piece))
+            waiting.append(pool.submit(lambda piece: answer(own.predictor, piece), piece))
             if len(waiting) > len(predictors):
                 yield waiting.popleft().result()
         while waiting:
