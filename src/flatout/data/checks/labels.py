@@ -6,10 +6,9 @@ around them or a zero after the point are reported, and merged only when asked.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -187,7 +186,8 @@ class LabelCensus:
         rows = sum(train.values())
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
         what = f"{len(train):,} classes in {rows:,} training rows, such as {_few(train)}"
-        hint = "Are they numbers to predict? Set data.problem=regression. " if _are_numbers(train) else ""
+        are_numbers = all(re.fullmatch(_NUMBER, name.strip()) for name in train)
+        hint = "Are they numbers to predict? Set data.problem=regression. " if are_numbers else ""
         hint += f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
         require(len(train) <= most, where, what, allowed=f"{most:,} or fewer", hint=hint)
         for split, counts in self.counts.items():
@@ -280,13 +280,6 @@ def plainly(name: str) -> str:
     plain = name.strip().casefold()
     whole, point, zeros = plain.partition(".")
     return whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
-
-
-def _are_numbers(names: Iterable[str]) -> bool:
-    try:
-        return all(math.isfinite(float(name)) for name in names)
-    except ValueError:
-        return False
 
 
 def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:
