@@ -69,14 +69,8 @@ def _within(data: Bytes, low: int, high: int) -> Mask:
 
 def _letters(data: Bytes) -> Mask:
     """Letters, digits, the underscore, and whatever is beyond ASCII."""
-    moved = data | np.uint8(_CAPITAL_TO_SMALL)
-    moved -= np.uint8(ord("a"))
-    is_letter = moved < np.uint8(26)
-    np.subtract(data, np.uint8(ord("0")), out=moved)
-    is_letter |= moved < np.uint8(10)
-    is_letter |= data >= np.uint8(128)
-    is_letter |= data == np.uint8(ord("_"))
-    return is_letter
+    is_letter = _within(data | np.uint8(_CAPITAL_TO_SMALL), ord("a"), ord("z")) | _within(data, ord("0"), ord("9"))
+    return is_letter | (data >= np.uint8(128)) | (data == np.uint8(ord("_")))
 
 
 def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
