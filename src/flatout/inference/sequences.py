@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, read_recordings
+from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, read_recordings
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
@@ -168,7 +168,7 @@ class SequencePredictor(RunPredictor):
         for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
             stop = start + _SAMPLES_A_BLOCK
             truths = torch.from_numpy(np.ascontiguousarray(behind[start:stop].transpose(0, 2, 1)))
-            yield self._of_rows(scaled, rows.slice(start, stop)).flatten(0, 1), truths.flatten(0, 1)
+            yield self._of_rows(scaled, rows, slice(start, stop)).flatten(0, 1), truths.flatten(0, 1)
 
     def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
@@ -182,7 +182,8 @@ class SequencePredictor(RunPredictor):
             begin = start if lookback is None else max(0, start - lookback + 1)
             scaled = scale(values[begin : start + _SAMPLES_A_BLOCK])
             if lookback is not None:
-                yield self._of_rows(scaled, Cut(lookback).rows(Segments.of_one(len(scaled))).slice(start - begin, None))
+                rows = Cut(lookback).rows(Segments.of_one(len(scaled)))
+                yield self._of_rows(scaled, rows, slice(start - begin, None))
             elif state is not None:
                 block = torch.from_numpy(scaled[:, : self.shape.inputs])
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)
@@ -201,9 +202,9 @@ class SequencePredictor(RunPredictor):
         outputs = self._of_rows(scaled, _whole(scaled))[0] * spread + mean
         return (outputs.softmax(-1) if self.has_classes else outputs).numpy()
 
-    def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces) -> Tensor:
-        found, order = [], []
-        for batch in self.batches(Ragged(scaled, rows.start, rows.length), len(rows.start), _ROWS_A_BATCH):
+    def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces, chosen: slice = slice(None)) -> Tensor:
+        found, order, tokens = [], [], Ragged(scaled, rows.start[chosen], rows.length[chosen])
+        for batch in self.batches(tokens, len(tokens.lengths), _ROWS_A_BATCH):
             found.append(self.model(batch).float().cpu())
             order.append(batch.rows)
         answers = torch.cat(found)
@@ -326,8 +327,7 @@ class SequencePredictor(RunPredictor):
         return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
 
     def _add_sizes(self, values: Any) -> None:
-        for start in range(0, len(values), _SAMPLES_A_BLOCK):
-            block = values[start : start + _SAMPLES_A_BLOCK]
+        for block in blocks_of(values, _SAMPLES_A_BLOCK):
             with np.errstate(over="ignore"):
                 self._squares = self._squares + np.square(block).sum(axis=0)
             self._samples += len(block)

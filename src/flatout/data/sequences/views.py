@@ -43,10 +43,6 @@ class RowPlaces:
     length: NDArray[np.int32]
     recording: NDArray[np.integer]
 
-    def slice(self, start: int, stop: int | None) -> RowPlaces:
-        rows = slice(start, stop)
-        return RowPlaces(self.start[rows], self.length[rows], self.recording[rows])
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
