@@ -131,11 +131,11 @@ class PostNormLayer(FlatLayer):
         found = self._multiply(names.out, read_KH, out)
         if names.out_dropout:
             found = _drop(found, self.part(names.out_dropout), out_words)
-        middle_KH = _norm(self.part(names.out_norm), found + own_KH)
+        middle_KH = self.part(names.out_norm)(found + own_KH)
         found = self._multiply(names.down, self.activate(self._multiply(names.up, middle_KH, up)), down)
         if names.down_dropout:
             found = _drop(found, self.part(names.down_dropout), down_words)
-        return _norm(self.part(names.down_norm), found + middle_KH)
+        return cast(Tensor, self.part(names.down_norm)(found + middle_KH))
 
     def _multiply(self, name: str, states: Tensor, weights: Weights | None) -> Tensor:
         return self.part(name)(states) if weights is None else functional.linear(states, *weights)
@@ -192,7 +192,7 @@ class PreNormLayer(FlatLayer):
         kept, attention = shared.kept if is_last else None, self.part("attn")
         share = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, share, attention.sliding_window)
-        normed_TH, rotary = _norm(self.part("attn_norm"), states_TH), shared.rotary[self.kind]
+        normed_TH, rotary = self.part("attn_norm")(states_TH), shared.rotary[self.kind]
         # Fused kernels align a window at the end of the keys, where a first token is not.
         is_whole = scores.window is None and type(attention.Wqkv) is nn.Linear
         if kept is not None and shared.are_first and is_whole:
@@ -218,7 +218,7 @@ class PreNormLayer(FlatLayer):
         """The two sums, and the gated products between."""
         attention, mlp = self.part("attn"), self.part("mlp")
         own_KH = own_KH + attention.out_drop(attention.Wo(read_KH))
-        up, gate = mlp.Wi(_norm(self.part("mlp_norm"), own_KH)).chunk(2, dim=-1)
+        up, gate = mlp.Wi(self.part("mlp_norm")(own_KH)).chunk(2, dim=-1)
         return own_KH + cast(Tensor, mlp.Wo(mlp.drop(self.activate(up) * gate)))
 
 
@@ -301,13 +301,6 @@ class _Cast(torch.autograd.Function):
 def _select(states_TH: Tensor, kept: Tensor | None) -> Tensor:
     """`[K, H]` the states that are read further on; None: all."""
     return states_TH if kept is None else states_TH.index_select(0, kept)
-
-
-def _norm(norm: Any, states: Tensor) -> Tensor:
-    """ModernBERT's first layer has no norm of attention."""
-    if isinstance(norm, nn.Identity):
-        return states
-    return functional.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _share(dropout: nn.Dropout) -> float:
