@@ -73,7 +73,20 @@ class Vocabulary:
     @classmethod
     def train(cls, blocks: Iterable[pa.Array], config: VocabularyConfig) -> Vocabulary:
         """Count the words of the training texts, streamed in blocks, and keep the commonest."""
-        tokenizer, trainer = _untrained(config)
+        shared: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
+        shared |= {"special_tokens": _SPECIAL, "show_progress": False}
+        if config.kind is VocabularyKind.word:
+            tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+            tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+            trainer: trainers.Trainer = trainers.WordLevelTrainer(**shared)
+        else:
+            tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+            trainer = trainers.BpeTrainer(**shared, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
+        steps += [normalizers.Lowercase()] if config.lowercase else []
+        steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
+        tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.train_from_iterator((_without_special(block).to_pylist() for block in blocks), trainer)
         return cls(tokenizer)
 
@@ -86,7 +99,10 @@ class Vocabulary:
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
         """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
-        encodings = self.tokenizer.encode_batch_fast(_documents(_without_special(texts)), add_special_tokens=False)
+        edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
+        groups = pa.ListArray.from_arrays(edges, _without_special(texts).cast(pa.large_string()))
+        documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
+        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
         tokens, lengths = ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
@@ -100,29 +116,5 @@ class Vocabulary:
         return EncodedBlock.of(tokens, cut, lengths, UNKNOWN_ID)
 
 
-def _untrained(config: VocabularyConfig) -> tuple[Tokenizer, trainers.Trainer]:
-    steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
-    steps += [normalizers.Lowercase()] if config.lowercase else []
-    steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
-    shared: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
-    shared |= {"special_tokens": _SPECIAL, "show_progress": False}
-    if config.kind is VocabularyKind.word:
-        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        trainer: trainers.Trainer = trainers.WordLevelTrainer(**shared)
-    else:
-        tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        trainer = trainers.BpeTrainer(**shared, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    return tokenizer, trainer
-
-
 def _without_special(texts: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, f"[{PADDING}-{SEPARATOR}]", " ")
-
-
-def _documents(texts: pa.Array) -> list[str]:
-    edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
-    groups = pa.ListArray.from_arrays(edges, texts.cast(pa.large_string()))
-    return pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
