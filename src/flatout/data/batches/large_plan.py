@@ -49,7 +49,10 @@ class LargePlan(Plan):
             part = plan.batches(max(0, start - number * length), min(length, stop - number * length))
             part.rows = rows[part.rows]
             found.append(part)
-        return found[0] if len(found) == 1 else _joined(found)
+        names = ("rows", "num_real", "step_rows", "ends_step")
+        joined = {name: np.concatenate([getattr(part, name) for part in found]) for name in names}
+        sizes = np.concatenate([np.diff(part.bounds) for part in found])
+        return BatchRows(**joined, bounds=np.append(0, np.cumsum(sizes)))
 
     def _planned(self, number: int) -> tuple[Rows, Plan]:
         """The rows of a window, in the order of the source within each run, and the plan of their places."""
@@ -81,10 +84,3 @@ def is_sorted_by(classes: NDArray[np.integer]) -> bool:
     usual = shares.mean(axis=0)
     distance = np.abs(shares - usual).sum(axis=1).mean() / 2
     return bool(distance > _UNEVEN * (1 - (usual**2).sum()))
-
-
-def _joined(parts: list[BatchRows]) -> BatchRows:
-    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
-    names = ("rows", "num_real", "step_rows", "ends_step")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return BatchRows(**joined, bounds=np.append(0, np.cumsum(sizes)))
