@@ -136,19 +136,15 @@ def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = Fals
     # has. Nothing is copied but offsets and the ids of several labels a row, and nothing waits for the device.
     if count <= 1 or batch.num_real <= 1:
         return [batch]
-    lengths = batch.lengths[: batch.num_real].numpy()
-    ends = np.append(0, np.cumsum(lengths)).tolist()
-    pairs = itertools.pairwise(piece_edges(lengths, min(count, batch.num_real)))
-    return [_piece(batch, start, stop, ends[start], ends[stop], labels_are_of_tokens) for start, stop in pairs]
+    edges = piece_edges(batch.lengths[: batch.num_real].numpy(), min(count, batch.num_real))
+    return [_piece(batch, start, stop, labels_are_of_tokens) for start, stop in itertools.pairwise(edges)]
 
 
 def rows_of_one_length(batch: FlatBatch) -> list[FlatBatch]:
     """The rows of a batch in their order, in pieces without padding; labels are not cut."""
-    edges = np.flatnonzero(np.diff(batch.lengths.numpy(), prepend=-1, append=-1))
-    ends = np.append(0, np.cumsum(batch.lengths.numpy())).tolist()
+    edges = np.flatnonzero(np.diff(batch.lengths.numpy(), prepend=-1, append=-1)).tolist()
     alone = replace(batch, targets=None, target_offsets=None)
-    pairs = itertools.pairwise(edges.tolist())
-    return [_piece(alone, start, stop, ends[start], ends[stop], False) for start, stop in pairs]
+    return [_piece(alone, start, stop, False) for start, stop in itertools.pairwise(edges)]
 
 
 def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
@@ -159,8 +155,9 @@ def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
     return [0, *inner.tolist(), len(lengths)]
 
 
-def _piece(batch: FlatBatch, start: int, stop: int, first: int, last: int, labels_are_of_tokens: bool) -> FlatBatch:
-    """Rows `start` to `stop` of a batch, which are its tokens `first` to `last`."""
+def _piece(batch: FlatBatch, start: int, stop: int, labels_are_of_tokens: bool) -> FlatBatch:
+    """Rows `start` to `stop` of a batch."""
+    first, last = (int(batch.lengths[:rows].sum()) for rows in (start, stop))  # its tokens
     targets, target_offsets = batch.targets, batch.target_offsets
     if targets is not None and labels_are_of_tokens:
         targets = targets[first:last]
