@@ -108,10 +108,7 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
 
 def format_of(file: Path) -> Format | None:
     """The format that a file's name promises."""
-    suffixes = [suffix.lower() for suffix in file.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
-        suffixes.pop()
-    return ENDINGS.get(suffixes[-1]) if suffixes else None
+    return ENDINGS.get(Path(file.name.lower().removesuffix(".gz")).suffix)
 
 
 def _path_of(given: str | Path, where: str) -> Path:
