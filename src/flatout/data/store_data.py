@@ -210,7 +210,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         wanted, trainer = self.config.batches(placement.world)[1], self.trainer
         if trainer is None or self._placement is not None:
             return wanted
-        _require_constant_accumulation(trainer)
+        callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
+        changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+        what = "changes from epoch to epoch, but the rows of each step are planned before training"
+        hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
+        require(not changes, "accumulate_grad_batches", what, hint=hint)
         given = trainer.accumulate_grad_batches
         _require_agreement(self.config, wanted, given)
         return given
@@ -241,14 +245,6 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if is_large(split.num_rows, plan) and self._is_first and is_sorted_by(targets):
             shuffled = f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled together"
             self.run_log.say(f"data: the source is sorted by label, and {shuffled}; bring its rows into random order")
-
-
-def _require_constant_accumulation(trainer: L.Trainer) -> None:
-    callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
-    changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-    what = "changes from epoch to epoch, but the rows of each step are planned before training"
-    hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
-    require(not changes, "accumulate_grad_batches", what, hint=hint)
 
 
 def _require_whole_steps(limit: float, feed: Feed) -> None:
