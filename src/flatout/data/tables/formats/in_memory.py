@@ -29,21 +29,18 @@ def is_dataset(rows: Any) -> bool:
 
 
 def _arrow_table(rows: Any, where: str) -> pa.Table:
+    is_pandas = hasattr(rows, "iloc") and hasattr(rows, "columns")
+    is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")  # pyarrow, polars, others
+    allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
+    require(is_table, where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
     try:
-        if isinstance(rows, pa.Table):
-            found = rows
+        if is_pandas:
+            found = pa.Table.from_pandas(rows, preserve_index=False)
         elif isinstance(rows, Mapping):
             found = pa.table({name: pa.array(list(values)) for name, values in rows.items()})
-        elif hasattr(rows, "iloc") and hasattr(rows, "columns"):  # pandas
-            found = pa.Table.from_pandas(rows, preserve_index=False)
-        elif hasattr(rows, "__arrow_c_stream__"):  # polars and others
-            found = pa.table(rows)
         else:
-            allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
-            raise UserError(where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
+            found = rows if isinstance(rows, pa.Table) else pa.table(rows)
         found.validate(full=True)
-    except UserError:
-        raise
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
         raise UserError(where, f"cannot make a table of these columns: {first_line(error)}", hint=ONE_WAY) from None
     return found
