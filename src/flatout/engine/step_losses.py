@@ -28,7 +28,7 @@ class StepLosses:
     def __init__(self, policy: NotFinite) -> None:
         require(policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite))
         self.policy = NotFinite(policy)
-        self.describe_rows: Callable[[int], str] = lambda step: ""  # names the rows of a step for messages, from 0
+        self.describe_rows: Callable[[int], str] = "".format  # the rows of a step, from 0, for messages; here nothing
         self.values: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.skipped: list[int] = []

@@ -133,7 +133,7 @@ def test_other_settings_look_at_all_files_again(tmp_path, looked, settings):
 def test_what_was_damaged_is_looked_at_again(tmp_path, looked):
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
     found = surveyed(config, Cache(config.cache))
-    kept = sorted(Cache(config.cache).of_surveys().folder.glob("*/rows/told.bin"))
+    kept = sorted(Cache(config.cache).of_surveys().folder.glob("*/rows/bytes.bin"))
     kept[2].write_bytes(kept[2].read_bytes()[::-1])
     looked.clear()
     assert surveyed(config, Cache(config.cache)) == found

@@ -33,8 +33,8 @@ from flatout.errors import require
 
 _THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
 _MADE_AS, _DAYS_KEPT = 1, 30
-_TOLD = [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("words", "i4")]
-TOLD = np.dtype([*_TOLD, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
+_ROW = [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("words", "i4")]
+ROW = np.dtype([*_ROW, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
 """A row: hashes of its letters, its text and its group; its number; its label's number, or the bits of a number that is
 to be predicted; how many words it has, a bit for each of `ODDITIES`, whether it has no group, and was repaired."""
 Advance = Callable[[int], None]
@@ -48,7 +48,7 @@ class Seen:
 
     begin: int  # the number of its first row
     num_rows: int
-    told: NDArray[np.void]
+    rows: NDArray[np.void]
     has_words: bool  # whether a text of the table, as far as it was read, is more than a number
 
 
@@ -70,20 +70,20 @@ class Rules:
         has_words, cleaned = self.problem is Problem.tags, self._cleaned(table, findings)  # words may be numbers
         for (begin, block, clean), characters in ahead(cleaned, lambda each: read_characters(each[2].texts)):
             labels = normalise_labels(clean.labels, clean.rows, **how)
-            told = np.zeros(len(clean.rows), TOLD)
-            told["alike"], told["exact"], told["words"] = characters.alike, characters.exact, characters.words
-            told["row"], told["is_changed"], told["code"] = clean.rows, clean.is_changed, census.code(labels)
+            rows = np.zeros(len(clean.rows), ROW)
+            rows["alike"], rows["exact"], rows["words"] = characters.alike, characters.exact, characters.words
+            rows["row"], rows["is_changed"], rows["code"] = clean.rows, clean.is_changed, census.code(labels)
             for number, oddity in enumerate(ODDITIES):
-                told["odd"][characters.odd.get(oddity, [])] |= 1 << number
+                rows["odd"][characters.odd.get(oddity, [])] |= 1 << number
             if self.problem is Problem.regression:  # rows with other numbers differ
-                told["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
+                rows["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
             if self.problem is Problem.multi:
                 findings.add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
             if self.group:
-                self._add_groups(told, decoded(block.column(self.group)).take(pa.array(clean.rows - begin)))
+                self._add_groups(rows, decoded(block.column(self.group)).take(pa.array(clean.rows - begin)))
             has_words = has_words or not are_numbers(clean.texts)
             advance(block.num_rows)
-            yield Seen(begin, block.num_rows, told, has_words)
+            yield Seen(begin, block.num_rows, rows, has_words)
 
     def _cleaned(self, table: Table, findings: Findings) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
         wanted = list(dict.fromkeys([*self.roles.columns, *filter(None, [self.group])]))
@@ -92,10 +92,10 @@ class Rules:
         for rows, block in table.numbered(wanted, _ROWS_PER_BLOCK):
             yield int(rows[0]) if len(rows) else 0, block, clean_block(block, rows=rows, **rules)
 
-    def _add_groups(self, told: NDArray[np.void], group: pa.Array) -> None:
+    def _add_groups(self, rows: NDArray[np.void], group: pa.Array) -> None:
         what = f"column {self.group!r} holds {group.type}"
         require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
-        told["group"], told["is_alone"] = hash_texts(as_texts(group)), mask_of(group.is_null())
+        rows["group"], rows["is_alone"] = hash_texts(as_texts(group)), mask_of(group.is_null())
 
 
 class KeptFiles:
@@ -132,25 +132,25 @@ class KeptFiles:
 
     def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:
         census, findings = LabelCensus(self.rules.problem), Findings(file.name, locate=file.locate)
-        rows, blocks = writer.split("rows", {"told": Column("uint8", width=TOLD.itemsize)}), list[Any]()
+        into, blocks = writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)}), list[Any]()
         for seen in self.rules.look(file, census, findings, advance):
-            rows.append(told=seen.told.view(np.uint8).reshape(-1, TOLD.itemsize))
-            blocks.append((seen.num_rows, len(seen.told), seen.has_words))
+            into.append(bytes=seen.rows.view(np.uint8).reshape(-1, ROW.itemsize))
+            blocks.append((seen.num_rows, len(seen.rows), seen.has_words))
         if file.entries() is None:
             raise changed(file.name)
         found = {name: (each.count, each.rows, each.other) for name, each in findings.found.items()}
         names, sets = census.numbers()
-        about = {"rows_read": findings.rows_read, "found": found, "names": names, "sets": sets, "blocks": blocks}
-        writer.facts |= about
+        writer.facts |= {"names": names, "sets": sets, "blocks": blocks}
+        writer.facts |= {"rows_read": findings.rows_read, "found": found}
 
     def _blocks(self, store: Store, begin: int, codes: NDArray[np.int32]) -> Iterator[Seen]:
-        of_file, done, first = store.splits["rows"].fixed("told").reshape(-1).view(TOLD), 0, begin
+        of_file, done, first = store.splits["rows"].fixed("bytes").reshape(-1).view(ROW), 0, begin
         for num_rows, used, has_words in store.facts["blocks"]:
-            told = of_file[done : done + used].copy()
-            told["row"] += first
+            rows = of_file[done : done + used].copy()
+            rows["row"] += first
             if self.rules.problem.has_classes:
-                told["code"] = codes[told["code"]]
-            yield Seen(begin, num_rows, told, has_words)
+                rows["code"] = codes[rows["code"]]
+            yield Seen(begin, num_rows, rows, has_words)
             done, begin = done + used, begin + num_rows
 
 

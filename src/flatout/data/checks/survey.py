@@ -93,11 +93,11 @@ class TextSurvey:
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
         fates, changed = [np.empty(0, np.int8)], [np.empty(0, np.bool_)]
         for seen in self._seen(name, advance):
-            places = seen.told["row"] - seen.begin
+            places = seen.rows["row"] - seen.begin
             fates.append(np.full(seen.num_rows, _DROPPED, np.int8))
             changed.append(np.zeros(seen.num_rows, np.bool_))
             fates[-1][places[self._take(name, seen, files)]] = SPLITS.index(name)
-            changed[-1][places] = seen.told["is_changed"]
+            changed[-1][places] = seen.rows["is_changed"]
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
     def _seen(self, name: str, advance: Callable[[int], None]) -> Iterator[Seen]:
@@ -113,13 +113,13 @@ class TextSurvey:
 
     def _take(self, name: str, seen: Seen, files: RecordFiles) -> Mask:
         """Leave a record of each row of a block; which rows stay."""
-        told, kept = seen.told, self._admitted(name, seen.told)
-        records = np.empty(len(told), RECORD)
+        rows, kept = seen.rows, self._admitted(name, seen.rows)
+        records = np.empty(len(rows), RECORD)
         for column in ("alike", "exact", "row", "code"):
-            records[column] = told[column]
-        alone = reseeded(told["row"].astype(np.uint64), 1)  # a row without a group is a group of its own
-        records["group"], records["table"] = np.where(told["is_alone"], alone, told["group"]), SPLITS.index(name)
-        codes, words = told["code"] if self.problem.has_classes else np.zeros(len(told), np.int32), told["words"]
+            records[column] = rows[column]
+        alone = reseeded(rows["row"].astype(np.uint64), 1)  # a row without a group is a group of its own
+        records["group"], records["table"] = np.where(rows["is_alone"], alone, rows["group"]), SPLITS.index(name)
+        codes, words = rows["code"] if self.problem.has_classes else np.zeros(len(rows), np.int32), rows["words"]
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
@@ -130,25 +130,30 @@ class TextSurvey:
         files.add(records)
         return kept
 
-    def _admitted(self, name: str, told: NDArray[np.void]) -> Mask:
+    def _admitted(self, name: str, rows: NDArray[np.void]) -> Mask:
         """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`) go."""
-        findings, table, kept, rows = self.findings[name], self.tables[name], np.ones(len(told), np.bool_), told["row"]
+        findings, table, numbers, kept = (
+            self.findings[name],
+            self.tables[name],
+            rows["row"],
+            np.ones(len(rows), np.bool_),
+        )
         for number, oddity in enumerate(ODDITIES):
-            if not len(places := np.flatnonzero(told["odd"] & (1 << number))):
+            if not len(places := np.flatnonzero(rows["odd"] & (1 << number))):
                 continue
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
-                place = table.locate(int(rows[places[0]]) + 1)
+                place = table.locate(int(numbers[places[0]]) + 1)
                 what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
                 raise UserError("data.clean.odd", what, hint="Correct the text, or set data.clean.odd=keep or drop.")
             if oddity in _ODD and self.cleaning.odd is RowRule.drop:
                 kept[places] = False
             else:
-                findings.add(oddity, rows[places])
-        findings.add("odd_dropped", rows[~kept])
+                findings.add(oddity, numbers[places])
+        findings.add("odd_dropped", numbers[~kept])
         if isinstance(table, DecidedTable):
-            is_excluded = np.isin(rows, table.excluded)
-            findings.add("excluded", rows[is_excluded])
-            findings.add("relabelled", rows[np.isin(rows, table.relabelled) & ~is_excluded])
+            is_excluded = np.isin(numbers, table.excluded)
+            findings.add("excluded", numbers[is_excluded])
+            findings.add("relabelled", numbers[np.isin(numbers, table.relabelled) & ~is_excluded])
             kept &= ~is_excluded
         return kept
 
