@@ -273,7 +273,16 @@ class SplitWriter:
         self.num_rows += counts.pop()
         parts: dict[str, Array] = {}
         for name, block in blocks.items():
-            parts |= self._parts(f"{self.name}/{name}", name, block)
+            path = f"{self.name}/{name}"
+            values, lengths = block if isinstance(block, tuple) else (block, None)
+            parts[f"{path}.bin"] = values
+            if lengths is not None:
+                count = len(values) + self._begun[name]
+                assert count == lengths.sum()
+                ends = np.cumsum(lengths, dtype=np.int64) + self._totals[name]
+                parts |= {f"{path}.offsets.bin": ends, f"{path}.lengths.bin": lengths}
+                self._totals[name] += count
+                self._begun[name] = 0
         self._write(parts)
 
     def close(self) -> dict[str, Any]:
@@ -284,18 +293,6 @@ class SplitWriter:
         for file in self._files.values():
             with suppress(WriteFailed):
                 file.close()
-
-    def _parts(self, path: str, name: str, block: Array | tuple[Array, Array]) -> dict[str, Array]:
-        if not isinstance(block, tuple):
-            return {f"{path}.bin": block}
-        values, lengths = block
-        ends = np.cumsum(lengths, dtype=np.int64)
-        count = len(values) + self._begun[name]
-        assert count == (int(ends[-1]) if len(ends) else 0)
-        offsets = ends + self._totals[name]
-        self._totals[name] += count
-        self._begun[name] = 0
-        return {f"{path}.bin": values, f"{path}.offsets.bin": offsets, f"{path}.lengths.bin": lengths}
 
     def _write(self, parts: dict[str, Array]) -> None:
         self.num_bytes += sum(np.size(values) * self._files[path].dtype.itemsize for path, values in parts.items())
