@@ -320,8 +320,6 @@ def _scale(target: Tensor, past: NDArray[Any], normalizer: Any) -> Tensor:
 
 def _blanked(values: Tensor, length: NDArray[Any]) -> Tensor:
     """`[B, T]` with zeros behind the end of each window."""
-    if int(length.min()) == values.shape[1]:
-        return values
     return values.where(torch.from_numpy(np.arange(values.shape[1]) < length[:, None]), 0)
 
 
