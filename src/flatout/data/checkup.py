@@ -218,27 +218,23 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
     """Read all recordings once, a file at a time; the first mistake that would end a run is a remark, and ends this."""
     found, notes = SequenceCheckup(str(config.source or config.train or "the built-in cells")), ReadingNotes()
     try:
-        _fill(found, config, notes)
+        with Progress() as progress:
+            survey = SequencePreparation(config).survey(notes, progress)
+        survey.finish()
+        found.remarks += map(_remark, survey.lines())
+        found.columns = survey.describe_columns()
+        for split, counts in survey.facts()["splits"].items():
+            own = [each for each in survey.segments if each.split == split]
+            lengths = np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
+            found.splits[split] = counts | dict(zip(("shortest", "median", "longest"), lengths, strict=True))
+            names = [survey.found[each.recording].name for each in own]
+            require_rows(config, split, [(each.first, each.stop) for each in own], names)
     except UserError as error:
         found.remarks.append(Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: ")))
     found.remarks += map(_remark, notes.lines())
     if notes.steps and config.time is not None:
         found.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
     return found
-
-
-def _fill(found: SequenceCheckup, config: SequenceDataConfig, notes: ReadingNotes) -> None:
-    with Progress() as progress:
-        survey = SequencePreparation(config).survey(notes, progress)
-    survey.finish()
-    found.remarks += map(_remark, survey.lines())
-    found.columns = survey.describe_columns()
-    for split, counts in survey.facts()["splits"].items():
-        own = [each for each in survey.segments if each.split == split]
-        lengths = np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
-        found.splits[split] = counts | dict(zip(("shortest", "median", "longest"), lengths, strict=True))
-        names = [survey.found[each.recording].name for each in own]
-        require_rows(config, split, [(each.first, each.stop) for each in own], names)
 
 
 def _remark(line: str) -> Remark:
