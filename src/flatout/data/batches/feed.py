@@ -165,13 +165,11 @@ class Feed:
             multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
             worker_init_fn=partial(_end_with, os.getpid()),
         )
-        return map(self._moved, loader)
-
-    def _moved(self, batch: FlatBatch) -> FlatBatch:
-        began = time.perf_counter()
-        moved = batch.to(self.device)
-        self.transfer_s += time.perf_counter() - began
-        return moved
+        for batch in loader:
+            began = time.perf_counter()
+            moved = batch.to(self.device)
+            self.transfer_s += time.perf_counter() - began
+            yield moved
 
     def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
         """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
