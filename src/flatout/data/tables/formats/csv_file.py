@@ -111,7 +111,10 @@ class CsvTable(FileTable):
 
     def _read_columns(self) -> list[str]:
         head, is_whole = self._head()
-        self._note(head)
+        marked = "UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8"
+        self._notes = [self.reading.encoding or marked]
+        self._notes += ["CRLF at line ends"] if b"\r\n" in head else []
+        self._notes += ["quotes are part of values"] if not self.reading.quote else []
         text = head.decode("utf-8-sig", "replace")
         quote, found = self.reading.quote, self.reading.delimiter
         self.delimiter = found or find_delimiter(text, promised=self._promised, quote=quote, is_whole=is_whole)
@@ -133,12 +136,6 @@ class CsvTable(FileTable):
             hint = "Add rows; or, if that line is a row, name the columns: data.read.columns=[text,label]."
             raise self._fail("no rows below the line that names the columns", hint)
         return names
-
-    def _note(self, head: bytes) -> None:
-        marked = "UTF-8 with a byte order mark" if head.startswith(BOM_UTF8) else "UTF-8"
-        self._notes = [self.reading.encoding or marked]
-        self._notes += ["CRLF at line ends"] if b"\r\n" in head else []
-        self._notes += ["quotes are part of values"] if not self.reading.quote else []
 
     def _explain(self, message: str) -> UserError:
         self._require_utf8()
