@@ -100,7 +100,7 @@ def test_info_describes_grams_and_encodings():
     data.setup()
     info = data.info
     assert (info.num_inputs, info.is_set, info.numbers) == (64, False, None)
-    assert (info.labels.num_outputs, info.labels.hashed) == (1036, info.hashed)
+    assert (info.labels.num_outputs, info.labels.hashed) == (1036, info.facts["hashed"])
     assert info.labels.num_rows == info.summary()["rows"]["train"] == data.store.splits["train"].num_rows
     assert info.text_columns == ["GivenName", "Surname", "Birthday"]
     assert info.lines[1].startswith("records: train ")

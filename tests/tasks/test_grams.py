@@ -25,7 +25,7 @@ def data():
 
 def make_task(data, **settings) -> GramDecoder:
     torch.manual_seed(0)
-    labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
+    labels = GramLabels(LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"])
     model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
     return GramDecoder(model, GramsConfig(**settings), OptimConfig(), labels=labels, total_steps=10)
 

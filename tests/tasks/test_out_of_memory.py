@@ -111,7 +111,7 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path,
 
 def bits_task(data: Any) -> GramDecoder:
     torch.manual_seed(0)
-    labels = GramLabels(LABELS, data.hashed, data.facts["class_counts"], data.summary()["rows"]["train"])
+    labels = GramLabels(LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"])
     model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
     task = GramDecoder(model, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), labels=labels, total_steps=20)
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round

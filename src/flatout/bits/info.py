@@ -50,7 +50,7 @@ class BitInfo(DataInfo):
     @property
     def labels(self) -> GramLabels:
         facts = self.facts
-        return GramLabels(LABELS, self.hashed, facts["class_counts"], facts["splits"]["train"]["rows"])
+        return GramLabels(LABELS, facts["hashed"], facts["class_counts"], facts["splits"]["train"]["rows"])
 
     @property
     def is_set(self) -> bool:
@@ -61,11 +61,6 @@ class BitInfo(DataInfo):
     def num_inputs(self) -> int:
         """Bits of a record, or numbers that have an input each."""
         return int(self.facts["num_inputs"])
-
-    @property
-    def hashed(self) -> list[str]:
-        """Every gram of the raw training texts: what the encoder read, as far as training rows show."""
-        return list(self.facts["hashed"])
 
     @property
     def numbers(self) -> NDArray[np.int64] | None:
