@@ -83,8 +83,11 @@ def files_in(given: str | Path, where: str) -> list[str]:
         raise UserError(where, f"no file fits {given}", hint=hint)
     if not _is_folder(path):
         return [str(path)]
-    if files := _tables_in(path):
-        return [str(file) for file in files]
+    files = (file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    known = sorted((file for file in files if format_of(file)), key=lambda file: _by_number(file.name))
+    forms = {format_of(file) for file in known} - {Format.json}  # a lone .json beside the tables describes them
+    if known:
+        return [str(file) for file in known if len(forms) != 1 or format_of(file) in forms]
     allowed, hint = "files of a format we read, or a folder of texts for each class", f"Name a file: {where}=FILE."
     if where == "FILE":
         allowed, hint = "files of a format we read", "A folder of texts for each class is answered into one file."
@@ -188,14 +191,6 @@ def _splits_in(folder: Path) -> dict[str | None, Any]:
 def _split_of(name: str) -> str | None:
     first = re.split(r"[-_. ]", name.lower())[0]
     return next((split for split, names in _SPLIT_NAMES.items() if first in names), None)
-
-
-def _tables_in(folder: Path) -> list[Path]:
-    """The files of a folder that can be read; all of one format."""
-    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
-    known = sorted((file for file in files if format_of(file)), key=lambda file: _by_number(file.name))
-    forms = {format_of(file) for file in known} - {Format.json}  # a lone .json beside the tables describes them
-    return [file for file in known if format_of(file) in forms] if len(forms) == 1 else known
 
 
 def _is_pattern(path: Path) -> bool:
