@@ -60,7 +60,7 @@ def looked(monkeypatch) -> list[str]:
     return found
 
 
-def config_of(source: str, cache: Path, **settings: Any) -> TextDataConfig:
+def config_of(source: Any, cache: Path, **settings: Any) -> TextDataConfig:
     return TextData(source=source, cache=str(cache), **settings).config
 
 
@@ -117,6 +117,14 @@ def test_one_more_file_is_looked_at_alone_and_so_is_one_that_was_changed(tmp_pat
     found = surveyed(config, Cache(config.cache))
     assert sorted(looked) == ["part-0.csv", f"part-{FILES}.csv"]
     assert found == surveyed(config)
+
+
+def test_rows_of_folders_are_named_by_their_folders_and_files(tmp_path, looked):
+    folders = [write_files(tmp_path / name, 2) for name in ("first", "second")]
+    config = config_of(folders, tmp_path / "cache")
+    assert surveyed(config, Cache(config.cache)) == surveyed(config)
+    remarks = str(surveyed(config, Cache(config.cache))["remarks"])
+    assert f"{tmp_path}/second/part-1.csv:6" in remarks and len(looked) == 3
 
 
 @pytest.mark.parametrize("settings", [{"text": "who"}, {"group": "who", "split_by": "group"}, {"label": "who"}])

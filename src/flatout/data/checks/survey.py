@@ -105,7 +105,8 @@ class TextSurvey:
         group = self.splitting.group if is_train else None
         rules = Rules(self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train)
         num_bytes = sum(int(size) for _, size, *_ in table.entries() or ())
-        if self.cache is None or not isinstance(table, ManyFiles) or num_bytes < KEPT_FROM_BYTES:
+        is_small = num_bytes < KEPT_FROM_BYTES or any(each.tables for each in table.tables)
+        if self.cache is None or not isinstance(table, ManyFiles) or is_small:
             return rules.look(table, self.census, self.findings[name], advance)
         prints = prints_of(table, self.cache.folder)
         kept = KeptFiles(self.cache.of_surveys(), rules, self.reading, prints, self.share)
