@@ -37,7 +37,7 @@ from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
 from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study, grid
+from flatout.sweep.study import ENDED, JOURNAL, Choice, Interval, Part, Study, grid
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
@@ -176,7 +176,7 @@ def test_failed_trials_are_counted_and_stopped_ones_are_not(tmp_path):
         asked = memory.ask()
         assert asked is not None
         memory.tell(asked[0], Ending(status, 1.0, 0.5, note="why"))
-    assert [memory.status(trial) for trial in memory.ended()] == ["failed", "complete"]
+    assert [ENDED[trial.state] for trial in memory.ended()] == ["failed", "complete"]
     assert memory.ended()[0].user_attrs["note"] == "why"
     assert memory.ask() is None
     again = study(tmp_path, trials=3).ask()
