@@ -70,7 +70,7 @@ from flatout.distributed.engine import on_ray
 def do(folder, number, count):
     (folder / f"begun-{number}-{os.getpid()}").touch()
     time.sleep(3)
-    encoded_units.UNIT_ROWS = 100
+    encoded_units.UNIT_ROWS = 200
     return encode_part(TextDataConfig(source=str(folder / "rows"), cache=str(folder / "cache")), number, count)
 
 
@@ -317,7 +317,7 @@ def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, mo
     assert "parts: [(1, 0), (1, 0), (1, 0), (1, 0)]" in told
     begun = [path.name.split("-")[1] for path in tmp_path.glob("begun-*")]
     assert len(begun) > len(set(begun)) == 4
-    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 100)
+    monkeypatch.setattr(encoded_units, "UNIT_ROWS", 200)
     stores = []
     for cache in ("cache", "fresh"):
         data = TextData(source=str(tmp_path / "rows"), cache=str(tmp_path / cache))
