@@ -109,7 +109,7 @@ class _Running:
             if judge is not None and not has_ended and judge(self.trial, self._seen, value):
                 self.stop()
                 return self._ending(Status.pruned, note=f"after {self._seen} validations")
-        if has_ended and not isinstance(self._worker, _Process) and self._worker.is_lost() and self._times < _TIMES:
+        if has_ended and self._worker.is_lost() and self._times < _TIMES:
             self._begin(is_again=True)
         elif has_ended:
             return self._own_ending()
@@ -204,6 +204,10 @@ class _Process(ForkServerProcess):
         self.start()
         answer.close()
         self._received = received  # only now: what a process has when it starts goes to it
+
+    def is_lost(self) -> bool:
+        """Whether its ending is unknown, so that it is begun again."""
+        return False
 
     def signal(self, number: signal.Signals) -> None:
         if self.pid is None or not self.is_alive():
