@@ -290,7 +290,7 @@ def small_part(config: Any, number: int, count: int) -> tuple[int, int]:
 def test_a_mistake_in_a_part_and_a_part_that_is_killed_end_all_with_one_message(warm_server):
     with pytest.raises(UserError, match=r"^data.source: part 1 is wrong$"):
         in_processes(wrong_part, 2)
-    with pytest.raises(UserError, match=r"^--parts: the process of a part was killed. The same command goes on"):
+    with pytest.raises(UserError, match=r"^--parts: the process of a part was killed. The same command continues"):
         in_processes(killed_part, 2)
 
 

@@ -149,7 +149,7 @@ class TextPreparation:
         }
 
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
-        """Encode every `count`-th unit from the `number`-th on; the units of this part, and how many were there."""
+        """Encode the units of every `count`-th piece from the `number`-th on; how many these are, and were there."""
         with Progress() as progress:
             surveyed, vocabulary = self._surveyed(progress, (number, count))
             units, pieces, written = self._units(vocabulary), self.source.pieces(surveyed.fates, least_rows()), 0

@@ -124,20 +124,22 @@ def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: 
     finally:
         ray.shutdown()
     for task in tasks:
-        require(not task.why, "--on", task.why, hint="The same command goes on with what is there.")
+        require(not task.why, "--on", task.why, hint="The same command continues with what is there.")
     return found
 
 
 def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
     """The same by processes of this machine, which share its cores."""
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
+    from flatout.distributed.ranks import cores_here
+
     warm_start()
-    cores = max(1, len(os.sched_getaffinity(0)) // count)
+    cores = max(1, len(cores_here()) // count)
     try:
         with ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), _take_cores, (cores,)) as processes:
             return list(processes.map(do, range(1, count + 1), [count] * count))
     except BrokenProcessPool:
-        hint = "The same command goes on with what is there; fewer parts take less memory."
+        hint = "The same command continues with what is there; fewer parts take less memory."
         raise UserError("--parts", "the process of a part was killed", hint=hint) from None
 
 

@@ -28,7 +28,7 @@ class StepLosses:
     def __init__(self, policy: NotFinite) -> None:
         require(policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite))
         self.policy = NotFinite(policy)
-        self.describe_rows: Callable[[int], str] = "".format  # the rows of a step, from 0, for messages; here nothing
+        self.describe_rows: Callable[[int], str] = _describe_nothing
         self.values: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.skipped: list[int] = []
@@ -120,6 +120,11 @@ class StepLosses:
         hint = "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
         kept = 'In a script that is FastLoop(not_finite="skip"). No weight was changed by it; checkpoints are kept.'
         return UserError("training", what, hint=f"{hint} {kept}")
+
+
+def _describe_nothing(step: int) -> str:
+    """The rows of a step, counted from 0, where nothing is known of them."""
+    return ""
 
 
 def _are_too_many(skipped: list[int]) -> bool:

@@ -1,7 +1,7 @@
-"""What a table's rows tell by themselves, before they are compared: by the block, and kept for each file of many.
+"""What a table's rows show before they are compared: by the block, and kept for each file of many.
 
-What the files of a large source tell is kept in the cache: a small store for each, known by the file's bytes and by the
-rules it was read with. So a survey that was killed continues, processes that survey one source share the work, and one
+What each file of a large source shows is a small store in the cache, known by the file's bytes and by the rules it was
+read with. So a survey that was killed continues, processes that survey one source share the work, and one
 more file is read alone. What is found is the same, whether it was kept or not.
 """
 
@@ -35,8 +35,8 @@ _THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
 _MADE_AS, _DAYS_KEPT = 1, 30
 _ROW = [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("words", "i4")]
 ROW = np.dtype([*_ROW, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
-"""A row: hashes of its letters, its text and its group; its number; its label's number, or the bits of a number that is
-to be predicted; how many words it has, a bit for each of `ODDITIES`, whether it has no group, and was repaired."""
+"""A row: hashes of its letters, its text and its group. Its number; its label's, or the bits of a number to predict.
+How many words it has; a bit for each of `ODDITIES`; whether it has no group, and whether it was repaired."""
 Advance = Callable[[int], None]
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -108,18 +108,21 @@ class KeptFiles:
     def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
 
-        def store_of(file: tuple[str, Table]) -> Store:
-            return self.kept.kept(file[0], file[1].name, partial(self._keep, file[1], advance))
+        keys, files, begin = self._keys(table), table.tables, 0
+
+        def store_of(place: int) -> Store:
+            return self.kept.kept(keys[place], files[place].name, partial(self._keep, files[place], advance))
 
         self.kept.remove_unused(_DAYS_KEPT)
-        files, begin = list(zip(self._keys(table), table.tables, strict=True)), 0
-        first = len(files) * (self.share[0] - 1) // self.share[1]
-        if known := sum(self.kept.opened(key) is not None for key, _ in files):
+        if known := sum((self.kept.folder / key).is_dir() for key in keys):
             print(f"cache: {known} of {len(files)} files were looked at before", file=sys.stderr)
+        first = len(files) * (self.share[0] - 1) // self.share[1]
+        order = [*range(first, len(files)), *range(first)]
         with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
-            list(threads.map(store_of, files[first:] + files[:first]))
-        for place, store in enumerate(map(store_of, files)):
+            stores = dict(zip(order, threads.map(store_of, order), strict=True))
+        for place in range(len(files)):
             table.begins(place, begin)
+            store = stores[place]
             facts = store.facts
             findings.take_in(facts["rows_read"], facts["found"], begin)
             yield from self._blocks(store, begin, census.take_in(facts["names"], facts["sets"]))

@@ -1,7 +1,7 @@
 """The first pass over a table: every row read once, and its fate decided.
 
-What rows tell by themselves is worked out in `seen`, while the next ones are read. A row's fate is the split it belongs
-to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`).
+What rows show before they are compared is worked out in `seen`, while the next ones are read. A row's fate is the split
+it belongs to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`).
 """
 
 from __future__ import annotations
