@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,15 @@ def test_surveys_of_files_that_were_made_long_ago_leave_with_the_next(tmp_path, 
     looked.clear()
     surveyed(config, Cache(config.cache))
     assert len(looked) == 1
+
+
+def test_a_source_may_have_more_files_than_a_process_may_open(tmp_path):
+    files = 50
+    config = config_of(write_files(tmp_path / "rows", files), tmp_path / "cache")
+    found = surveyed(config, Cache(config.cache))  # with all that is imported on the way
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + files // 2, hard))
+    try:
+        assert surveyed(config, Cache(config.cache)) == surveyed(config, Cache(tmp_path / "another")) == found
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -113,16 +113,18 @@ class KeptFiles:
         def store_of(place: int) -> Store:
             return self.kept.kept(keys[place], files[place].name, partial(self._keep, files[place], advance))
 
+        def keep(place: int) -> None:
+            store_of(place)  # which is not held: it is a file that stays open
+
         self.kept.remove_unused(_DAYS_KEPT)
         if known := sum((self.kept.folder / key).is_dir() for key in keys):
             print(f"cache: {known} of {len(files)} files were looked at before", file=sys.stderr)
         first = len(files) * (self.share[0] - 1) // self.share[1]
         order = [*range(first, len(files)), *range(first)]
         with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
-            stores = dict(zip(order, threads.map(store_of, order), strict=True))
-        for place in range(len(files)):
+            deque(threads.map(keep, order), 0)
+        for place, store in enumerate(map(store_of, range(len(files)))):
             table.begins(place, begin)
-            store = stores[place]
             facts = store.facts
             findings.take_in(facts["rows_read"], facts["found"], begin)
             yield from self._blocks(store, begin, census.take_in(facts["names"], facts["sets"]))
