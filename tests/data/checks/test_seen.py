@@ -97,6 +97,16 @@ def test_a_survey_of_kept_files_finds_what_one_of_all_rows_finds(way, tmp_path, 
     assert sorted(looked[1:]) == [f"part-{number}.csv" for number in range(FILES)]
 
 
+def test_files_that_are_small_on_average_are_looked_at_together(tmp_path, looked, monkeypatch):
+    config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
+    sizes = [path.stat().st_size for path in (tmp_path / "rows").iterdir()]
+    for least, number in ((sum(sizes) // FILES, FILES), (sum(sizes) // FILES + 1, 1)):
+        monkeypatch.setattr(survey, "KEPT_FROM_BYTES", least)
+        looked.clear()
+        surveyed(config, Cache(tmp_path / f"cache of {number}"))
+        assert len(looked) == number
+
+
 def test_a_row_is_named_by_its_file_though_another_process_looked_at_it(tmp_path, looked):
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
     for _ in range(2):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
-KEPT_FROM_BYTES = 1 << 26
-"""What the files of a source of so many bytes tell is kept, for the next survey of them."""
+KEPT_FROM_BYTES = 1 << 21
+"""What files of so many bytes show, on the average of several, is kept for the next survey of them."""
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
@@ -105,7 +105,7 @@ class TextSurvey:
         group = self.splitting.group if is_train else None
         rules = Rules(self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train)
         num_bytes = sum(int(size) for _, size, *_ in table.entries() or ())
-        is_small = num_bytes < KEPT_FROM_BYTES or any(each.tables for each in table.tables)
+        is_small = num_bytes < KEPT_FROM_BYTES * len(table.tables) or any(each.tables for each in table.tables)
         if self.cache is None or not isinstance(table, ManyFiles) or is_small:
             return rules.look(table, self.census, self.findings[name], advance)
         prints = prints_of(table, self.cache.folder)
