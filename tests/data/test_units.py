@@ -16,7 +16,8 @@ from tests.params import at_once
 
 from flatout.data import encoded_units, text_preparation
 from flatout.data.datamodules import TextData
-from flatout.data.store.cache import Cache
+from flatout.data.store.cache import Cache, shards_of
+from flatout.data.store.store import Ragged
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -58,9 +59,9 @@ def encoded(monkeypatch) -> list[int]:
     counts: list[int] = []
     encode = text_preparation.encode_texts
 
-    def counting(encoder: Any, texts: pa.Array, **how: Any) -> Any:
+    def counting(encoder: Any, texts: pa.Array, *how: Any) -> Any:
         counts.append(len(texts))
-        return encode(encoder, texts, **how)
+        return encode(encoder, texts, *how)
 
     monkeypatch.setattr(text_preparation, "encode_texts", counting)
     return counts
@@ -71,12 +72,33 @@ def data_of(source: str, cache: Path, **settings: Any) -> TextData:
 
 
 def built(source: str, cache: Path, **settings: Any) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Every file of a store, and its facts."""
+    """The bytes of every column of a store, wherever they lie, and its facts."""
     data = data_of(source, cache, **settings)
     data.prepare_data()
-    folder = data.store.folder
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.bin")}
-    return files | {"tokenizer.json": (folder / "tokenizer.json").read_bytes()}, data.store.facts
+    store = data.store
+    found = {"tokenizer.json": store.read_text("tokenizer.json").encode()}
+    for split in store.splits.values():
+        for name, column in split.columns.items():
+            path = f"{split.name}/{name}"
+            if isinstance(column, Ragged):
+                found[f"{path} lengths"] = column.lengths.tobytes()
+                found[path] = b"".join(
+                    column.values[begin : begin + length].tobytes()
+                    for begin, length in zip(column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True)
+                )
+                assert column.offsets[-1] == len(column.values)
+            else:
+                found[path] = column.tobytes()
+    return found, store.facts
+
+
+def shards_in(cache: Path) -> dict[str, set[str]]:
+    """The shards of each store of a cache."""
+    return {entry.key: shards_of([entry]) for entry in Cache(cache).entries()}
+
+
+def units_in(cache: Path | str) -> list[Path]:
+    return sorted(path for path in Cache(cache).of_units().folder.glob("*") if path.is_dir())
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -101,32 +123,17 @@ def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_pa
     by_units, unit_facts = built(source, tmp_path / "units", **settings)
     config = data_of(source, tmp_path / "parts", **settings).config
     done = [encode_part(config, number, 3) for number in (3, 1, 2)]
-    assert sum(units for units, _ in done) == len(unit_facts["units"]) == FILES * ROWS // UNIT
+    assert sum(units for units, _ in done) == FILES * ROWS // UNIT
     encoded.clear()
     joined, joined_facts = built(source, tmp_path / "parts", **settings)
     assert not encoded
     assert by_units == joined == whole
-    assert joined_facts == unit_facts
-    assert facts == {name: value for name, value in unit_facts.items() if name != "units"}
-    assert not list(Cache(tmp_path / "parts").of_units().folder.glob("*"))
-
-
-def test_units_that_outlived_their_store_go_when_it_is_opened_again(tokenizer, tmp_path):
-    settings = {"tokenizer": tokenizer}
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
-    config = data_of(source, cache, **settings).config
-    built(source, cache, **settings)
-    units = Cache(cache).of_units()
-    left = next(path for path in tmp_path.rglob("manifest.json") if path.parent.parent == cache).parent
-    for key in data_of_facts(left):  # as a build leaves them that is killed before it takes them away
-        units.build(key, "rows", lambda writer: None)
-    assert list(units.folder.glob("*"))
-    built(source, cache, **settings)
-    assert not list(units.folder.glob("*")) and encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT
-
-
-def data_of_facts(store: Path) -> list[str]:
-    return list(json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"]["units"])
+    assert joined_facts == unit_facts == facts
+    [(key, shards)] = shards_in(tmp_path / "parts").items()
+    assert shards == {path.name for path in units_in(tmp_path / "parts")} and len(shards) == FILES * ROWS // UNIT
+    assert not (tmp_path / "parts" / key / "train" / "tokens.bin").exists()
+    assert shards_in(tmp_path / "units") == {key: shards}
+    assert not any(shards_in(tmp_path / "whole").values())
 
 
 def test_a_damaged_unit_is_encoded_again_and_kept(tokenizer, tmp_path, encoded):

@@ -33,9 +33,11 @@ def run(arguments: argparse.Namespace) -> None:
 def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
     if not whole:
-        print(f"{sum(entry.num_bytes for entry in entries) / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
+        files = (file for entry in entries for file in entry.manifest["files"].items())
+        own = sum(file["bytes"] for name, file in files if not name.startswith(".."))  # units are shared
+        print(f"{own / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
         for kept, one, of in (
-            (cache.of_units(), "unit", "builds that are not finished"),
+            (cache.of_units(), "unit", "large stores, and of builds that are not finished"),
             (cache.of_surveys(), "survey", "files"),
         ):
             if found := kept.entries():

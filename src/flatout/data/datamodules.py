@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,14 +22,14 @@ from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import open_views
-from flatout.data.store.store import Ragged, StoreSplit, StoreWriter
+from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import EncodedRows, TextPreparation, open_source, open_tables
+from flatout.data.text_preparation import Blocks, EncodedRows, Known, TextPreparation, open_source, open_tables
 from flatout.data.text_source import TagSource
-from flatout.data.tokens.subwords import Encoder, Subwords, encode_texts
+from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
@@ -129,6 +128,7 @@ class TagPreparation(TextPreparation):
     # that no loss and no metric counts them. Entities beyond the longest row count as missed.
 
     source: TagSource
+    in_units = False
 
     def __init__(self, source: TagSource) -> None:
         super().__init__(source)
@@ -145,12 +145,10 @@ class TagPreparation(TextPreparation):
         lost = {split: lost.facts() for split, lost in self.lost.items()}
         return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
-    def _encoded(
-        self, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter, advance: Callable[[int], None]
-    ) -> EncodedRows:
+    def _encoded(self, blocks: Blocks, known: Known) -> EncodedRows:
+        encoder, config = known.encoder, self.config
         assert isinstance(encoder, Subwords), "RunConfig gives every encoder a tokenizer with a frame"
-        config = self.config
-        for split, block in self.source.texts_and_labels(surveyed.fates, advance):
+        for split, block in blocks:
             encoded = encoder.encode_words(block.texts, max_length=config.max_length, long=config.long_texts)
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)

@@ -7,39 +7,40 @@ the vocabulary, the third encodes. Everything that was found on the way is kept 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
-from flatout.data.encoded_units import FACT, EncodedUnits, Unit, least_rows, units_of
+from flatout.data.encoded_units import EncodedUnits, Unit, least_rows, units_of
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.progress import Progress
-from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
+from flatout.data.store.store import SCHEMA, Column, Ragged, Store, StoreWriter, smallest_token_type
 from flatout.data.tables.prints import heads_noted
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
 from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TOPIC, Pieces, TextSource
+from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
 
-EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # blocks of rows, their splits, ids and targets
+Blocks = Iterable[tuple[str, TextBlock]]  # rows, and their splits
+EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with ids and targets
 VOCABULARY_ROWS = 1 << 22  # of more training rows a sample makes the vocabulary, taken by a hash of the text
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
@@ -94,8 +95,18 @@ def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, i
     return TextPreparation(open_source(config)).encode_part(number, count)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What two passes over some texts tell: what becomes of each row, and how texts become tokens."""
+
+    survey: TextSurvey
+    encoder: Encoder
+
+
 class TextPreparation:
     """From the tables of some texts to a store, a stage a method."""
+
+    in_units = True  # where there are rows enough
 
     def __init__(self, source: TextSource) -> None:
         self.config, self.source = source.config, source
@@ -125,7 +136,6 @@ class TextPreparation:
         """What the infos of texts and of tags have in common; the store is built where it is missing."""
         cache, source, config = Cache(self.config.cache), self.source, self.config
         store, report = cache.open_or_build(source.name, self._recipe(), self._build)
-        cache.of_units().remove(store.facts.get(FACT, {}))
         source.require_words(store.facts.get("has_words", True))  # another run may have named the column
         vocabulary = read_encoder(store.read_text("tokenizer.json"))
         about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}
@@ -151,36 +161,35 @@ class TextPreparation:
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
         """Encode the units of every `count`-th piece from the `number`-th on; how many these are, and were there."""
         with Progress() as progress:
-            surveyed, vocabulary = self._surveyed(progress, (number, count))
-            units, pieces, written = self._units(vocabulary), self.source.pieces(surveyed.fates, least_rows()), 0
+            known = self._known(progress, (number, count))
+            units, pieces, advance = self._units(known), self._pieces(known), progress.task("encoding")
             step = count if len(pieces) >= count else 1  # a part reads its own files alone, where there are enough
-            own = self._cut(pieces[(number - 1) % step :: step], surveyed, progress.task("encoding"))
-            for place, unit in enumerate(own):
-                if unit.is_full and place % (count // step) == (number - 1) // step:
-                    units.write(unit)
-                    written += 1
+            for place, piece in enumerate(pieces[(number - 1) % step :: step]):
+                share = ((number - 1) // step - place) % (count // step), count // step
+                deque(self._encoded_units(piece, units, known, advance, share), 0)
         self.source.require_unchanged()
-        return written, units.found
+        return units.found + units.made, units.found
 
-    def _cut(self, pieces: Pieces, surveyed: TextSurvey, advance: Callable[[int], None]) -> Iterator[Unit]:
-        """The units of some pieces; none has rows of two."""
-        for piece in pieces:
-            yield from units_of(self.source.texts_and_labels(surveyed.fates, advance, pieces=[piece]), len(piece[1]))
-
-    def _surveyed(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> tuple[TextSurvey, Encoder]:
+    def _known(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> Known:
         """Two passes: the fate of each row, and the vocabulary."""
         surveyed = TextSurvey(self.source, Cache(self.config.cache), share).run(progress.task("checking"))
         self.source.require_words(surveyed.has_words)
         self._require_rows(surveyed)
         self._require_classes(surveyed)
-        return surveyed, self._train_vocabulary(surveyed, progress.task("reading"))
+        return Known(surveyed, self._train_vocabulary(surveyed, progress.task("reading")))
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            surveyed, vocabulary = self._surveyed(progress)
-            totals = self._encode(writer, surveyed, vocabulary, progress.task("encoding"))
+            known = self._known(progress)
+            surveyed, pieces, advance = known.survey, self._pieces(known), progress.task("encoding")
+            writer.expected_rows = sum(surveyed.rows.values())
+            if pieces:
+                totals = self._join(writer, pieces, known, advance)
+            else:
+                blocks = self.source.texts_and_labels(surveyed.fates, advance)
+                totals = self._encode(writer, self.config.split_names(self.source.tables), blocks, known)
         self.source.require_unchanged()
-        writer.write_text("tokenizer.json", vocabulary.to_json())
+        writer.write_text("tokenizer.json", known.encoder.to_json())
         remarks = self._remarks(surveyed, totals)
         writer.facts |= {
             **self._label_facts(surveyed),
@@ -251,42 +260,84 @@ class TextPreparation:
         kept = Cache(self.config.cache).of_surveys().kept(key, self.source.name, build)
         return read_encoder(kept.read_text("tokenizer.json"))
 
+    def _columns(self, known: Known) -> dict[str, Column]:
+        tokens = Column(smallest_token_type(known.encoder.size), ragged=True)
+        return {"tokens": tokens, **_TARGETS[self.config.problem], "rows": Column("int64")}
+
     def _encode(
-        self, writer: StoreWriter, surveyed: TextSurvey, vocabulary: Encoder, advance: Callable[[int], None]
+        self, writer: StoreWriter, splits: Iterable[str], blocks: Blocks, known: Known, first: int = 0
     ) -> dict[str, _Totals]:
-        """Third pass: tokens and targets of every split."""
-        tokens = Column(smallest_token_type(vocabulary.size), ragged=True)
-        columns = {"tokens": tokens, **_TARGETS[self.config.problem], "rows": Column("int64")}
-        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.source.tables)}
-        writer.expected_rows = sum(surveyed.rows.values())
+        """Third pass: tokens, targets and numbers of the rows of some splits; the latter count from `first`."""
+        writers = {split: writer.split(split, self._columns(known)) for split in splits}
         totals = {split: _Totals() for split in writers}
-        for split, block, encoded, targets in self._encoded(surveyed, vocabulary, writer, advance):
+        for split, block, encoded, targets in self._encoded(blocks, known):
             given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
-            writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows, **given)
+            writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows - first, **given)
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
                 is_clean = pc.equal(block.block.column("label"), block.block.column(TOPIC))
                 totals[split].counts["clean"] += pc.sum(is_clean).as_py() or 0
         return totals
 
-    def _encoded(
-        self, surveyed: TextSurvey, encoder: Encoder, writer: StoreWriter, advance: Callable[[int], None]
-    ) -> EncodedRows:
-        """Blocks with their ids and targets, by the unit: those that were encoded before are read."""
-        units = self._units(encoder)
-        for unit in self._cut(self.source.pieces(surveyed.fates, least_rows()), surveyed, advance):
-            for (split, block), encoded in zip(unit.blocks, unit.cut(units.read(unit)), strict=True):
-                yield split, block, encoded, surveyed.census.targets(block.labels)
-        if units.found:
-            print(f"cache: {units.found} of {len(units.used)} units were encoded before", file=sys.stderr)
-        writer.facts |= {FACT: units.used} if units.used else {}
+    def _encoded(self, blocks: Blocks, known: Known) -> EncodedRows:
+        """Blocks with their ids and targets."""
+        for split, block in blocks:
+            encoded = encode_texts(known.encoder, block.texts, self.config.max_length, self.config.long_texts)
+            yield split, block, encoded, known.survey.census.targets(block.labels)
 
-    def _units(self, vocabulary: Encoder) -> EncodedUnits:
-        max_length, long = self.config.max_length, self.config.long_texts
-        how = {"encoder": vocabulary.to_json(), "max_length": max_length, "long": asdict(long)}
-        encode = partial(encode_texts, vocabulary, max_length=max_length, long=long)
-        dtype = smallest_token_type(vocabulary.size)
-        return EncodedUnits(Cache(self.config.cache), self.source.name, how, dtype, encode)
+    def _pieces(self, known: Known) -> Pieces:
+        """The rows in parts that are encoded by units of their own; none where there are few: one store has them."""
+        pieces = self.source.pieces(known.survey.fates, least_rows())
+        return pieces if self.in_units and any(len(rows) >= least_rows() for _, rows, _ in pieces) else ()
+
+    def _units(self, known: Known) -> EncodedUnits:
+        other = ("source", "split", "vocabulary", "max_classes")
+        how = {name: value for name, value in self._recipe().items() if name not in other}
+        return EncodedUnits(Cache(self.config.cache), self.source.name, how | {"encoder": known.encoder.to_json()})
+
+    def _encoded_units(
+        self,
+        piece: Piece,
+        units: EncodedUnits,
+        known: Known,
+        advance: Callable[[int], None],
+        share: tuple[int, int] = (0, 1),
+    ) -> Iterator[Store]:
+        name, rows, _ = piece
+        fates = known.survey.fates[name][rows.start : rows.stop]
+
+        def encode(unit: Unit, writer: StoreWriter) -> None:
+            totals = self._encode(writer, dict.fromkeys(split for split, _ in unit), unit, known, rows.start)
+            writer.facts |= {"totals": {split: total.noted() for split, total in totals.items()}}
+            writer.facts |= {"classes": known.survey.census.classes()}
+            self.source.require_as_known(piece)
+
+        about = {"files": self.source.prints(piece), "fates": xxhash.xxh3_128_hexdigest(fates.tobytes())}
+        blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
+        return units.of(about, int((fates >= 0).sum()), units_of(blocks), encode, share)
+
+    def _join(
+        self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Callable[[int], None]
+    ) -> dict[str, _Totals]:
+        """As `_encode`, by units: their tokens stay where they are, and what else they have of a row is copied."""
+        splits, units, census = self.config.split_names(self.source.tables), self._units(known), known.survey.census
+        writers = {split: writer.split(split, self._columns(known), sharded="tokens") for split in splits}
+        totals = {split: _Totals() for split in splits}
+        for piece in pieces:
+            for shard in self._encoded_units(piece, units, known, advance):
+                numbers = np.append(census.targets_of(shard.facts["classes"]), -1)
+                for name, split in shard.splits.items():
+                    targets: Any = split.columns.get("targets")
+                    if isinstance(targets, Ragged):
+                        targets = numbers[targets.values], targets.lengths
+                    elif self.config.problem.has_classes:
+                        targets = numbers[targets]
+                    given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
+                    writers[name].append_shard(shard, rows=split.fixed("rows") + piece[1].start, **given)
+                    totals[name].take_in(shard.facts["totals"][name])
+        if units.found:
+            print(f"cache: {units.found} of {units.found + units.made} units were encoded before", file=sys.stderr)
+        return totals
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
@@ -318,6 +369,15 @@ class _Totals:
         self.counts.update(tokens=len(block.tokens), unknown=block.unknown, windows=long.windows_of(block.lengths))
         self.counts.update(truncated_rows=block.truncated_rows, truncated_tokens=block.truncated_tokens)
         self.lengths.add(block.whole_lengths)
+
+    def noted(self) -> dict[str, Any]:
+        """Plain values that `take_in` knows."""
+        return {"counts": dict(self.counts), "lengths": self.lengths.noted()}
+
+    def take_in(self, noted: dict[str, Any]) -> None:
+        """Add the rows of another."""
+        self.counts.update(noted["counts"])
+        self.lengths.take_in(noted["lengths"])
 
     def facts(self) -> dict[str, Any]:
         rows, tokens = max(1, self.lengths.rows), self.counts["tokens"]

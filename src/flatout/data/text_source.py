@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,17 @@ from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
 from flatout.data.store.cache import Cache
-from flatout.data.tables.prints import fingerprints_of, require_unchanged
+from flatout.data.tables.prints import fingerprints_of, prints_of, require_unchanged
 from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting
-from flatout.data.tables.table import Table, changed, require_columns
+from flatout.data.tables.table import Entries, Table, changed, require_columns
 from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
 Fates = Mapping[str, NDArray[np.int8]]  # for each table, the split of each row
-Pieces = Sequence[tuple[str, range, Table]]  # rows of the table of a split that can be read by themselves
+Piece = tuple[str, range, Table]  # rows of the table of a split that can be read by themselves
+Pieces = Sequence[Piece]
 TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
 
 
@@ -49,7 +51,12 @@ class TextSource:
         return [(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
 
     def texts_and_labels(
-        self, fates: Fates, advance: Callable[[int], None], *, splits: Sequence[str] = SPLITS, pieces: Pieces = ()
+        self,
+        fates: Fates,
+        advance: Callable[[int], None],
+        *,
+        splits: Sequence[str] = SPLITS,
+        pieces: Pieces = (),
     ) -> Iterator[tuple[str, TextBlock]]:
         """The rows of some splits, of all tables or of some pieces, read again; `fates` say which row belongs where."""
         for name, numbers, table in pieces or self.pieces(fates, sys.maxsize):
@@ -65,6 +72,27 @@ class TextSource:
                 advance(block.num_rows)
             if num_rows != len(numbers):
                 raise changed(self.tables[name].name)
+
+    @cached_property
+    def _known(self) -> dict[Table, tuple[Entries | None, str]]:
+        """Of each file its entry and its fingerprint."""
+        found = dict[Table, tuple[Entries | None, str]]()
+        for table in self.tables.values():
+            files = table.tables or [table]
+            entries = [(file.inner or file).entries() for file in files]
+            prints = prints_of(table, Cache(self.config.cache).folder)
+            found |= dict(zip(files, zip(entries, prints, strict=True), strict=True))
+        return found
+
+    def prints(self, piece: Piece) -> list[list[str]]:
+        """What the bytes of a piece's files are known by, and how these are read."""
+        return [[self._known[file][1], type(file).__name__, file.how()] for file in piece[2].tables or [piece[2]]]
+
+    def require_as_known(self, piece: Piece) -> None:
+        """Refuse a piece that has changed since its fingerprints were taken."""
+        for file in piece[2].tables or [piece[2]]:
+            if (file.inner or file).entries() != self._known[file][0]:
+                raise changed(file.name)
 
     def require_unchanged(self) -> None:
         """What was read three times must have been the same each time."""

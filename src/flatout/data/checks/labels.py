@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -202,12 +202,15 @@ class LabelCensus:
         values = pc.list_flatten(labels) if self.problem is Problem.multi else labels
         ids = pc.index_in(values, pa.array(self._codes, pa.large_string()))
         assert ids.null_count == 0, "a label that was never counted"
-        place = {name: number for number, name in enumerate(self.classes())}
-        numbers = np.array([place.get(self._others.get(name, name), -1) for name in self._codes], np.int32)
-        found = numbers[ids.to_numpy(zero_copy_only=False)]
+        found = self.targets_of(self._codes)[ids.to_numpy(zero_copy_only=False)]
         if self.problem is Problem.single:
             return found
         return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+
+    def targets_of(self, names: Iterable[str]) -> NDArray[np.int32]:
+        """The target that each label means; -1 for one that no row has, or has no longer."""
+        place = {name: number for number, name in enumerate(self.classes())}
+        return np.array([place.get(self._others.get(name, name), -1) for name in names], np.int32)
 
     def remarks(self, source: str, decided: Mapping[str, int] | None = None) -> list[Remark]:
         """What stands out of the classes; `decided`: rows whose label somebody gave, by it."""

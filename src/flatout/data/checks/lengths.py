@@ -30,6 +30,18 @@ class Lengths:
         self.tokens += int(lengths.sum())
         self.longest = max(self.longest, int(lengths.max(initial=0)))
 
+    def noted(self) -> list[Any]:
+        """Plain values that `take_in` knows."""
+        there = np.flatnonzero(self.counts)
+        return [self.tokens, self.longest, there.tolist(), self.counts[there].tolist()]
+
+    def take_in(self, noted: list[Any]) -> None:
+        """Add the rows of another."""
+        tokens, longest, there, counts = noted
+        found = np.bincount(there, counts, minlength=len(self.counts)).astype(np.int64)
+        found[: len(self.counts)] += self.counts
+        self.counts, self.tokens, self.longest = found, self.tokens + tokens, max(self.longest, longest)
+
     @property
     def rows(self) -> int:
         return int(self.counts.sum())

@@ -37,6 +37,7 @@ from flatout.data.store.lock import BUILDING, lock, name_building, remove_locks
 from flatout.data.store.store import (
     MANIFEST,
     MANIFEST_SUM,
+    SHARDS,
     DamagedStore,
     Store,
     StoreWriter,
@@ -52,8 +53,8 @@ Recipe = dict[str, Any]  # everything a store's content depends on, as plain JSO
 Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
-_UNITS, _SURVEYS, FETCHED = ".units", ".surveys", ".fetched"
-"""The folders of units of builds that are not finished, of what files tell, and of sources that lie elsewhere."""
+_SURVEYS, FETCHED = ".surveys", ".fetched"
+"""The folders of what files tell, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
 _TRIES, _MOST_BOOTS = 3, 32
@@ -126,8 +127,8 @@ class Cache:
         return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
 
     def of_units(self) -> Cache:
-        """The stores of units, from which stores are joined (see `encoded_units`)."""
-        return Cache(self.folder / _UNITS)
+        """The stores of units, which are the shards of others (see `encoded_units`)."""
+        return Cache(self.folder / SHARDS)
 
     def of_surveys(self) -> Cache:
         """What single files tell (see `checks/seen`)."""
@@ -197,11 +198,13 @@ class Cache:
         keys = [folder.name for folder in self._folders()]
         if key is not None and key not in keys:
             raise UserError("cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty")
+        shards = shards_of(entry for entry in self.entries() if entry.key == key)
         with self._refusals_told(), written():
             for gone in [key] if key else keys:
                 self._remove(self.folder / gone)
+        self.of_units().remove(shards - shards_of(self.entries()))
         if key is None:
-            for name in (_UNITS, _SURVEYS, FETCHED):
+            for name in (SHARDS, _SURVEYS, FETCHED):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.remove_leftovers()
             with suppress(OSError):
@@ -273,8 +276,10 @@ class Cache:
 
     def _remove_damaged(self, key: str, there: Identity) -> None:
         folder = self.folder / key
-        damaged = ", ".join(damaged_files(folder)) or "it cannot be opened"
-        warnings.warn(f"store {folder} is damaged ({damaged}): it is built again", stacklevel=4)
+        damaged = damaged_files(folder)
+        what = ", ".join(damaged) or "it cannot be opened"
+        warnings.warn(f"store {folder} is damaged ({what}): it is built again", stacklevel=4)
+        self.of_units().remove(Path(name).parts[2] for name in damaged if name.startswith(".."))
         with written():
             self._remove(folder, there)
 
@@ -338,6 +343,12 @@ def _renamed(folder: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def shards_of(entries: Iterable[CacheEntry]) -> set[str]:
+    """The keys of the shards of some stores."""
+    names = (Path(name) for entry in entries for name in entry.manifest["files"])
+    return {name.parts[2] for name in names if name.parts[0] == ".."}
 
 
 def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:

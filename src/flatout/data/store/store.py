@@ -6,14 +6,21 @@ the other, with offsets and lengths). Opening reads the manifest alone, so it ta
 written in blocks, so building needs memory for one block only. Every file's checksum stands in the manifest, and the
 manifest's own in `manifest.sum`, so no bit of a store can change unnoticed; what the manifest says of sizes and types
 must also agree with itself, so that even one with a right checksum cannot make a reader go astray.
+
+The values of a ragged column may lie in other stores, its shards. They are mapped one after the other into one range of
+memory, so that readers see one array, and nothing is copied.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -25,8 +32,16 @@ from numpy.typing import NDArray
 
 SCHEMA = 2
 MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
+SHARDS = ".units"  # the folder beside a store that has its shards
+_SHARD_FILE = re.compile(rf"\.\./{re.escape(SHARDS)}/[0-9a-f]{{20}}/\w+/\w+\.bin")
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
+_PAGE = 1 << 16  # bytes; pages of any machine fit into it
+# Flags that Python has no names for: of memory that need not be there, as a store may be larger, and at a given place.
+_NORESERVE, _FIXED = 0x4000 if sys.platform == "linux" else 0x40, 0x10
 Array = NDArray[Any]
+_map_file = ctypes.CDLL(None, use_errno=True).mmap  # Python's own cannot say where
+_map_file.restype = ctypes.c_void_p
+_map_file.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,7 @@ def written() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of unequal length: `values[offsets[i]:offsets[i + 1]]` is row i."""
+    """Rows of unequal length: row i is `lengths[i]` values from `offsets[i]` on; after a shard there may be a gap."""
 
     values: Array
     offsets: NDArray[np.int64]
@@ -139,15 +154,25 @@ class Store:
         return StoreSplit(name, rows, columns)
 
     def _open_column(self, name: str, column: Column, num_rows: int) -> Array | Ragged:
-        values = self._map(f"{name}.bin", column.dtype)
+        values = self._map(_files_of(self.manifest, name), column.dtype)
         if column.ragged:
-            return Ragged(values, self._map(f"{name}.offsets.bin", "int64"), self._map(f"{name}.lengths.bin", "int32"))
+            offsets = self._map([(f"{name}.offsets.bin", 0)], "int64")
+            return Ragged(values, offsets, self._map([(f"{name}.lengths.bin", 0)], "int32"))
         return values.reshape(num_rows, column.width) if column.width else values
 
-    def _map(self, name: str, dtype: str) -> Array:
-        size = self.manifest["files"][name]["bytes"]
-        # A plain view of the mapping: numpy's memmap class makes every slice dearer.
-        return np.memmap(self.folder / name, dtype=dtype, mode="c").view(np.ndarray) if size else np.empty(0, dtype)
+    def _map(self, files: Sequence[tuple[str, int]], dtype: str) -> Array:
+        """Files, each from its byte on; none stays open, however many these are. What is written stays in memory."""
+        sizes = [self.manifest["files"][name]["bytes"] for name, _ in files]
+        if not any(sizes):
+            return np.empty(0, dtype)
+        area = mmap.mmap(-1, files[-1][1] + sizes[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        begin, rights = ctypes.addressof(ctypes.c_char.from_buffer(area)), mmap.PROT_READ | mmap.PROT_WRITE
+        for (name, first), size in zip(files, sizes, strict=True):
+            with (self.folder / name).open("rb") as file:
+                flags, place = mmap.MAP_PRIVATE | _NORESERVE | _FIXED, begin + first
+                if _map_file(place, size, rights, flags, file.fileno(), 0) != place:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.folder / name))
+        return np.frombuffer(area, dtype)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -170,23 +195,33 @@ def _require_sound(manifest: dict[str, Any]) -> None:
     files = manifest["files"]
     for name, file in files.items():
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not _is_count(file["bytes"]):
+        is_inside = not path.is_absolute() and ".." not in path.parts
+        if not (is_inside or _SHARD_FILE.fullmatch(name)) or not _is_count(file["bytes"]):
             raise ValueError(f"no such file can be: {name}")
     for name, split in manifest["splits"].items():
         rows = split["rows"]
         columns = {f"{name}/{column}": Column(**spec) for column, spec in split["columns"].items()}
-        if not _is_count(rows) or not all(_is_sound(path, column, rows, files) for path, column in columns.items()):
+        if not _is_count(rows) or not all(_is_sound(path, column, rows, manifest) for path, column in columns.items()):
             raise ValueError(f"the sizes of {name} do not fit its {rows} rows")
 
 
-def _is_sound(path: str, column: Column, rows: int, files: dict[str, Any]) -> bool:
-    size, num_bytes = np.dtype(column.dtype).itemsize, files[f"{path}.bin"]["bytes"]
+def _is_sound(path: str, column: Column, rows: int, manifest: dict[str, Any]) -> bool:
+    size, files = np.dtype(column.dtype).itemsize, manifest["files"]
     if column.dtype not in _DTYPES or not _is_count(column.width):
         return False
     if not column.ragged:
-        return num_bytes == rows * size * max(1, column.width)
-    offsets, lengths = files[f"{path}.offsets.bin"]["bytes"], files[f"{path}.lengths.bin"]["bytes"]
-    return num_bytes % size == 0 and offsets == 8 * (rows + 1) and lengths == 4 * rows
+        return files[f"{path}.bin"]["bytes"] == rows * size * max(1, column.width)
+    end = 0
+    for name, first in _files_of(manifest, path):
+        if not _is_count(first) or first < end or first % _PAGE or files[name]["bytes"] % size:
+            return False
+        end = first + files[name]["bytes"]
+    return files[f"{path}.offsets.bin"]["bytes"] == 8 * (rows + 1) and files[f"{path}.lengths.bin"]["bytes"] == 4 * rows
+
+
+def _files_of(manifest: dict[str, Any], path: str) -> list[tuple[str, int]]:
+    """The files of a column's values, each with the byte that it is mapped from on."""
+    return manifest.get("shards", {}).get(path, [(f"{path}.bin", 0)])
 
 
 def _is_count(value: Any) -> bool:
@@ -241,19 +276,23 @@ class _FileWriter:
 class SplitWriter:
     """Writes the rows of one split, block by block."""
 
-    def __init__(self, folder: Path, name: str, columns: dict[str, Column]) -> None:
+    def __init__(self, folder: Path, name: str, columns: dict[str, Column], sharded: str | None = None) -> None:
+        """`sharded`: the column whose values lie in shards, if one's do."""
         with written():
             (folder / name).mkdir()
-        self.name, self.columns = name, columns
+        self.name, self.columns, self.sharded = name, columns, sharded
+        self.shards: list[tuple[str, int]] = []  # their files, each with the byte that it is mapped from on
+        self.shard_files: dict[str, Any] = {}
         self.num_rows = self.num_bytes = 0  # what was to be written, whether the disk has taken it or not
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
         self._begun = dict.fromkeys(columns, 0)  # values of a row that is not whole yet
         try:
             for column, spec in columns.items():
-                self._open(folder, f"{name}/{column}.bin", spec.dtype)
+                if column != sharded:
+                    self._open(folder, f"{name}/{column}.bin", spec.dtype)
                 if spec.ragged:
-                    self._open(folder, f"{name}/{column}.offsets.bin", "int64").append(np.zeros(1, np.int64))
+                    self._open(folder, f"{name}/{column}.offsets.bin", "int64")
                     self._open(folder, f"{name}/{column}.lengths.bin", "int32")
         except WriteFailed:
             self.abandon()
@@ -276,17 +315,35 @@ class SplitWriter:
             path = f"{self.name}/{name}"
             values, lengths = block if isinstance(block, tuple) else (block, None)
             parts[f"{path}.bin"] = values
+            if name == self.sharded:
+                del parts[f"{path}.bin"]
             if lengths is not None:
                 count = len(values) + self._begun[name]
                 assert count == lengths.sum()
-                ends = np.cumsum(lengths, dtype=np.int64) + self._totals[name]
-                parts |= {f"{path}.offsets.bin": ends, f"{path}.lengths.bin": lengths}
+                begins = np.cumsum(lengths, dtype=np.int64) + (self._totals[name] - lengths)
+                parts |= {f"{path}.offsets.bin": begins, f"{path}.lengths.bin": lengths}
                 self._totals[name] += count
                 self._begun[name] = 0
         self._write(parts)
 
+    def append_shard(self, shard: Store, **others: Array | tuple[Array, Array]) -> None:
+        """Add all rows that a shard has in this split, whose values of the sharded column stay there."""
+        assert self.sharded is not None
+        path, tokens = f"{self.name}/{self.sharded}", shard.splits[self.name].ragged(self.sharded)
+        name, size = f"../{SHARDS}/{shard.folder.name}/{path}.bin", tokens.values.itemsize
+        first = -(-self._totals[self.sharded] * size // _PAGE) * _PAGE
+        if len(tokens.values):
+            self.shards.append((name, first))
+            self.shard_files[name] = shard.manifest["files"][f"{path}.bin"]
+        self._totals[self.sharded] = first // size
+        self.append(**{self.sharded: (tokens.values, tokens.lengths)}, **others)
+
     def close(self) -> dict[str, Any]:
-        return {name: file.close() for name, file in self._files.items()}
+        """Finish its files; what the manifest says of each, and of those in shards."""
+        for name, total in self._totals.items():
+            if self.columns[name].ragged:
+                self._files[f"{self.name}/{name}.offsets.bin"].append(np.array([total]))
+        return {name: file.close() for name, file in self._files.items()} | self.shard_files
 
     def abandon(self) -> None:
         """Close every file, whatever the disk says."""
@@ -315,8 +372,8 @@ class StoreWriter:
         self._splits: list[SplitWriter] = []
         self._texts: dict[str, dict[str, Any]] = {}
 
-    def split(self, name: str, columns: dict[str, Column]) -> SplitWriter:
-        self._splits.append(SplitWriter(self.folder, name, columns))
+    def split(self, name: str, columns: dict[str, Column], sharded: str | None = None) -> SplitWriter:
+        self._splits.append(SplitWriter(self.folder, name, columns, sharded))
         return self._splits[-1]
 
     def write_text(self, name: str, text: str) -> None:
@@ -337,11 +394,12 @@ class StoreWriter:
     def close(self, about: dict[str, Any]) -> None:
         """Finish every file and write the manifest with `about` (key, recipe and the like) in it."""
         files = dict(self._texts)
-        splits = {}
+        splits, shards = {}, {f"{split.name}/{split.sharded}": split.shards for split in self._splits if split.sharded}
         for split in self._splits:
             files |= split.close()
             columns = {name: asdict(column) for name, column in split.columns.items()}
             splits[split.name] = {"rows": split.num_rows, "columns": columns}
+        about |= {"shards": shards} if shards else {}
         manifest = {"schema": SCHEMA, **about, "facts": self.facts, "splits": splits, "files": files}
         last = self._write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
         self._write(MANIFEST_SUM, last["xxh3"].encode())
