@@ -165,14 +165,16 @@ class Store:
         sizes = [self.manifest["files"][name]["bytes"] for name, _ in files]
         if not any(sizes):
             return np.empty(0, dtype)
-        area = mmap.mmap(-1, files[-1][1] + sizes[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        num_bytes = files[-1][1] + sizes[-1]
+        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
         begin, rights = ctypes.addressof(ctypes.c_char.from_buffer(area)), mmap.PROT_READ | mmap.PROT_WRITE
         for (name, first), size in zip(files, sizes, strict=True):
             with (self.folder / name).open("rb") as file:
                 flags, place = mmap.MAP_PRIVATE | _NORESERVE | _FIXED, begin + first
                 if _map_file(place, size, rights, flags, file.fileno(), 0) != place:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.folder / name))
-        return np.frombuffer(area, dtype)
+        # The mapping is the base of the array, as `read_single_pages` asks, and as it is not of numpy's `frombuffer`.
+        return np.ndarray(num_bytes // np.dtype(dtype).itemsize, dtype, buffer=area)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -331,11 +333,11 @@ class SplitWriter:
         assert self.sharded is not None
         path, tokens = f"{self.name}/{self.sharded}", shard.splits[self.name].ragged(self.sharded)
         name, size = f"../{SHARDS}/{shard.folder.name}/{path}.bin", tokens.values.itemsize
-        first = -(-self._totals[self.sharded] * size // _PAGE) * _PAGE
         if len(tokens.values):
+            first = -(-self._totals[self.sharded] * size // _PAGE) * _PAGE
             self.shards.append((name, first))
             self.shard_files[name] = shard.manifest["files"][f"{path}.bin"]
-        self._totals[self.sharded] = first // size
+            self._totals[self.sharded] = first // size
         self.append(**{self.sharded: (tokens.values, tokens.lengths)}, **others)
 
     def close(self) -> dict[str, Any]:
