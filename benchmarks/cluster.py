@@ -45,8 +45,9 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.datamodules import TextData
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.store.cache import Cache
+from flatout.data.store.store import Ragged
 from flatout.data.tables.formats import file
-from flatout.data.text_preparation import encode_part
+from flatout.data.text_preparation import TextPreparation, encode_part
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -115,18 +116,25 @@ class _Work:
             encoded_units.UNIT_ROWS = before
 
     def built(self, cache: str, rows: int) -> dict[str, bytes]:
-        """The files of a store that is built by units of so many rows."""
-        data = self.data(cache)
+        """The bytes of each column of a store that is built by units of so many rows, wherever they lie."""
+        data, found = self.data(cache), dict[str, bytes]()
         with self.units(rows):
             data.prepare_data()
-        return {
-            str(path.relative_to(data.store.folder)): path.read_bytes() for path in data.store.folder.rglob("*.bin")
-        }
+        for split in data.store.splits.values():
+            for name, column in split.columns.items():
+                path = f"{split.name}/{name}"
+                if isinstance(column, Ragged):
+                    found[f"{path} lengths"] = column.lengths.tobytes()
+                    rows_of = zip(column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True)
+                    column = np.concatenate([column.values[begin : begin + length] for begin, length in rows_of])
+                found[path] = column.tobytes()
+        return found
 
-    def grown_seconds(self) -> float:
-        """A build where all but the rows that were added were encoded before."""
+    def repeated_seconds(self) -> float:
+        """A build that finds what its files show and its units, as parts have left them, or those of fewer files."""
         shutil.rmtree(self.folder / "grown", ignore_errors=True)
         shutil.copytree(self.folder / "units", self.folder / "grown")
+        Cache(self.folder / "grown").remove(entry.key for entry in Cache(self.folder / "grown").entries())
         sync_tree(self.folder / "grown")
         began = time.perf_counter()
         self.built("grown", self.unit_rows)
@@ -163,11 +171,11 @@ def _bytes(work: _Work) -> Iterator[Claim]:
     if has_ray:
         ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2, work.folder)
         ways["two nodes of Ray, one removed"] = lambda: _two_nodes(work, "two nodes of Ray, one removed")
-    again, encode = 0, encoded_units.Unit.encoded
+    again, encode = 0, TextPreparation._encode
     for way, prepare in ways.items():
         prepare()
         done = len(_units_of(work, way))
-        with mock.patch.object(encoded_units.Unit, "encoded", autospec=True, side_effect=encode) as counted:
+        with mock.patch.object(TextPreparation, "_encode", autospec=True, side_effect=encode) as counted:
             if work.built(way, work.unit_rows) != whole:
                 differing.append(way)
         if way.startswith("killed"):
@@ -243,6 +251,8 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
         [lambda: work.seconds(work.unit_rows), lambda: work.seconds(1 << 60)], options.choose_rounds(3, 1, 1)
     )
     yield at_most("a build by units, against one in one piece", *sides, "s", 1.05)
+    sides = in_turn([work.repeated_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
+    yield at_most("a store of units that are all there, against a whole build", *sides, "s", 0.1)
     yield from _reading(work)
     if importlib.util.find_spec("ray") is None:
         yield not_here("parts by Ray, against one process here", "Ray is not installed")
@@ -250,7 +260,7 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
         yield _by_ray(work)
     for path in (work.folder / "more").iterdir():
         shutil.copy(path, work.rows)
-    sides = in_turn([work.grown_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
+    sides = in_turn([work.repeated_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
     yield at_most("a build of ten per cent more rows, against a whole one", *sides, "s", 0.15)
 
 
@@ -263,6 +273,7 @@ def _reading(work: _Work) -> Iterator[Claim]:
         work.data("whole").prepare_data()
     note = f"{2 * UNITS} files of {size / 2 / UNITS / 1e6:.1f} MB"
     yield bounded("read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note)
+    shutil.rmtree(Cache(work.folder / "four parts").of_units().folder)
     with _counted() as read:
         _parts(work, "four parts", 2, 4)
     claim = "read by one part of four, once others have looked at the files"
