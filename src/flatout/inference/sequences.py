@@ -155,20 +155,15 @@ class SequencePredictor(RunPredictor):
         truths = torch.from_numpy(scaled[:, -shape.targets :])
         with answering(self.precision, self.device):
             if shape.horizon:
-                yield from self._compare_windows(scaled)
+                rows = Cut(shape.lookback, shape.horizon).rows(Segments.of_one(len(scaled)))
+                behind = truths[shape.lookback :].unfold(0, shape.horizon, 1).transpose(1, 2)
+                for first in range(0, len(rows.start), _SAMPLES_A_BLOCK):
+                    chosen = slice(first, first + _SAMPLES_A_BLOCK)
+                    yield self._of_rows(scaled, rows, chosen).flatten(0, 1), behind[chosen].flatten(0, 1)
                 return
             for answers in self._estimates(scaled, lambda block: block):
                 yield answers, truths[start : start + len(answers)]
                 start += len(answers)
-
-    def _compare_windows(self, scaled: NDArray[np.float32]) -> Iterator[tuple[Tensor, Tensor]]:
-        lookback, horizon, targets = self.shape.lookback or 1, self.shape.horizon, self.shape.targets
-        rows = Cut(lookback, horizon).rows(Segments.of_one(len(scaled)))
-        behind = np.lib.stride_tricks.sliding_window_view(scaled[lookback:, -targets:], horizon, axis=0)
-        for start in range(0, len(rows.start), _SAMPLES_A_BLOCK):
-            stop = start + _SAMPLES_A_BLOCK
-            truths = torch.from_numpy(np.ascontiguousarray(behind[start:stop].transpose(0, 2, 1)))
-            yield self._of_rows(scaled, rows, slice(start, stop)).flatten(0, 1), truths.flatten(0, 1)
 
     def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
