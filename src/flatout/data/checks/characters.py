@@ -98,9 +98,8 @@ def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Ma
 
 
 def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    counts = np.zeros(len(offsets) - 1, np.int64)
-    if (filled := np.diff(offsets) > 0).any():
-        counts[filled] = np.add.reduceat(mask.view(np.uint8), offsets[:-1][filled], dtype=np.int32)
+    counts, filled = np.zeros(len(offsets) - 1, np.int64), np.diff(offsets) > 0
+    counts[filled] = np.add.reduceat(mask.view(np.uint8), offsets[:-1][filled], dtype=np.int32)
     return counts
 
 
