@@ -207,7 +207,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     def _accumulation(self, placement: Placement) -> int:
         """Batches of a step: the Trainer's, which must agree with the settings."""
-        wanted, trainer = self.config.batches(placement.world)[1], self.trainer
+        config, trainer = self.config, self.trainer
+        wanted = config.batches(placement.world)[1]
         if trainer is None or self._placement is not None:
             return wanted
         callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
@@ -216,7 +217,13 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
         require(not changes, "accumulate_grad_batches", what, hint=hint)
         given = trainer.accumulate_grad_batches
-        _require_agreement(self.config, wanted, given)
+        hint = f"Set Trainer(accumulate_grad_batches={wanted})"
+        if config.effective_batch is not None:
+            what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"
+            require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
+        elif wanted > 1:
+            what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
+            require(given == wanted, "data.accumulate", what, hint=f"{hint}, or leave data.accumulate out.")
         return given
 
     def state_dict(self) -> dict[str, int]:
@@ -254,13 +261,3 @@ def _require_whole_steps(limit: float, feed: Feed) -> None:
     is_whole = batches >= len(feed) or batches % accumulate == 0
     hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
     require(is_whole, "limit_train_batches", f"{limit} ends an epoch inside a step of {accumulate} batches", hint=hint)
-
-
-def _require_agreement(config: FeedingConfig, wanted: int, given: int) -> None:
-    hint = f"Set Trainer(accumulate_grad_batches={wanted})"
-    if config.effective_batch is not None:
-        what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"
-        require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
-    elif wanted > 1:
-        what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
-        require(given == wanted, "data.accumulate", what, hint=f"{hint}, or leave data.accumulate out.")
