@@ -106,15 +106,13 @@ def begins(block: TagBlock) -> NDArray[np.bool_]:
     """Where an entity begins, whatever the scheme."""
     letters = block.letters
     is_inside = (letters == _INSIDE) | (letters == _END)
-    has_ended = np.zeros(len(letters), np.bool_)
-    has_ended[1:] = (letters[:-1] == _END) | (letters[:-1] == _SINGLE)
+    has_ended = np.append(False, (letters == _END) | (letters == _SINGLE))[:-1]
     continues = is_inside & _follows_same_type(block) & ~has_ended
     return (letters != _OUTSIDE) & ~continues
 
 
 def _follows_same_type(block: TagBlock) -> NDArray[np.bool_]:
-    follows = np.zeros(len(block.types), np.bool_)
-    follows[1:] = (block.types[1:] == block.types[:-1]) & (block.types[1:] > 0)
+    follows = (np.diff(block.types, prepend=0) == 0) & (block.types > 0)
     starts = block.offsets[:-1]
     follows[starts[starts < len(follows)]] = False
     return follows
@@ -129,8 +127,7 @@ def misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
     if scheme is Scheme.bio:
         return wrong
     is_open = (letters == _BEGIN) | (letters == _INSIDE)
-    goes_on = np.zeros(len(letters), np.bool_)
-    goes_on[:-1] = ~begin[1:] & (block.types[1:] > 0)
+    goes_on = np.append((~begin & (block.types > 0))[1:], False)[: len(letters)]
     ends = block.offsets[1:] - 1
     goes_on[ends[ends >= 0]] = False
     return wrong | (is_open & ~goes_on)
