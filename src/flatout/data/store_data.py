@@ -124,7 +124,13 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def train_dataloader(self) -> Feed:
         feed = self._feed("train")
         if self.trainer is not None and self._placement is None:
-            _require_whole_steps(self.trainer.limit_train_batches, feed)
+            # An epoch may not end inside a step: its batches are weighted by the rows of the whole step.
+            limit, accumulate = self.trainer.limit_train_batches, feed.plan.accumulate
+            batches = limit if isinstance(limit, int) else int(limit * len(feed))
+            is_whole = batches >= len(feed) or batches % accumulate == 0
+            what = f"{limit} ends an epoch inside a step of {accumulate} batches"
+            hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
+            require(is_whole, "limit_train_batches", what, hint=hint)
         return feed
 
     def val_dataloader(self) -> Feed:
@@ -252,12 +258,3 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if is_large(split.num_rows, plan) and self._is_first and is_sorted_by(targets):
             shuffled = f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled together"
             self.run_log.say(f"data: the source is sorted by label, and {shuffled}; bring its rows into random order")
-
-
-def _require_whole_steps(limit: float, feed: Feed) -> None:
-    """An epoch may not end inside a step: its batches are weighted by the rows of the whole step."""
-    accumulate = feed.plan.accumulate
-    batches = limit if isinstance(limit, int) else int(limit * len(feed))
-    is_whole = batches >= len(feed) or batches % accumulate == 0
-    hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
-    require(is_whole, "limit_train_batches", f"{limit} ends an epoch inside a step of {accumulate} batches", hint=hint)
