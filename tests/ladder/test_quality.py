@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.ladder.compare_runs import Estimate, Group, paired_difference, quality_sentence, t_value
+from flatout.ladder.compare_runs import Estimate, Group, paired_difference, quality_sentence
 
 
 @given(st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=8))
@@ -20,9 +21,9 @@ def test_a_paired_difference_is_the_difference_of_the_means(pairs):
 
 
 def test_the_interval_of_three_pairs_is_student_s():
-    # differences 1, 2, 3: mean 2, sd 1, t(2) = 4.303
+    # differences 1, 2, 3: mean 2, sd 1, t(2) = 4.30265
     found = paired_difference([10.0, 10.0, 10.0], [11.0, 12.0, 13.0])
-    half = 4.303 / math.sqrt(3)
+    half = 4.302653 / math.sqrt(3)
     assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0 - half, 2.0 + half))
 
 
@@ -31,10 +32,11 @@ def test_pairs_that_share_their_luck_have_a_narrow_interval():
     assert found.high - found.low < 1e-6
 
 
-@given(st.integers(1, 200))
-def test_more_rounds_never_widen_student_s_factor(freedom):
-    assert t_value(freedom + 1) <= t_value(freedom) + 1e-3
-    assert 1.96 <= t_value(freedom) <= 12.706
+@pytest.mark.parametrize(("pairs", "t"), [(2, 12.7062), (5, 2.77645), (21, 2.08596), (200, 1.97196)])
+def test_the_factor_of_an_interval_is_student_s_for_any_number_of_pairs(pairs, t):
+    differences = [float(number % 2) for number in range(pairs)]
+    found = paired_difference([0.0] * pairs, differences)
+    assert found.high - found.value == pytest.approx(t * statistics.stdev(differences) / math.sqrt(pairs), rel=1e-5)
 
 
 @pytest.mark.parametrize(

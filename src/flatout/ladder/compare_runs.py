@@ -104,10 +104,6 @@ def _value(summary: Mapping[str, Any], metric: str) -> float:
     return float(value)
 
 
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Student's t, 97.5 %, for one degree of freedom and more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A value with the interval it lies in; without one where too few values bound it."""
@@ -130,18 +126,15 @@ class Group:
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, tuple(values))
 
 
-def t_value(freedom: int) -> float:
-    """Student's t for a 95 % interval."""
-    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
-
-
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Mean of `second - first`, pair by pair, with its 95 % interval."""
+    from scipy.special import stdtrit
+
     differences = [after - before for before, after in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Estimate(mean)
-    half = t_value(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    half = float(stdtrit(len(differences) - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(len(differences))
     return Estimate(mean, mean - half, mean + half)
 
 

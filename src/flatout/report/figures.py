@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -32,24 +33,7 @@ STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
 LETTER = 6.2  # width of a letter in an ordinary text, in pixels
 INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
 _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-_STYLE = {
-    "axes.edgecolor": LINE,
-    "axes.axisbelow": True,
-    "axes.autolimit_mode": "round_numbers",
-    **dict.fromkeys(("axes.xmargin", "axes.ymargin"), 0),
-    **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top", "axes.formatter.useoffset"), False),
-    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
-    **dict.fromkeys(("axes.labelsize", "font.size", "xtick.labelsize", "ytick.labelsize"), 11),
-    "font.family": "DejaVu Sans",
-    "grid.color": GRID,
-    "lines.linewidth": 1.8,
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.major.pad": 7,
-    "ytick.major.pad": 6,
-    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0),
-}
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 _MARKED, _BETWEEN = "marked:", "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
 

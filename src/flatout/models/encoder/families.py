@@ -51,7 +51,10 @@ class Family:
 
 
 WRITTEN = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
-_NAMES = {family: PostNormNames(**names) for family, names in WRITTEN["names"].items()}
+_KNOWN = {
+    family: {**known, "names": PostNormNames(**WRITTEN["names"].get(family, {}))}
+    for family, known in WRITTEN["families"].items()
+}
 
 
 def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:
@@ -76,8 +79,7 @@ def _drop_twice(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor],
 _ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
 FLAT_FAMILIES = {
     "albert": Family(
-        layers="encoder.albert_layer_groups",
-        names=_NAMES["albert"],
+        **_KNOWN["albert"],
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH)))),
         predict=lambda net, states_NH: net.predictions(states_NH),
     ),
@@ -87,40 +89,32 @@ FLAT_FAMILIES = {
     ),
     "camembert": _ROBERTA,
     "deberta-v2": Family(
-        names=_NAMES["deberta-v2"],
+        **_KNOWN["deberta-v2"],
         pool=lambda net, states_NH: net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1)))),
         predict=lambda net, x_NH: net.cls(x_NH) if net.legacy else net.lm_predictions(x_NH, net.get_input_embeddings()),
-        kind="disentangled",
     ),
     "distilbert": Family(
-        layers="transformer.layer",
-        names=_NAMES["distilbert"],
+        **_KNOWN["distilbert"],
         pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
         predict=lambda net, x_NH: net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(x_NH)))),
-        activation="activation",
     ),
     "electra": Family(
         pool=_drop_twice(functional.gelu),
         predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
     ),
     "eurobert": Family(
-        layers="layers",
+        **_KNOWN["eurobert"],
         pool=lambda net, states_NH: net.classifier(net.activation(net.dense(states_NH))),
         predict=lambda net, states_NH: net.lm_head(states_NH),
-        last_norm="norm",
-        kind="grouped",
         embed=lambda backbone, tokens_T: backbone.embed_tokens(tokens_T),
     ),
     "modernbert": Family(
-        layers="layers",
+        **_KNOWN["modernbert"],
         pool=_pool_modernbert,
         predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
-        activation="hidden_activation",
-        last_norm="final_norm",
-        kind="pre_norm",
         embed=lambda backbone, tokens_T: backbone.embeddings(tokens_T),
     ),
-    "mpnet": replace(_ROBERTA, names=_NAMES["mpnet"]),
+    "mpnet": replace(_ROBERTA, **_KNOWN["mpnet"]),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
