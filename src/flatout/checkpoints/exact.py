@@ -280,8 +280,8 @@ class ExactCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if getattr(trainer, "fast_dev_run", False):
             return
-        if self._loop is not None:  # a loss that is not finite is found steps later: it must not become a checkpoint
-            self._loop.require_sound()
+        if self._loop is not None and self._loop.losses.may_be_broken:
+            self._loop.take_losses()  # names the step that is not finite: it must not become a checkpoint
         step = self.boundary.at.step
         with self.clock.spending("checkpoint"):
             self._is_saving = True

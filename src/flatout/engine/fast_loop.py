@@ -206,11 +206,6 @@ class FastLoop(Callback):
         has_statistics = any(isinstance(each, BATCH_NORMS) for each in self.module.modules())
         return self._is_updating or (self._is_under_way and has_statistics)
 
-    def require_sound(self) -> None:
-        """Refuse to keep weights while a step that is not finite waits to be found."""
-        if self.losses.may_be_broken:
-            self.take_losses()
-
     def _run_batch(self, optimizer: Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         edge = self.edge
         started = edge(0)  # edges take no device's time: an event or the host's clock, as the timer has set it
