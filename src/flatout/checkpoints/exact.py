@@ -176,9 +176,7 @@ class ExactCheckpoint(Checkpoint):
             self.when.stop(asked)
 
     def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if not is_fitting(trainer):
-            return
-        if asked := self.when.look(pl_module.device, trainer.global_step)[0]:
+        if is_fitting(trainer) and (asked := self.when.look(pl_module.device, trainer.global_step)[0]):
             _put_back_weights(pl_module)  # a validation judges their running mean; the resume begins it again
             self._save_if_new(trainer)
             self.when.stop(asked)
