@@ -104,7 +104,11 @@ class Passes:
     def train(self, batch: Any, *, ends_step: bool) -> float:
         """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
         if not self._batches:
-            self._begin_step()
+            # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are untouched.
+            self._random = random_state(self.loop.module.device, with_others=False)
+            self._statistics = [(mean, mean.clone()) for mean in self._buffers]
+            if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
+                begin()
         # All batches of the step are kept: a repeat drops the gradients of the earlier ones, too.
         self._batches.append(batch)
         with ShortOfMemory() as short:
@@ -152,13 +156,6 @@ class Passes:
 
     def _parts(self, batch: FlatBatch, count: int) -> list[FlatBatch]:
         return cut_batch(batch, count, labels_are_of_tokens=getattr(self.loop.module, "labels_are_of_tokens", False))
-
-    def _begin_step(self) -> None:
-        # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are not touched.
-        self._random = random_state(self.loop.module.device, with_others=False)
-        self._statistics = [(mean, mean.clone()) for mean in self._buffers]
-        if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
-            begin()
 
     def _pass(self, batch: Any, ends_step: bool) -> float:
         loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
