@@ -40,13 +40,9 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
     words = first.as_dict()
     sentence = words["evidence"] if first.cause == "nothing" else words["sentence"]
     return {
-        **{name: words[name] for name in ("cause", "limit", "share")},
+        **{name: words[name] for name in ("cause", "limit", "share", "fix", "override", "gain_low", "gain_high")},
         "mend": words["fix"],
-        "fix": words["fix"],
-        "override": words["override"],
         "predicted_gain": words["gain"],
-        "gain_low": words["gain_low"],
-        "gain_high": words["gain_high"],
         "sentence": sentence + (f" [{evidence.not_tried}]" if evidence.not_tried else ""),
         "others": [each.as_dict() for each in others[:3]],
     }
