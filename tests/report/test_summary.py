@@ -195,7 +195,7 @@ def test_a_missing_or_broken_summary_is_a_clear_error(tmp_path):
 
 def test_choices_are_kept_with_their_reasons(tmp_path):
     summary = start(tmp_path)
-    summary.add_choice("feed", "resident", "it fits", "1 MB of 8 GB")
-    summary.write()
     choice = {"name": "feed", "value": "resident", "why": "it fits", "evidence": "1 MB of 8 GB"}
+    summary.values["choices"].append(choice)
+    summary.write()
     assert json.loads((tmp_path / "summary.json").read_text())["choices"] == [choice]

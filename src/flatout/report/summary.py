@@ -54,9 +54,6 @@ class Summary:
         else:
             section[last] = value
 
-    def add_choice(self, name: str, value: object, why: str, evidence: str) -> None:
-        self.values["choices"].append({"name": name, "value": value, "why": why, "evidence": evidence})
-
     def finish(self, status: str) -> None:
         assert status in ("finished", "interrupted", "failed")
         self.values["status"] = status

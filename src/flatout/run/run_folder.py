@@ -69,9 +69,10 @@ class RunFolder(RunLog):
         self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False, prints: bool = True
     ) -> None:
         """Keep and print one choice of the run, if none has its name; `replaces`: it takes the earlier one's place."""
-        if not replaces and any(choice["name"] == name for choice in self.summary.values["choices"]):
+        choices = self.summary.values["choices"]
+        if not replaces and any(choice["name"] == name for choice in choices):
             return
-        self.summary.add_choice(name, value, why, evidence)
+        choices.append({"name": name, "value": value, "why": why, "evidence": evidence})
         (self.log.say if prints else self.log.keep)(decision_line(name, value, why, evidence))
 
 
