@@ -80,9 +80,7 @@ def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[i
     def length(place: int) -> int:
         return min(wanted, next_break(place) - place, total - place)
 
-    best = next((place for place in places_from(first) if length(place) == wanted), None)
-    if best is None:
-        best = max([max(done, min(first, total - wanted)), *places_from(done)], key=length)
+    best = max([*places_from(first), max(done, min(first, total - wanted)), *places_from(done)], key=length)
     steps = length(best)
     if steps < 1:
         return None
@@ -192,11 +190,13 @@ class ProfileSteps(Callback):
         self.say(f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev, {TABLE}")
         if self._is_cuda and not has_kernels:
             self.say("profile: the driver has no times of kernels; these are the host's")
-        for line in as_lines(found):
+        table = as_lines(found)
+        for line in table:
             self.say(line)
+        text = "\n".join([f"The slowest operators of steps {first} to {last}", "", *(f"    {line}" for line in table)])
         for logger in self._trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("profile/operators", as_markdown(found, first, last), last)
+                logger.experiment.add_text("profile/operators", text, last)
         leave_out(self._trainer, time.perf_counter() - started)
 
     @property
@@ -237,10 +237,3 @@ def as_lines(operators: list[Operator]) -> list[str]:
     lines = [f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"]
     lines += [f"  {name:<{width}}  {calls:>8,}  {ms:>10.3f}  {share:>6.1%}" for name, calls, ms, share in operators]
     return lines
-
-
-def as_markdown(operators: list[Operator], first: int, last: int) -> str:
-    """The table for TensorBoard's page of texts."""
-    rows = [f"| `{name}` | {calls} | {ms:.3f} | {share:.1%} |" for name, calls, ms, share in operators]
-    head = ["| operator | calls | self time a step, ms | share |", "|---|---:|---:|---:|"]
-    return "\n".join([f"The slowest operators of steps {first} to {last}", "", *head, *rows])
