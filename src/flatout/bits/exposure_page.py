@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import UserError
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_text, tile
-from flatout.report.summary import json_safe
+from flatout.report.summary import json_safe, read_json
 
 PAGE, NUMBERS = "exposure.html", "exposure.json"
 
@@ -23,15 +22,8 @@ def write_exposure(folder: Path, exposure: Mapping[str, Any]) -> None:
 
 def read_exposure(folder: Path) -> dict[str, Any]:
     """The numbers of a run's exposure report."""
-    path = folder / NUMBERS
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        hint = "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
-        raise UserError(str(folder), f"no {NUMBERS} there", hint=hint) from None
-    except ValueError as error:
-        hint = "Write it again by python -m train with task.exposure=true."
-        raise UserError(str(path), f"not valid JSON: {error}", hint=hint) from None
+    if_missing = "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
+    return read_json(folder, NUMBERS, if_missing, "Write it again by python -m train with task.exposure=true.")
 
 
 def page(exposure: Mapping[str, Any]) -> str:
