@@ -138,7 +138,10 @@ class SequencePredictor(RunPredictor):
         self.model.eval()
         count = values.shape[1]
         require(count == self.shape.inputs, "predict", f"{count} columns", allowed=", ".join(self.columns))
-        self._add_sizes(values)
+        for block in blocks_of(values, _SAMPLES_A_BLOCK):
+            with np.errstate(over="ignore"):
+                self._squares = self._squares + np.square(block).sum(axis=0)
+            self._samples += len(block)
         with answering(self.precision, self.device):
             if self.shape.labels:
                 yield self._label(self._scale(values[:]))
@@ -320,12 +323,6 @@ class SequencePredictor(RunPredictor):
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
         return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
-
-    def _add_sizes(self, values: Any) -> None:
-        for block in blocks_of(values, _SAMPLES_A_BLOCK):
-            with np.errstate(over="ignore"):
-                self._squares = self._squares + np.square(block).sum(axis=0)
-            self._samples += len(block)
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
