@@ -111,7 +111,7 @@ class TransformerConfig:
     ) -> Transformer:
         """The encoder with a head for these outputs, ready to train."""
         described = self.read_description()
-        if outputs.are_words:
+        if outputs.kind == "words":
             self._require_words(described)
         self._set(described, outputs, vocabulary_size, padding_id)
         model = outputs.wrap(self._weighted(described, outputs), self.compute, separator_id)
@@ -227,11 +227,6 @@ class Outputs:
     kind: str  # single, multi, regression, tags or words
 
     @property
-    def are_words(self) -> bool:
-        """Whether the words of the vocabulary are answered where they are masked."""
-        return self.kind == "words"
-
-    @property
     def auto_class(self) -> Any:
         """The class of transformers that opens and writes such a model."""
         import transformers
@@ -241,11 +236,11 @@ class Outputs:
 
     def wrap(self, net: Any, compute: Compute, separator_id: int | None) -> Transformer:
         """The network around a model of transformers."""
-        return Transformer(net, self.kind == "tags", compute, separator_id, predicts_words=self.are_words)
+        return Transformer(net, self.kind == "tags", compute, separator_id, predicts_words=self.kind == "words")
 
     def tell(self, described: Any) -> None:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
-        if self.are_words:
+        if self.kind == "words":
             return
         described.num_labels, described.id2label = len(self.names), dict(enumerate(self.names))
         described.label2id = {name: number for number, name in enumerate(self.names)}
