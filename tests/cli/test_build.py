@@ -58,7 +58,7 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
     said = capfd.readouterr().out
     assert "part 1/2: 2 units, 0 of them encoded before" in said
     assert "part 2/2: 1 unit, 1 of them encoded before" in said
-    assert "without --part joins them" in said
+    assert "without --part writes their store" in said
     assert verb("cache", "--cache", f"{tmp_path}/cache", "size") == 0
     assert "of builds that are not finished" in capfd.readouterr().out
     assert verb("build", *words) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import xxhash
@@ -111,6 +113,34 @@ def test_rows_that_follow_each_other_over_the_end_of_a_shard_are_theirs(tmp_path
         sides = [Feed(rows_between(store.splits["train"], start, stop), plan) for store in (sharded, whole)]
         for batch, other in zip(*sides, strict=True):
             assert torch.equal(batch.tokens, other.tokens)
+
+
+def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp_path, monkeypatch):
+    rows = [{"text": f"w{row} {'x ' * (row % 9)}y", "label": "ab"[row % 2]} for row in range(FILES * ROWS)]
+    source, cache, read = str(tmp_path / "rows.parquet"), tmp_path / "cache", list[list[int]]()
+    pq.write_table(pa.Table.from_pylist(rows), source, row_group_size=ROWS)
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def reading(file: pq.ParquetFile, size: int, groups: range, columns: list[str]) -> Any:
+        read.append(list(groups))
+        return iter_batches(file, size, groups, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", reading)
+    config = TextData(source=source, cache=str(cache), tokenizer=tokenizer, max_length=16).config
+    encode_part(config, 1, 1)
+    assert len(units_in(cache)) == FILES
+    shutil.rmtree(cache / ".units")
+    for number in (2, 1, 3):
+        read.clear()
+        assert encode_part(config, number, 3) == (2, 0)
+        assert read[-2:] == [[number - 1], [number + 2]]
+    store = data_of(source, cache, tokenizer=tokenizer).store
+    whole = in_one(source, tmp_path / "whole", monkeypatch, tokenizer=tokenizer).store
+    assert store.facts == whole.facts and len(units_in(cache)) == FILES
+    for name, split in whole.splits.items():
+        assert np.array_equal(store.splits[name].fixed("rows"), split.fixed("rows"))
+        assert np.array_equal(store.splits[name].fixed("targets"), split.fixed("targets"))
+        assert np.array_equal(store.splits[name].lengths("tokens"), split.lengths("tokens"))
 
 
 @pytest.mark.parametrize("harm", ["missing", "changed", "cut"])

@@ -2,7 +2,7 @@
 
 Takes the words of `python -m train`, and the settings that decide the store are the same: the run finds it. A store
 that is there is opened. Texts are encoded by the unit, and a build that was killed continues with the unit it began:
-`--part 2/8` encodes every eighth unit alone, for jobs that share a disk, and a build without it joins them.
+`--part 2/8` encodes a part of them alone, for jobs that share a disk, and a build without it lists them in a store.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         number, count = engine.part_of(arguments.part)
         units, found = encode_part(config.data, number, count)
         print_line(f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before")
-        print_line("when all parts are there, the same command without --part joins them")
+        print_line("when all parts are there, the same command without --part writes their store")
         return
     if parts is not None:
         place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own

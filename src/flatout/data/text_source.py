@@ -78,20 +78,21 @@ class TextSource:
         """Of each file its entry and its fingerprint."""
         found = dict[Table, tuple[Entries | None, str]]()
         for table in self.tables.values():
-            files = table.tables or [table]
-            entries = [(file.inner or file).entries() for file in files]
+            files = [file.inner or file for file in table.tables or [table]]
+            entries = [file.entries() for file in files]
             prints = prints_of(table, Cache(self.config.cache).folder)
             found |= dict(zip(files, zip(entries, prints, strict=True), strict=True))
         return found
 
     def prints(self, piece: Piece) -> list[list[str]]:
         """What the bytes of a piece's files are known by, and how these are read."""
-        return [[self._known[file][1], type(file).__name__, file.how()] for file in piece[2].tables or [piece[2]]]
+        files = piece[2].tables or [piece[2]]
+        return [[self._known[file.inner or file][1], type(file).__name__, file.how()] for file in files]
 
     def require_as_known(self, piece: Piece) -> None:
         """Refuse a piece that has changed since its fingerprints were taken."""
         for file in piece[2].tables or [piece[2]]:
-            if (file.inner or file).entries() != self._known[file][0]:
+            if (file.inner or file).entries() != self._known[file.inner or file][0]:
                 raise changed(file.name)
 
     def require_unchanged(self) -> None:

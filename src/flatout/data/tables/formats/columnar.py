@@ -6,7 +6,7 @@ A plain table of numbers is one column, `bits`, of one value a row for each of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flatout.data.tables.formats.file import CUT_SHORT, HEAD_BYTES, FileTable
-from flatout.data.tables.table import named_classes
+from flatout.data.tables.table import Table, named_classes
 from flatout.errors import UserError, first_line
 
 _MAGIC = b"ARROW1"
@@ -55,11 +55,22 @@ class ArrowTable(FileTable):
 class ParquetTable(FileTable):
     """A parquet file, read a row group at a time."""
 
-    def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
+    def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
+        first, begin, end = 0, 0, 0
+        with self._parquet() as file:
+            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        for number, size in enumerate(sizes, 1):
+            end += size
+            if end - begin >= least or number == len(sizes):
+                yield range(begin, end), RowGroups(self, range(first, number))
+                first, begin = number, end
+
+    def _blocks(self, columns: list[str], rows_per_block: int, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         row = 0
         with self._parquet() as file:
-            schema, promised = file.schema_arrow, file.metadata.num_rows
-            for batch in file.iter_batches(rows_per_block, columns=columns):
+            groups = groups or range(file.num_row_groups)
+            schema, promised = file.schema_arrow, sum(file.metadata.row_group(each).num_rows for each in groups)
+            for batch in file.iter_batches(rows_per_block, groups, columns):
                 block = named_classes(batch.select(columns), schema)
                 require_whole(block, row, self._fail)
                 row += block.num_rows
@@ -80,6 +91,22 @@ class ParquetTable(FileTable):
                 yield file
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT) from None
+
+
+class RowGroups(Table):
+    """Some row groups of a parquet file, read without the others."""
+
+    def __init__(self, file: ParquetTable, groups: range) -> None:
+        self.inner, self.file, self.groups, self.name, self.columns = file, file, groups, file.name, file.columns
+
+    def fingerprint(self) -> str:
+        return f"{self.file.fingerprint()} {self.how()}"
+
+    def how(self) -> str:
+        return f"row groups {self.groups.start} to {self.groups.stop}"
+
+    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+        return self.file._blocks(list(columns), rows_per_block, self.groups)
 
 
 def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], UserError]) -> None:
