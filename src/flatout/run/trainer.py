@@ -101,7 +101,10 @@ def build_training(
         **planned,
     }
     results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
-    stopping = _early_stopping(settings)
+    asked, stopping = config.checkpoint, list[EarlyStopping]()
+    if asked.patience is not None and settings.monitor is not None:
+        least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
+        stopping = [EarlyStopping(settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False)]
     profiled, profile = config.monitor.profile, list[L.Callback]()
     if profiled.enabled and folder.is_first:
         window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
@@ -231,11 +234,3 @@ def ddp(module: nn.Module, device: torch.device, *, compresses: bool) -> DDPStra
 def _has_means(module: nn.Module) -> bool:
     """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
-
-
-def _early_stopping(settings: Settings) -> list[EarlyStopping]:
-    asked = settings.asked.checkpoint
-    if asked.patience is None or settings.monitor is None:
-        return []
-    least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
-    return [EarlyStopping(settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False)]
