@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -43,11 +42,6 @@ _KNOWN = (SingleDeviceStrategy, DDPStrategy, MixedPrecision, HalfPrecision, Doub
 _OF_A_STEP = ("training_step", "pre_backward", "backward", "post_backward", "optimizer_step", "clip_gradients")
 
 
-def edge_on_host(edge: int) -> float:
-    """The host's clock at the edge of a phase: 0 is the start of a batch, 1 to 3 are the ends of its phases."""
-    return time.perf_counter()
-
-
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
     return next((each for each in internals.callbacks_of(trainer) if isinstance(each, FastLoop)), None)
 
@@ -58,7 +52,6 @@ class FastLoop(Callback):
     def __init__(self, *, not_finite: NotFinite = NotFinite.stop) -> None:
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
-        self.edge: Callable[[int], float] = edge_on_host
         self.losses = StepLosses(not_finite)
         self.passes = Passes(self)
         self.finds_at_once = True
@@ -79,6 +72,10 @@ class FastLoop(Callback):
     def take_losses(self) -> tuple[list[float], list[float]]:
         """Losses and gradient norms of the steps since the last call, in one transfer from the device."""
         return self.losses.take(self.trainer.global_step, is_scaled=self.is_scaled)
+
+    def edge(self, number: int) -> float:
+        """The host's clock at the edge of a phase: 0 is the start of a batch, 1 to 3 are the ends of its phases."""
+        return time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
         return {"rate": self.rate}
