@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from flatout.bits.grams import LABELS
 from flatout.data.info import DataInfo
-from flatout.data.store.store import StoreSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +73,13 @@ class BitInfo(DataInfo):
 
     def texts(self, split: str) -> pa.Array:
         """Raw texts of a split, fields parted by FIELD_END."""
-        return stored_texts(self.store.splits[split])
+        rows = self.store.splits[split]
+        column = rows.ragged("texts")
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(column.offsets)), pa.py_buffer(column.values)]
+        return pa.Array.from_buffers(pa.large_string(), rows.num_rows, buffers)
 
     def summary(self) -> dict[str, Any]:
         splits = self.facts["splits"]
         rows, tokens = {name: counts["rows"] for name, counts in splits.items()}, splits["train"]["tokens"]
         sizes = {"tokens": tokens, "mean_length": tokens / max(1, rows["train"])}
         return {"rows": rows, "classes": len(LABELS), **sizes, "truncated_rows": 0}
-
-
-def stored_texts(split: StoreSplit) -> pa.Array:
-    column = split.ragged("texts")
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(column.offsets)), pa.py_buffer(column.values)]
-    return pa.Array.from_buffers(pa.large_string(), split.num_rows, buffers)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from flatout.bits.data import BitData
 from flatout.bits.grams import FIELD_END
-from flatout.bits.info import stored_texts
 from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.datamodules import SequenceData
@@ -130,7 +129,7 @@ def _records(config: BitsDataConfig) -> Written:
     tables = {}
     for split in (name for name in SPLITS if name in data.store.splits):
         view = data.store.splits[split]
-        fields = pc.split_pattern(stored_texts(view), FIELD_END)
+        fields = pc.split_pattern(info.texts(split), FIELD_END)
         columns = {name: pc.list_element(fields, place) for place, name in enumerate(info.text_columns)}
         bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs] + ord("0")
         columns[_BITS] = pa.array([row.tobytes().decode() for row in bits], _CELL)
