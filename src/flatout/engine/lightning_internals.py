@@ -51,6 +51,11 @@ def step_of_loggers(trainer: L.Trainer) -> int:
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
+def passes_of(trainer: L.Trainer) -> Any:
+    """How the fast loop among a trainer's callbacks passes batches through; None where there is none."""
+    return next((vars(each)["passes"] for each in callbacks_of(trainer) if "passes" in vars(each)), None)
+
+
 def overrides(part: Any, name: str, base: type) -> bool:
     """Whether a module, callback or strategy has a method other than its base's, by its class or set on itself."""
     return hasattr(base, name) and getattr(getattr(part, name), "__func__", None) is not getattr(base, name)

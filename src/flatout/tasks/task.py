@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import sum_over_ranks
 from flatout.engine import lightning_internals as internals
-from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
 from flatout.errors import UserError, require, settings_of
 from flatout.models.contract import Network, contract
@@ -314,8 +313,8 @@ class Task(L.LightningModule):
 
     def answer_in_pieces(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
         """What a function answers to a batch; where a fast loop is, smaller pieces survive out-of-memory."""
-        loop = None if self._trainer is None else fast_loop_of(self._trainer)
-        return answer(batch) if loop is None else loop.passes.judge(batch, answer)
+        passes = None if self._trainer is None else internals.passes_of(self._trainer)
+        return answer(batch) if passes is None else passes.judge(batch, answer)
 
     def put_back_weights(self) -> None:
         """The trained weights, where a validation has put their mean in their place."""
