@@ -20,6 +20,7 @@ import xxhash
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
+from flatout.data.checks.seen import Advance
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
 from flatout.data.encoded_units import EncodedUnits, Unit, least_rows, units_of
@@ -221,9 +222,8 @@ class TextPreparation:
             hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
             require(split in rows, f"data.{key}", what, hint=hint)
 
-    def _train_vocabulary(self, surveyed: TextSurvey, advance: Callable[[int], None]) -> Encoder:
+    def _train_vocabulary(self, surveyed: TextSurvey, advance: Advance) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are the labels."""
-
         share, has_numbers = VOCABULARY_ROWS / surveyed.rows["train"], self.config.problem is Problem.regression
 
         def training_texts() -> Iterator[pa.Array]:
@@ -296,12 +296,7 @@ class TextPreparation:
         return EncodedUnits(Cache(self.config.cache), self.source.name, how | {"encoder": known.encoder.to_json()})
 
     def _encoded_units(
-        self,
-        piece: Piece,
-        units: EncodedUnits,
-        known: Known,
-        advance: Callable[[int], None],
-        share: tuple[int, int] = (0, 1),
+        self, piece: Piece, units: EncodedUnits, known: Known, advance: Advance, share: tuple[int, int] = (0, 1)
     ) -> Iterator[Store]:
         name, rows, _ = piece
         fates = known.survey.fates[name][rows.start : rows.stop]
@@ -316,9 +311,7 @@ class TextPreparation:
         blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
         return units.of(about, int((fates >= 0).sum()), units_of(blocks), encode, share)
 
-    def _join(
-        self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Callable[[int], None]
-    ) -> dict[str, _Totals]:
+    def _join(self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance) -> dict[str, _Totals]:
         """As `_encode`, by units: their tokens stay where they are, and what else they have of a row is copied."""
         splits, units, census = self.config.split_names(self.source.tables), self._units(known), known.survey.census
         writers = {split: writer.split(split, self._columns(known), sharded="tokens") for split in splits}

@@ -107,7 +107,6 @@ class KeptFiles:
 
     def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
-
         keys, files, begin = self._keys(table), table.tables, 0
 
         def store_of(place: int) -> Store:

@@ -140,17 +140,13 @@ class Cache:
         old = [folder.name for folder in self._folders() if time.time() - folder.stat().st_mtime > days * 86_400]
         self.remove(old)
 
-    def build(self, key: str, name: str, build: Build) -> None:
-        """Build a store whose key is all that is known of it."""
-        with self._refusals_told(), self._locked(key):
-            if self.opened(key) is None:
-                shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
-                self._build(key, build, {"key": key, "name": name, "recipe": {}})
-
     def kept(self, key: str, name: str, build: Build) -> Store:
-        """The store of such a key, built where it is missing."""
+        """The store of a key that is all that is known of it, built where it is missing."""
         while (store := self.opened(key)) is None:
-            self.build(key, name, build)
+            with self._refusals_told(), self._locked(key):
+                if self.opened(key) is None:
+                    shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
+                    self._build(key, build, {"key": key, "name": name, "recipe": {}})
         return store
 
     def remove(self, keys: Iterable[str]) -> None:

@@ -56,11 +56,10 @@ class ParquetTable(FileTable):
     """A parquet file, read a row group at a time."""
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
-        first, begin, end = 0, 0, 0
+        first, begin = 0, 0
         with self._parquet() as file:
             sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        for number, size in enumerate(sizes, 1):
-            end += size
+        for number, end in enumerate(np.cumsum(sizes).tolist(), 1):
             if end - begin >= least or number == len(sizes):
                 yield range(begin, end), RowGroups(self, range(first, number))
                 first, begin = number, end
