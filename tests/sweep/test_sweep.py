@@ -533,13 +533,11 @@ def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_fr
 
 
 @pytest.mark.soak(seconds=3)
-def test_what_cannot_be_composed_is_a_failed_trial_even_where_it_is_no_mistake_of_a_settings_class(tmp_path, capsys):
+def test_an_interval_of_fractions_for_a_whole_number_is_refused_before_the_sweep_has_a_folder(tmp_path, capsys):
     folder = tmp_path / "s"
     code, said = verbally(capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL)
-    assert code == 1
-    failed = r"(trial [01]: model.hidden: '[\d.]+' does not fit .*\n){2}sweep: no trial was completed\. "
-    assert re.fullmatch(failed + r"Correct what the lines above name\.\n", said)
-    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 2
+    assert code == 2 and not folder.exists()
+    assert re.fullmatch(r"model\.hidden: '[\d.]+' does not fit \(a whole number\)\n", said)
 
 
 @pytest.mark.soak(seconds=3)

@@ -57,7 +57,7 @@ class EncodedUnits:
         `known`: what these rows are known by; `share`: which of so many units, one after the other, is this process's.
         """
         place, numbered = -1, enumerate(units)
-        while num_rows:
+        while num_rows > 0:
             place += 1
             key, is_own = recipe_key(self.how | known | {"number": place}), place % share[1] == share[0]
             shard = self.cache.opened(key)
