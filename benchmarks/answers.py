@@ -1,7 +1,9 @@
-"""Whether answers can be relied on: faults planted into exports, the bits of exact answers, their price, and speed.
+"""Whether answers can be relied on: faults planted into exports, the bits of exact answers, their
+price, and speed.
 
-Models have random weights that a short training moved: whether their answers are good does not matter here. Bits are
-looked at in a small encoder, since random batches are mostly filled up; speed is that of MiniLM's sizes.
+Models have random weights that a short training moved: whether their answers are good does not
+matter here. Bits are looked at in a small encoder, since random batches are mostly filled up; speed
+is that of MiniLM's sizes.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def claims(options: Options) -> Iterator[Claim]:
     with tempfile.TemporaryDirectory() as folder:
         yield _faults_claim(Path(folder, "faults"))
         runs = _runs(Path(folder), options)
-        large = _encoder(Path(folder, "large"), options.choose(384, 384, 32), options.choose(6, 6, 2))
+        large = _encoder(
+            Path(folder, "large"), options.choose(384, 384, 32), options.choose(6, 6, 2)
+        )
         rows = runs["encoder"][1]
         for kind, (run, own) in runs.items():
             yield _bits_claim(kind, run, own, options)
@@ -98,11 +102,23 @@ def _of_tokenizer(**values: Any) -> Callable[[Path], None]:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
-    "positions are shifted by one": ("bert", _shift_positions, "rows of any length, alone too: positions"),
+    "positions are shifted by one": (
+        "bert",
+        _shift_positions,
+        "rows of any length, alone too: positions",
+    ),
     "a window is ignored": ("modernbert", _lose_window, ""),
-    "the mask is ignored": ("bert", _of_tokenizer(model_input_names=["input_ids"]), "the rows beside a row"),
+    "the mask is ignored": (
+        "bert",
+        _of_tokenizer(model_input_names=["input_ids"]),
+        "the rows beside a row",
+    ),
     "labels are permuted": ("bert", _turn_labels, "labels in another order"),
-    "rows are cut on the other side": ("bert", _of_tokenizer(truncation_side="left"), "long rows, from 150 words"),
+    "rows are cut on the other side": (
+        "bert",
+        _of_tokenizer(truncation_side="left"),
+        "long rows, from 150 words",
+    ),
     "the temperature is another": (
         "bert",
         lambda run: change(run / "model" / "config.json", temperature=1.0),
@@ -115,15 +131,23 @@ FAULTS: dict[str, tuple[str, Callable[[Path], None], str]] = {
 def planted_rows() -> list[str]:
     """Forty rows of one word to two hundred, of which some are cut."""
     random = np.random.default_rng(0)
-    return [" ".join(random.choice(_WORDS, size)) for size in [*random.integers(1, 60, 36), 150, 170, 190, 200]]
+    return [
+        " ".join(random.choice(_WORDS, size))
+        for size in [*random.integers(1, 60, 36), 150, 170, 190, 200]
+    ]
 
 
 def exported_run(folder: Path, family: str) -> Path:
     """A tiny run with its export beside it, its weights spread out so that rows are told apart."""
     more = {"local_attention": 8} if family == "modernbert" else {}
     model = TransformerConfig(family=family, hidden=32, layers=2, heads=4, settings=more)
-    run = _fit(folder, TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3)), model)
-    weights, random = load_file(run / "model" / "model.safetensors"), torch.Generator().manual_seed(3)
+    run = _fit(
+        folder, TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3)), model
+    )
+    weights, random = (
+        load_file(run / "model" / "model.safetensors"),
+        torch.Generator().manual_seed(3),
+    )
     spread = {
         name: each + 0.2 * torch.randn(each.shape, generator=random) if each.ndim > 1 else each
         for name, each in weights.items()
@@ -152,7 +176,14 @@ def _faults_claim(folder: Path) -> Claim:
         found += [name] * (not judged(run, rows).holds(0))
     note = f"{', '.join(found)}; the two sound exports hold"
     return Claim(
-        "planted faults found by verify", len(found), len(FAULTS), "", None, "all", len(found) == len(FAULTS), note
+        "planted faults found by verify",
+        len(found),
+        len(FAULTS),
+        "",
+        None,
+        "all",
+        len(found) == len(FAULTS),
+        note,
     )
 
 
@@ -160,7 +191,15 @@ def _fit(folder: Path, data: Any, model: Any, epochs: int = 1, **settings: Any) 
     data.cache = str(folder / "cache")
     quiet_run = MonitorConfig(progress=False, verdict=False)
     with quiet():
-        return fit(data, model, epochs=epochs, output=str(folder), monitor=quiet_run, logger="none", **settings).folder
+        return fit(
+            data,
+            model,
+            epochs=epochs,
+            output=str(folder),
+            monitor=quiet_run,
+            logger="none",
+            **settings,
+        ).folder
 
 
 def _headlines() -> TextDataConfig:
@@ -168,7 +207,9 @@ def _headlines() -> TextDataConfig:
 
 
 def _encoder(folder: Path, hidden: int, layers: int) -> Path:
-    return _fit(folder, _headlines(), TransformerConfig(hidden=hidden, layers=layers, heads=hidden // 32))
+    return _fit(
+        folder, _headlines(), TransformerConfig(hidden=hidden, layers=layers, heads=hidden // 32)
+    )
 
 
 def _runs(folder: Path, options: Options) -> dict[str, tuple[Path, list[Any]]]:
@@ -177,16 +218,29 @@ def _runs(folder: Path, options: Options) -> dict[str, tuple[Path, list[Any]]]:
     texts = HeadlinesTable(HeadlinesConfig(rows=10, eval_rows=count, classes=8), "test")
     rows = [text for block in texts.blocks(["text"]) for text in block.column(0).to_pylist()]
     bits = np.random.default_rng(0).integers(0, 2, (count, 1024))
-    people = BitsDataConfig(sample=PeopleConfig(rows=300), encoding=EncodingConfig(size=1024, hashes=8))
+    people = BitsDataConfig(
+        sample=PeopleConfig(rows=300), encoding=EncodingConfig(size=1024, hashes=8)
+    )
     tweets = TextDataConfig(sample=TaggedTweetsConfig(rows=64, eval_rows=16), problem="tags")
     width = options.choose(128, 128, 8)
     return {
         "encoder": (_encoder(folder / "a", 32, 2), rows),
-        "BiLSTM": (_fit(folder / "b", _headlines(), BiLSTMConfig(embedding=width, hidden=width)), rows),
-        "TextCNN": (_fit(folder / "c", _headlines(), TextCNNConfig(embedding=width, filters=width)), rows),
-        "tags": (_fit(folder / "d", tweets, TransformerConfig(hidden=32, heads=4)), [row.split() for row in rows]),
+        "BiLSTM": (
+            _fit(folder / "b", _headlines(), BiLSTMConfig(embedding=width, hidden=width)),
+            rows,
+        ),
+        "TextCNN": (
+            _fit(folder / "c", _headlines(), TextCNNConfig(embedding=width, filters=width)),
+            rows,
+        ),
+        "tags": (
+            _fit(folder / "d", tweets, TransformerConfig(hidden=32, heads=4)),
+            [row.split() for row in rows],
+        ),
         "bit strings": (
-            _fit(folder / "e", people, BitMLPConfig(widths=[width]), task=GramsConfig(exposure=False)),
+            _fit(
+                folder / "e", people, BitMLPConfig(widths=[width]), task=GramsConfig(exposure=False)
+            ),
             ["".join(map(str, row)) for row in bits],
         ),
     }
@@ -202,7 +256,11 @@ def _bits_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Clai
         found: set[int] = set()
         for seed in seeds:
             others = map(parted, mixed(predictor, rows, seed))
-            found |= {row for row, pair in enumerate(zip(others, expected, strict=True)) if pair[0] != pair[1]}
+            found |= {
+                row
+                for row, pair in enumerate(zip(others, expected, strict=True))
+                if pair[0] != pair[1]
+            }
         return len(found)
 
     plain = differing(False, range(1))
@@ -216,8 +274,17 @@ def _price_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Cla
     sides = [load_predictor(run, exact=is_exact) for is_exact in (True, False)]
     for each in sides:
         each.predict(rows[:20])
-    ours, theirs = in_turn([partial(_seconds, each, rows) for each in sides], options.choose_rounds(3, 2, 1))
-    return at_most(f"{kind}: time of exact answers, against usual ones", ours, theirs, "s", 1.5, f"{len(rows):,} rows")
+    ours, theirs = in_turn(
+        [partial(_seconds, each, rows) for each in sides], options.choose_rounds(3, 2, 1)
+    )
+    return at_most(
+        f"{kind}: time of exact answers, against usual ones",
+        ours,
+        theirs,
+        "s",
+        1.5,
+        f"{len(rows):,} rows",
+    )
 
 
 def _seconds(predictor: Any, rows: list[Any]) -> float:
@@ -227,7 +294,9 @@ def _seconds(predictor: Any, rows: list[Any]) -> float:
 
 
 def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[Claim]:
-    """Rows a second, against a pipeline of transformers on the export, as given and sorted by length."""
+    """Rows a second, against a pipeline of transformers on the export, as given and sorted by
+    length.
+    """
     from transformers import pipeline
 
     export = run / "export"
@@ -244,19 +313,33 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
         return len(given) / (time.perf_counter() - began)
 
     sides = [(predictor.predict, rows), (theirs, rows), (theirs, in_order)]
-    ours, usual, best = in_turn([partial(rate, *each) for each in sides], options.choose_rounds(3, 2, 1))
+    ours, usual, best = in_turn(
+        [partial(rate, *each) for each in sides], options.choose_rounds(3, 2, 1)
+    )
     yield at_least("predict, against a pipeline in batches of 32", ours, usual, "rows/s", 5.0)
     yield at_least("predict, against a pipeline of sorted rows", ours, best, "rows/s", 1.3)
     exported = texts_of_folder(predictor, export)
     reference = forms_of_run(predictor, [], {})[0]
-    found = verify(Form("", next(iter(exported.values())), together), rows, list(map(parted, reference.answers(rows))))
+    found = verify(
+        Form("", next(iter(exported.values())), together),
+        rows,
+        list(map(parted, reference.answers(rows))),
+    )
     note = f"largest difference {found.largest_difference:.1e}"
-    yield bounded("rows that the export answers otherwise", len(rows) - found.same, "rows", most=0, note=note)
+    yield bounded(
+        "rows that the export answers otherwise", len(rows) - found.same, "rows", most=0, note=note
+    )
 
 
 def _form_claims(name: str, sample: Any, folder: Path, options: Options) -> Iterator[Claim]:
-    """What `export --for here` chooses for throughput: its speed, its score, and whether others open it."""
-    count, hidden, layers = options.choose(1_000, 200, 40), options.choose(256, 128, 32), options.choose(4, 2, 2)
+    """What `export --for here` chooses for throughput: its speed, its score, and whether others
+    open it.
+    """
+    count, hidden, layers = (
+        options.choose(1_000, 200, 40),
+        options.choose(256, 128, 32),
+        options.choose(4, 2, 2),
+    )
     sample = replace(sample, rows=options.choose(6_000, 2_000, 64), eval_rows=count)
     model = TransformerConfig(hidden=hidden, layers=layers, heads=hidden // 32)
     run = _fit(folder, TextDataConfig(sample=sample), model, epochs=options.choose(3, 1, 1))
@@ -264,17 +347,43 @@ def _form_claims(name: str, sample: Any, folder: Path, options: Options) -> Iter
     csv.write_csv(pa.Table.from_batches(table.blocks(["text", "label"])), folder / "rows.csv")
     chosen_folder = folder / "here"
     with quiet():
-        main(["export", str(run), "--for", "here", "--rows", str(folder / "rows.csv"), "--out", str(chosen_folder)])
+        main(
+            [
+                "export",
+                str(run),
+                "--for",
+                "here",
+                "--rows",
+                str(folder / "rows.csv"),
+                "--out",
+                str(chosen_folder),
+            ]
+        )
     certificate = json.loads((chosen_folder / "verify.json").read_text())
     own, *others = certificate["measured"]
     chosen = next(each for each in others if each["name"] == certificate["form"])
     least = 1.5 if bf16_is_native_on_cpu() else 1.0
     yield at_least(
-        f"{name}: {chosen['name']}, against predict", chosen["throughput"], own["throughput"], "rows/s", least
+        f"{name}: {chosen['name']}, against predict",
+        chosen["throughput"],
+        own["throughput"],
+        "rows/s",
+        least,
     )
-    note = f"{chosen['score']:.4f} of {own['score']:.4f}, and {own['interval'].strip()} of {count:,} rows"
-    yield bounded(f"{name}: score lost by it", max(0.0, own["score"] - chosen["score"]), "", most=0.005, note=note)
+    note = (
+        f"{chosen['score']:.4f} of {own['score']:.4f}, and {own['interval'].strip()} of {count:,}"
+        " rows"
+    )
+    yield bounded(
+        f"{name}: score lost by it",
+        max(0.0, own["score"] - chosen["score"]),
+        "",
+        most=0.005,
+        note=note,
+    )
     changed = {each["name"]: each["verified"]["rows"] - each["verified"]["same"] for each in others}
     of_fp32 = [count for form, count in changed.items() if form.endswith("fp32")]
     note = ", ".join(f"{form} {count}" for form, count in changed.items())
-    yield bounded(f"{name}: answers of fp32 exports that differ", sum(of_fp32), "", most=0, note=note)
+    yield bounded(
+        f"{name}: answers of fp32 exports that differ", sum(of_fp32), "", most=0, note=note
+    )

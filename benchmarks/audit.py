@@ -1,9 +1,10 @@
 """What an audit finds of planted errors, how its intervals hold, and what it costs.
 
-Labels are planted wrong in built-in headlines, whose own noise is known, and with `--data FOLDER` in AG News and in the
-subjectivity sentences, which have errors of their own: among as many suspects as were planted, those are misses. With
-`--pretrained FOLDER` these two are audited a second time, with that encoder beside the words, and then with answers of
-that encoder trained in folds. In the built-in tagged tweets, and in WNUT17 with `--data`, entities get a wrong type.
+Labels are planted wrong in built-in headlines, whose own noise is known, and with `--data FOLDER`
+in AG News and in the subjectivity sentences, which have errors of their own: among as many suspects
+as were planted, those are misses. With `--pretrained FOLDER` these two are audited a second time,
+with that encoder beside the words, and then with answers of that encoder trained in folds. In the
+built-in tagged tweets, and in WNUT17 with `--data`, entities get a wrong type.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ from flatout.run.folds import answers_in_folds
 
 SETS = ("ag_news", "subj")
 FOLDS = 5
-PLANTS = (("5 % uniform", 0.05, False), ("10 % uniform", 0.10, False), ("10 % between two classes", 0.10, True))
+PLANTS = (
+    ("5 % uniform", 0.05, False),
+    ("10 % uniform", 0.10, False),
+    ("10 % between two classes", 0.10, True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class Planted:
 
 
 def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
-    """Wrong labels for a share of the rows: of any other class, or for each other of the two commonest.
+    """Wrong labels for a share of the rows: of any other class, or for each other of the two
+    commonest.
 
     Of tagged words, for a share of the entities: of another type.
     """
@@ -55,12 +61,17 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     if rows.is_tagged:
         places = random.permutation(np.flatnonzero(clean))[: round(share * np.count_nonzero(clean))]
         found, types = choose(rows, np.arange(len(clean))), len(rows.classes) - 1
-        found.labels[places] = 1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
+        found.labels[places] = (
+            1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
+        )
         return Planted(found, clean, places)
     first, second = np.argsort(-np.bincount(clean))[:2]
     may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
     places = random.permutation(may)[: round(share * len(may))]
-    found, others = choose(rows, np.arange(len(clean))), random.integers(1, len(rows.classes), len(places))
+    found, others = (
+        choose(rows, np.arange(len(clean))),
+        random.integers(1, len(rows.classes), len(places)),
+    )
     swapped = first + second - clean[places]
     found.labels[places] = swapped if is_pair else (clean[places] + others) % len(rows.classes)
     return Planted(found, clean, places)
@@ -91,11 +102,16 @@ def claims(options: Options) -> Iterator[Claim]:
     yield cost_claim(options)
     for name in SETS:
         if name not in sets:
-            yield not_here(f"{name}: planted wrong labels", "name the folder of published sets with --data")
+            yield not_here(
+                f"{name}: planted wrong labels", "name the folder of published sets with --data"
+            )
 
 
 def planted_claims(
-    sets: dict[str, AuditRows], clean: dict[str, Measured], options: Options, pretrained: str | None = None
+    sets: dict[str, AuditRows],
+    clean: dict[str, Measured],
+    options: Options,
+    pretrained: str | None = None,
 ) -> Iterator[Claim]:
     """Precision, recall, the interval of the rate, and what leaving suspects out brings back."""
     held, audits, recovered, beside = 0, 0, [], "" if pretrained is None else ", with an encoder"
@@ -103,8 +119,12 @@ def planted_claims(
         name, encoded = f"{set_}{beside}", None
         if pretrained is not None:
             model = TransformerConfig(pretrained=pretrained)
-            encoded = read_encoder(model, list(rows.texts), 128, Precision.auto, 600.0, lambda line: None)
-        own = (clean[set_] if encoded is None else quiet_measure(rows, encoded)).noise[0] * len(rows)
+            encoded = read_encoder(
+                model, list(rows.texts), 128, Precision.auto, 600.0, lambda line: None
+            )
+        own = (clean[set_] if encoded is None else quiet_measure(rows, encoded)).noise[0] * len(
+            rows
+        )
         for kind, share, is_pair in PLANTS[:: options.choose(1, 2, 3)]:
             planted = plant(rows, share, is_pair, seed=1)
             measured = quiet_measure(planted.rows, encoded)
@@ -112,22 +132,38 @@ def planted_claims(
             first = np.isin(suspects[: len(planted.places)], planted.places).mean()
             recall = np.isin(planted.places, suspects).mean()
             number = len(planted.places)
-            about = f"{len(rows):,} rows, {len(suspects):,} suspects for {number:,} planted; its own errors leave"
+            about = (
+                f"{len(rows):,} rows, {len(suspects):,} suspects for {number:,} planted; its own"
+                " errors leave"
+            )
             about += f" {number / (number + own):.2f} at most, were all found alike"
             yield ratio(f"{name}, {kind}: precision of as many suspects", float(first), 0.75, about)
             yield ratio(f"{name}, {kind}: recall", float(recall), 0.70)
             rate, low, high = measured.noise
             held, audits = held + int(low <= len(planted.places) / len(rows) <= high), audits + 1
             recovered.append(recovery(planted, measured))
-            about = f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
-            yield reaching(f"{name}, {kind}: rate of wrong labels", 100 * rate, "%", least=None, note=about)
-    yield ratio(f"the rate's interval holds the planted rate{beside}", held / audits, 0.9, f"{held} of {audits}")
+            about = (
+                f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
+            )
+            yield reaching(
+                f"{name}, {kind}: rate of wrong labels", 100 * rate, "%", least=None, note=about
+            )
+    yield ratio(
+        f"the rate's interval holds the planted rate{beside}",
+        held / audits,
+        0.9,
+        f"{held} of {audits}",
+    )
     claim = f"loss recovered without the suspects{beside} (mean)"
     yield ratio(claim, float(np.mean(recovered)), 0.5, listed(recovered))
 
 
-def network_claims(sets: dict[str, AuditRows], options: Options, pretrained: str) -> Iterator[Claim]:
-    """The same of 10 % wrong labels where an encoder is trained in folds, as an audit of its run does: minutes each."""
+def network_claims(
+    sets: dict[str, AuditRows], options: Options, pretrained: str
+) -> Iterator[Claim]:
+    """The same of 10 % wrong labels where an encoder is trained in folds, as an audit of its run
+    does: minutes each.
+    """
     for name, rows in [] if options.quick or options.tiny else sets.items():
         planted, model = plant(rows, 0.1, False, seed=1), TransformerConfig(pretrained=pretrained)
         data = TextDataConfig(source=str(options.data / name), max_length=64)
@@ -145,7 +181,9 @@ def network_claims(sets: dict[str, AuditRows], options: Options, pretrained: str
 
 
 def recovery(planted: Planted, measured: Measured) -> float:
-    """Of what planted errors cost words their score on clean labels, the part that comes back without the suspects."""
+    """Of what planted errors cost words their score on clean labels, the part that comes back
+    without the suspects.
+    """
     rows, folds = planted.rows, deal(planted.rows, FOLDS)
     features = Features().fit(rows.texts)
     is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)
@@ -155,7 +193,9 @@ def recovery(planted: Planted, measured: Measured) -> float:
         for fold in range(FOLDS):
             taught, judged = (folds != fold) & kept, folds == fold
             head = Head(Problem.single, len(rows.classes)).fit(features[taught], labels[taught])
-            right += int((head.predict(features[judged]).argmax(axis=1) == planted.clean[judged]).sum())
+            right += int(
+                (head.predict(features[judged]).argmax(axis=1) == planted.clean[judged]).sum()
+            )
         return right / len(rows)
 
     everything = np.ones(len(rows), bool)
@@ -178,54 +218,98 @@ def entity_claims(options: Options) -> Iterator[Claim]:
             suspects, (rate, low, high) = measured.suspects.places, measured.noise
             first = np.isin(suspects[: len(planted.places)], planted.places).mean()
             about = (
-                f"{len(rows):,} rows, {len(suspects):,} suspects for {len(planted.places):,} entities of a wrong type"
+                f"{len(rows):,} rows, {len(suspects):,} suspects for {len(planted.places):,}"
+                " entities of a wrong type"
             )
-            yield ratio(f"{name}, {kind} of entities: precision of as many suspects", float(first), 0.75, about)
-            yield ratio(f"{name}, {kind} of entities: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
-            note = f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
-            yield reaching(f"{name}, {kind} of entities: rate", 100 * rate, "%", least=None, note=note)
-            if options.pretrained is not None and kind == PLANTS[1][0] and not options.quick and not options.tiny:
+            yield ratio(
+                f"{name}, {kind} of entities: precision of as many suspects",
+                float(first),
+                0.75,
+                about,
+            )
+            yield ratio(
+                f"{name}, {kind} of entities: recall",
+                float(np.isin(planted.places, suspects).mean()),
+                0.70,
+            )
+            note = (
+                f"planted {len(planted.places) / len(rows):.3f}, interval {low:.3f} to {high:.3f}"
+            )
+            yield reaching(
+                f"{name}, {kind} of entities: rate", 100 * rate, "%", least=None, note=note
+            )
+            if (
+                options.pretrained is not None
+                and kind == PLANTS[1][0]
+                and not options.quick
+                and not options.tiny
+            ):
                 yield from tagger_claims(name, planted, source, options.pretrained)
 
 
-def tagger_claims(name: str, planted: Planted, source: TextDataConfig, pretrained: str) -> Iterator[Claim]:
-    """The same where a tagger is trained in folds on the sentences, as an audit of its run does: minutes each."""
+def tagger_claims(
+    name: str, planted: Planted, source: TextDataConfig, pretrained: str
+) -> Iterator[Claim]:
+    """The same where a tagger is trained in folds on the sentences, as an audit of its run does:
+    minutes each.
+    """
     rows = planted.rows
     assert rows.sentences is not None and rows.spans is not None
-    words, tags = rows.sentences.words, np.array([*map(list, rows.sentences.tags), None], object)[:-1]
+    words, tags = (
+        rows.sentences.words,
+        np.array([*map(list, rows.sentences.tags), None], object)[:-1],
+    )
     for place in planted.places:
         sentence, start, stop = rows.spans[place]
         kind = rows.classes[rows.labels[place]]
         tags[sentence][start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
     folds, began = rows.sentences.folds(rows, deal(rows, FOLDS)), time.perf_counter()
-    settings = RunConfig(data=source, model=TransformerConfig(pretrained=pretrained), trainer={"max_epochs": 3})
+    settings = RunConfig(
+        data=source, model=TransformerConfig(pretrained=pretrained), trainer={"max_epochs": 3}
+    )
     settings.tune = tune_of("off")
     answers = answers_in_folds(settings, words, tags, rows.classes, folds, 0.0, 3_600.0, print)
     assert answers is not None
     suspects = quiet_measure(rows, rows_of_answers(rows.of_spans(answers))).suspects.places
     about = f"{FOLDS} trainings of three epochs: {time.perf_counter() - began:.0f} s"
-    claim, first = f"{name}, with a run's tagger, 10 % uniform of entities", suspects[: len(planted.places)]
-    yield ratio(f"{claim}: precision of as many suspects", float(np.isin(first, planted.places).mean()), 0.75, about)
+    claim, first = (
+        f"{name}, with a run's tagger, 10 % uniform of entities",
+        suspects[: len(planted.places)],
+    )
+    yield ratio(
+        f"{claim}: precision of as many suspects",
+        float(np.isin(first, planted.places).mean()),
+        0.75,
+        about,
+    )
     yield ratio(f"{claim}: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
 
 
 def alarm_claims(clean: dict[str, Measured], options: Options) -> Iterator[Claim]:
     """Clean sets where a problem is found that is worth more than a point."""
     if not options.tiny:
-        clean = {**clean, "other headlines": quiet_measure(headlines(options.choose(3_000, 1_500, 200), 0.0, 8))}
+        clean = {
+            **clean,
+            "other headlines": quiet_measure(headlines(options.choose(3_000, 1_500, 200), 0.0, 8)),
+        }
     alarms = []
     for name, measured in clean.items():
         worst = [each for each in find(measured) if each.is_problem and each.worth > 0.01]
         alarms += [f"{name}: {each.what}" for each in worst[:1]]
     note = "; ".join(alarms) or f"of {len(clean)}: {', '.join(clean)}"
-    yield bounded("clean sets with a problem worth more than a point", len(alarms), "sets", most=0, note=note)
+    yield bounded(
+        "clean sets with a problem worth more than a point", len(alarms), "sets", most=0, note=note
+    )
 
 
 def forecast_claim(options: Options) -> Claim:
-    """The score with half of the rows, forecast for all of them, against what all of them reach on many others."""
+    """The score with half of the rows, forecast for all of them, against what all of them reach on
+    many others.
+    """
     held, notes, tries = 0, [], options.choose(10, 4, 1)
     num_rows = options.choose(4_000, 2_000, 300)
-    num_judged = options.choose(10_000, 10_000, 2_000)  # with 2,000 a gain itself is known to 0.8 points
+    # with 2,000 a gain itself is known to 0.8 points
+    num_judged = options.choose(10_000, 10_000, 2_000)
     for seed in range(tries):
         rows = headlines(num_rows + num_judged, 0.03, seed + 20)
         features, labels = Features().fit(rows.texts), rows.labels
@@ -241,11 +325,16 @@ def forecast_claim(options: Options) -> Claim:
         known = taught[:half]
         errors = np.array(
             [
-                [error(known[folds != fold][: int(part * half * 0.8)], known[folds == fold]) for part in PARTS]
+                [
+                    error(known[folds != fold][: int(part * half * 0.8)], known[folds == fold])
+                    for part in PARTS
+                ]
                 for fold in range(FOLDS)
             ]
         )
-        found = forecast(np.array(PARTS) * half * 0.8, errors, half, len(taught) - half, half // FOLDS)
+        found = forecast(
+            np.array(PARTS) * half * 0.8, errors, half, len(taught) - half, half // FOLDS
+        )
         gain = error(known, judged) - error(taught, judged)
         held += int(found.low <= gain <= found.high)
         notes.append(f"{100 * gain:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})")
@@ -259,15 +348,25 @@ def interval_claim(options: Options) -> Claim:
     for seed in range(tries):
         source = TextDataConfig(sample=HeadlinesConfig(rows=600, seed=seed, **config))
         rows = read_audit_rows(source, 2, 1_000_000)
-        places = {split: np.flatnonzero(rows.splits == split) for split in ("train", "validation", "test")}
+        places = {
+            split: np.flatnonzero(rows.splits == split) for split in ("train", "validation", "test")
+        }
         texts = {split: [rows.texts[place] for place in own] for split, own in places.items()}
-        model = QuickModel(Problem.single, len(rows.classes)).fit(texts["train"], rows.labels[places["train"]])
+        model = QuickModel(Problem.single, len(rows.classes)).fit(
+            texts["train"], rows.labels[places["train"]]
+        )
         few, fresh = places["validation"][:500], places["test"]
         right = model.predict(texts["validation"][:500]).argmax(axis=1) == rows.labels[few]
         draws = np.random.default_rng(seed).binomial(len(right), right.mean(), 2_000) / len(right)
         low, high = np.quantile(draws, [0.025, 0.975])
-        held += int(low <= (model.predict(texts["test"]).argmax(axis=1) == rows.labels[fresh]).mean() <= high)
-    return ratio("intervals that hold the score on fresh rows", held / tries, 0.9, f"{held} of {tries}")
+        held += int(
+            low
+            <= (model.predict(texts["test"]).argmax(axis=1) == rows.labels[fresh]).mean()
+            <= high
+        )
+    return ratio(
+        "intervals that hold the score on fresh rows", held / tries, 0.9, f"{held} of {tries}"
+    )
 
 
 def cost_claim(options: Options) -> Claim:
@@ -275,7 +374,9 @@ def cost_claim(options: Options) -> Claim:
     rows, began = headlines(num_rows, 0.06), time.perf_counter()
     quiet_measure(rows)
     seconds = time.perf_counter() - began
-    return bounded(f"an audit of {len(rows):,} short texts", seconds, "s", most=300, note="on one core")
+    return bounded(
+        f"an audit of {len(rows):,} short texts", seconds, "s", most=300, note="on one core"
+    )
 
 
 def quiet_measure(rows: AuditRows, encoded: csr_matrix | None = None) -> Measured:

@@ -1,9 +1,10 @@
-"""Encoders over flat batches: equal to padded ones, family by family, then against transformers' own Trainer.
+"""Encoders over flat batches: equal to padded ones, family by family, then against transformers'
+own Trainer.
 
-The same losses come first, then tokens a second. Both train the same model from the same weights on the same rows, in
-batches of 32, with their defaults (the Trainer's: padded to the longest row of the batch, fp32, fused AdamW, clipping
-at 1). The Trainer's best settings are measured too: bf16, rows grouped by length, and compiled. Ours is a whole run, as
-`python -m train` makes it.
+The same losses come first, then tokens a second. Both train the same model from the same weights on
+the same rows, in batches of 32, with their defaults (the Trainer's: padded to the longest row of
+the batch, fp32, fused AdamW, clipping at 1). The Trainer's best settings are measured too: bf16,
+rows grouped by length, and compiled. Ours is a whole run, as `python -m train` makes it.
 """
 
 from __future__ import annotations
@@ -59,18 +60,35 @@ from flatout.run.launch import fit
 _BATCH, _LR = 32, 2e-5
 _WARM = 8
 _SHAPE: dict[str, Any] = {"hidden": 384, "layers": 6, "heads": 12}
-_DEBERTA: dict[str, Any] = {"family": "deberta-v2", "hidden": 768, "layers": 6, "heads": 12}  # DeBERTa-v3-small
+# DeBERTa-v3-small
+_DEBERTA: dict[str, Any] = {"family": "deberta-v2", "hidden": 768, "layers": 6, "heads": 12}
 _EXACT = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
 
 
 def claims(options: Options) -> Iterator[Claim]:
     """Equality, speed on short and on long texts and of DeBERTa, and what a GPU adds."""
     asked = options.only or ""
-    parts = {name: part for name, part in _PARTS.items() if (asked in name if asked else name != _ONLY_ASKED)}
-    require(bool(parts), "--only", f"no part {asked!r}", allowed=", ".join(_PARTS), hint=did_you_mean(asked, _PARTS))
-    has_trainer = parts.keys() == {_ONLY_ASKED} or importlib.util.find_spec("accelerate")  # asked for when it starts
+    parts = {
+        name: part
+        for name, part in _PARTS.items()
+        if (asked in name if asked else name != _ONLY_ASKED)
+    }
+    require(
+        bool(parts),
+        "--only",
+        f"no part {asked!r}",
+        allowed=", ".join(_PARTS),
+        hint=did_you_mean(asked, _PARTS),
+    )
+    # asked for when it starts
+    has_trainer = parts.keys() == {_ONLY_ASKED} or importlib.util.find_spec("accelerate")
     hint = "Install it with pip install 'flatout[bench]'."
-    require(bool(has_trainer), "bench bert", "transformers' Trainer needs the package accelerate", hint=hint)
+    require(
+        bool(has_trainer),
+        "bench bert",
+        "transformers' Trainer needs the package accelerate",
+        hint=hint,
+    )
     with tempfile.TemporaryDirectory() as folder:
         for part in parts.values():
             yield from part(Path(folder), options)
@@ -88,14 +106,23 @@ def _long_claims(folder: Path, options: Options) -> Iterator[Claim]:
 
 
 def _deberta_claims(folder: Path, options: Options) -> Iterator[Claim]:
-    """The sizes of DeBERTa-v3-small: distances change its scores, so neither side has a fused kernel."""
+    """The sizes of DeBERTa-v3-small: distances change its scores, so neither side has a fused
+    kernel.
+    """
     bench = BertBench(folder, options, _tweets(options), max_length=128, shape=_DEBERTA)
     yield bench.same_losses(steps=10)
     kinds = _kinds(replace(options, quick=True))
     ours, theirs, _ = bench.in_turn(kinds)
     best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
     note = f"batch {_BATCH}, mean length {bench.rows_by_length.mean():.1f}"
-    yield at_least("DeBERTa: real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", 3.0, note)
+    yield at_least(
+        "DeBERTa: real tokens a second, Trainer's default",
+        ours,
+        theirs["default"],
+        "tokens/s",
+        3.0,
+        note,
+    )
     yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.3)
 
 
@@ -122,11 +149,16 @@ _ONLY_ASKED = "sizes"
 def base_claims(
     folder: Path, options: Options, device: torch.device, shape: dict[str, Any] | None = None
 ) -> Iterator[Claim]:
-    """BERT-base on texts of some 128 tokens and on tweets, against the Trainer's best; its MFU, and its waits."""
+    """BERT-base on texts of some 128 tokens and on tweets, against the Trainer's best; its MFU, and
+    its waits.
+    """
     shape = shape or {"hidden": 768, "layers": 12, "heads": 12}
-    texts = {"train": _joined_tweets(2, 11, tweets=60_000)}  # more than an epoch of the largest batches
+    # more than an epoch of the largest batches
+    texts = {"train": _joined_tweets(2, 11, tweets=60_000)}
     bench = BertBench(folder, options, texts, max_length=512, shape=shape, device=device)
-    tweets = BertBench(folder, options, _tweets(options), max_length=128, shape=shape, device=device)
+    tweets = BertBench(
+        folder, options, _tweets(options), max_length=128, shape=shape, device=device
+    )
     kinds = {kind: settings for kind, settings in _kinds(options).items() if settings}
     # Before theirs: a Trainer that compiles sets TF32 for the whole process.
     compiled = {"texts": bench.compiled(), "tweets": tweets.compiled()}
@@ -139,7 +171,15 @@ def base_claims(
         yield at_least(claim, ours, theirs[best], "tokens/s", goal, note)
     peak = known_peak(device, "bf16-mixed") or measured_peak(device, "bf16-mixed")
     if peak is not None:
-        large = BertBench(folder, options, texts, max_length=512, shape=shape, device=device, batch_size=4 * _BATCH)
+        large = BertBench(
+            folder,
+            options,
+            texts,
+            max_length=512,
+            shape=shape,
+            device=device,
+            batch_size=4 * _BATCH,
+        )
         ours, how = max((large.in_turn({})[0], "eager"), large.compiled())
         tokens = 4 * _BATCH * large.rows_by_length.mean()
         note = f"of {peak.tflops:,.1f} TFLOP/s ({peak.source}), {tokens:,.0f} tokens a pass, {how}"
@@ -147,7 +187,13 @@ def base_claims(
         yield reaching("BERT-base: MFU of real tokens", share, "%", least=45, note=note)
     steps = 10 if options.quick else 50
     what = bench.what_waits(steps)
-    yield bounded(f"BERT-base: waits for the device in {steps} steps", float(bool(what)), "", most=0, note=what)
+    yield bounded(
+        f"BERT-base: waits for the device in {steps} steps",
+        float(bool(what)),
+        "",
+        most=0,
+        note=what,
+    )
 
 
 def _tweets(options: Options) -> dict[str, Any]:
@@ -158,16 +204,29 @@ def _tweets(options: Options) -> dict[str, Any]:
 
 
 def _long_texts(options: Options) -> dict[str, Any]:
-    """Published articles, or several built-in tweets joined: with `--quick` always, articles take long to prepare."""
+    """Published articles, or several built-in tweets joined: with `--quick` always, articles take
+    long to prepare.
+    """
     if options.data is None or options.quick:
-        return {"train": _joined_tweets(most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000))}
+        return {
+            "train": _joined_tweets(
+                most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000)
+            )
+        }
     return _published(options.data / "newsgroups20")
 
 
 def _published(folder: Path) -> dict[str, Any]:
-    found = {split: next(iter(sorted(folder.glob(f"{split}.*"))), None) for split in ("train", "validation", "test")}
+    found = {
+        split: next(iter(sorted(folder.glob(f"{split}.*"))), None)
+        for split in ("train", "validation", "test")
+    }
     if found["train"] is None:
-        raise UserError("--data", f"no {folder.name} there", hint="Name a folder that holds it, or leave it out.")
+        raise UserError(
+            "--data",
+            f"no {folder.name} there",
+            hint="Name a folder that holds it, or leave it out.",
+        )
     return {split: str(path) for split, path in found.items() if path is not None}
 
 
@@ -180,7 +239,11 @@ def _joined_tweets(fewest: int = 5, most: int = 60, tweets: int = 30_000) -> dic
     labels = [label for block in blocks for label in block.column("label").to_pylist()]
     sizes = np.random.default_rng(0).integers(fewest, most, (tweets - 1_000) // (fewest + most) * 2)
     ends = np.cumsum(sizes)
-    rows = [" ".join(texts[end - size : end]) for size, end in zip(sizes, ends, strict=True) if end < len(texts)]
+    rows = [
+        " ".join(texts[end - size : end])
+        for size, end in zip(sizes, ends, strict=True)
+        if end < len(texts)
+    ]
     return {"text": rows, "label": labels[: len(rows)]}
 
 
@@ -202,7 +265,9 @@ class _Watching(L.Callback):
     def __init__(self, watch: _Watch, timed: Sequence[int], *, keeps_losses: bool) -> None:
         self.watch, self.timed, self.keeps_losses = watch, timed, keeps_losses
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
         wait_for_device(len(self.watch.ends) + 1, self.timed)
         self.watch.ends.append(time.perf_counter())
         self.watch.tokens.append(batch.num_tokens)
@@ -218,7 +283,9 @@ class _NeverWaits(L.Callback):
     def __init__(self, first: int) -> None:
         self.first = first
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: FlatBatch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.first and pl_module.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("error")
 
@@ -261,16 +328,25 @@ class BertBench:
         self.rows_by_length = self.prepared.store.splits["train"].lengths("tokens")
 
     def same_losses(self, steps: int = 50) -> Claim:
-        """The largest difference of the first steps' losses, in fp32, without dropout, in the same order of rows."""
+        """The largest difference of the first steps' losses, in fp32, without dropout, in the same
+        order of rows.
+        """
         steps = min(steps, 10) if self.options.quick else steps
         net = self._model(**_EXACT)
         watch = self._ours(copy.deepcopy(net), steps, Precision.fp32, keeps_losses=True)
-        settings = {"train_sampling_strategy": "sequential", "learning_rate": _LR, "weight_decay": 0.01}
+        settings = {
+            "train_sampling_strategy": "sequential",
+            "learning_rate": _LR,
+            "weight_decay": 0.01,
+        }
         library = self._model(compute=Compute.padded, **_EXACT)
         library.load_state_dict(net.state_dict())
         theirs = self._theirs(library.net, steps, self._in_our_order(steps), settings)
         most = max(abs(a - b) for a, b in zip(watch.losses, theirs.losses[:steps], strict=True))
-        note = f"{steps} steps, first {watch.losses[0]:.4f} and {theirs.losses[0]:.4f}, last {watch.losses[-1]:.4f}"
+        note = (
+            f"{steps} steps, first {watch.losses[0]:.4f} and {theirs.losses[0]:.4f}, last"
+            f" {watch.losses[-1]:.4f}"
+        )
         return bounded("largest difference of a step's loss, fp32", most, "", most=1e-4, note=note)
 
     def speed(self) -> Iterator[Claim]:
@@ -282,13 +358,31 @@ class BertBench:
         texts = f"batch {_BATCH}, mean length {self.rows_by_length.mean():.1f}; Trainer: {listed}"
         is_native = any("bf16" in name for name in kinds)
         goals = (4.5, 1.5) if is_native else (2.8, 1.35)
-        yield at_least("real tokens a second, Trainer's default", ours, theirs["default"], "tokens/s", goals[0], texts)
-        yield at_least(f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", goals[1])
+        yield at_least(
+            "real tokens a second, Trainer's default",
+            ours,
+            theirs["default"],
+            "tokens/s",
+            goals[0],
+            texts,
+        )
+        yield at_least(
+            f"the same, Trainer's best ({best})", ours, theirs[best], "tokens/s", goals[1]
+        )
         achieved = ours * self.flops_a_token()
         peak = statistics.median(peaks)
         name = str(product_type(_chosen_on_cpu())).removeprefix("torch.")
-        note = f"{achieved / 1e9:,.0f} of {peak / 1e9:,.0f} GFLOP/s, a product of {name} matrices in the same minutes"
-        yield reaching("MFU of real tokens", 100 * achieved / peak, "%", least=45 if is_native else 50, note=note)
+        note = (
+            f"{achieved / 1e9:,.0f} of {peak / 1e9:,.0f} GFLOP/s, a product of {name} matrices in"
+            " the same minutes"
+        )
+        yield reaching(
+            "MFU of real tokens",
+            100 * achieved / peak,
+            "%",
+            least=45 if is_native else 50,
+            note=note,
+        )
         padding = 100 * (1 - 1 / self._computed_share(self._model()))
         yield bounded("tokens computed that were padding", padding, "%", most=0.0)
         yield self.over_products()
@@ -304,9 +398,17 @@ class BertBench:
                 return nn.functional.cross_entropy(model(batch).float(), batch.targets.long())
 
         with fast_fp32_products(chosen, torch.device("cpu")):
-            times, calls = passes_over_products(model, self._batches(count), loss_of, self.options.rounds)
+            times, calls = passes_over_products(
+                model, self._batches(count), loss_of, self.options.rounds
+            )
         note = f"{count} batches, {calls} products each, those of attention among them"
-        return bounded("forward and backward, as multiple of their products alone", times, "", most=1.55, note=note)
+        return bounded(
+            "forward and backward, as multiple of their products alone",
+            times,
+            "",
+            most=1.55,
+            note=note,
+        )
 
     def flops_a_token(self) -> float:
         """Operations of a training step for each real token."""
@@ -317,7 +419,9 @@ class BertBench:
     def what_waits(self, steps: int) -> str:
         """What waits for a GPU in so many steps; empty where nothing does."""
         try:
-            self._ours(self._model(), _WARM + steps, Precision.auto, also={"never": _NeverWaits(_WARM)})
+            self._ours(
+                self._model(), _WARM + steps, Precision.auto, also={"never": _NeverWaits(_WARM)}
+            )
         except RuntimeError as error:
             return str(error)
         finally:
@@ -328,20 +432,29 @@ class BertBench:
     def long_speed(self) -> Iterator[Claim]:
         kinds = _kinds(replace(self.options, quick=True))
         ours, theirs, _ = self.in_turn(kinds, warm=1, steps=3)
-        note = f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
-        yield at_least("long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, note)
+        note = (
+            f"mean length {self.rows_by_length.mean():.0f} of at most {self.config.data.max_length}"
+        )
+        yield at_least(
+            "long texts, Trainer's default", ours, theirs["default"], "tokens/s", 5.0, note
+        )
         best = max((name for name in kinds if name != "default"), key=lambda name: theirs[name])
         yield at_least(f"long texts, Trainer's best ({best})", ours, theirs[best], "tokens/s", 1.4)
 
     def in_turn(
         self, kinds: dict[str, dict[str, Any]], *, warm: int = _WARM, steps: int = 50
     ) -> tuple[float, dict[str, float], list[float]]:
-        """Medians of ours and of each of the Trainer's ways, one after the other in every round; products beside.
+        """Medians of ours and of each of the Trainer's ways, one after the other in every round;
+        products beside.
 
         Compiling takes longer than all else together, so it is measured in the first round alone.
         """
-        # Grouping sorts fifty batches at a time, longest first: only whole groups are like the rest.
-        warm, steps = self.options.choose(warm, min(warm, 3), 1), self.options.choose(steps, min(steps, 10), 2)
+        # Grouping sorts fifty batches at a time, longest first: only whole groups are like the
+        # rest.
+        warm, steps = (
+            self.options.choose(warm, min(warm, 3), 1),
+            self.options.choose(steps, min(steps, 10), 2),
+        )
         ours: list[float] = []
         theirs: dict[str, list[float]] = {name: [] for name in kinds}
         peaks: list[float] = []
@@ -349,17 +462,29 @@ class BertBench:
             if self.device.type == "cpu":
                 peaks.append(_peak_flops())
             timed = (warm, warm + steps)
-            ours.append(self._ours(self._model(), warm + steps, Precision.auto, timed=timed).tokens_per_s(warm))
+            ours.append(
+                self._ours(self._model(), warm + steps, Precision.auto, timed=timed).tokens_per_s(
+                    warm
+                )
+            )
             for name, settings in kinds.items():
                 if turn and "torch_compile" in settings:
                     continue
                 rows = self._in_random_order(warm + steps)
-                timeline = self._theirs(self._model(compute=Compute.padded).net, warm + steps, rows, settings, timed)
+                timeline = self._theirs(
+                    self._model(compute=Compute.padded).net, warm + steps, rows, settings, timed
+                )
                 theirs[name].append(timeline.tokens_per_s(warm))
-        return statistics.median(ours), {name: statistics.median(values) for name, values in theirs.items()}, peaks
+        return (
+            statistics.median(ours),
+            {name: statistics.median(values) for name, values in theirs.items()},
+            peaks,
+        )
 
     def compiled(self) -> tuple[float, str]:
-        """Our tokens a second with layers that torch compiled, as a long run's are; 0 with `--quick`."""
+        """Our tokens a second with layers that torch compiled, as a long run's are; 0 with
+        `--quick`.
+        """
         if self.options.quick:
             return 0.0, ""
         self.compile = True
@@ -371,7 +496,12 @@ class BertBench:
         config = TransformerConfig(pretrained=self.pretrained, **self.shape, **settings)
         encoder: Any = self.prepared.vocabulary
         outputs = Outputs(self.prepared.classes, "single")
-        return config.build(outputs, vocabulary_size=encoder.size, padding_id=encoder.frame.padding, separator_id=None)
+        return config.build(
+            outputs,
+            vocabulary_size=encoder.size,
+            padding_id=encoder.frame.padding,
+            separator_id=None,
+        )
 
     def _ours(
         self,
@@ -393,8 +523,12 @@ class BertBench:
                 precision=precision,
                 compile=self.compile,
                 checkpoint=CheckpointConfig(patience=None),
-                callbacks={"watch": _Watching(watch, timed, keeps_losses=keeps_losses), **(also or {})},
-                monitor=MonitorConfig(flush_every=steps + 1, progress=False),  # a flush takes the losses away
+                callbacks={
+                    "watch": _Watching(watch, timed, keeps_losses=keeps_losses),
+                    **(also or {}),
+                },
+                # a flush takes the losses away
+                monitor=MonitorConfig(flush_every=steps + 1, progress=False),
                 trainer={
                     "max_steps": steps,
                     "limit_val_batches": 1,
@@ -406,11 +540,17 @@ class BertBench:
         return watch
 
     def _theirs(
-        self, net: Any, steps: int, rows: list[Any], settings: dict[str, Any], timed: Sequence[int] = ()
+        self,
+        net: Any,
+        steps: int,
+        rows: list[Any],
+        settings: dict[str, Any],
+        timed: Sequence[int] = (),
     ) -> Any:
         from benchmarks.usual_bert import train
 
-        usual = type(net)(net.config)  # the library's own modules: ours have a faster dropout on a CPU
+        # the library's own modules: ours have a faster dropout on a CPU
+        usual = type(net)(net.config)
         usual.load_state_dict(net.state_dict())
         frozen = {name for name, weight in net.named_parameters() if not weight.requires_grad}
         for name, weight in usual.named_parameters():
@@ -435,7 +575,8 @@ class BertBench:
         split = self.prepared.store.splits["train"]
         tokens, targets = split.ragged("tokens"), split.fixed("targets")
         return [
-            Row(tokens.values[tokens.offsets[i] : tokens.offsets[i + 1]].tolist(), int(targets[i])) for i in numbers
+            Row(tokens.values[tokens.offsets[i] : tokens.offsets[i + 1]].tolist(), int(targets[i]))
+            for i in numbers
         ]
 
     def _computed_share(self, model: Transformer) -> float:
@@ -447,12 +588,20 @@ class BertBench:
         from flatout.data.batches.feed import Feed
 
         store: Store = self.prepared.store
-        return list(itertools.islice(Feed(store.splits["train"], PlanSettings(rows_per_batch=_BATCH)), count))
+        return list(
+            itertools.islice(
+                Feed(store.splits["train"], PlanSettings(rows_per_batch=_BATCH)), count
+            )
+        )
 
 
 def _kinds(options: Options) -> dict[str, dict[str, Any]]:
-    """Ways of the Trainer that people use: its default, and its best with sixteen bits only where they are native."""
-    chosen = choose_precision(Precision.auto, torch.device("cuda" if torch.cuda.is_available() else "cpu")).value
+    """Ways of the Trainer that people use: its default, and its best with sixteen bits only where
+    they are native.
+    """
+    chosen = choose_precision(
+        Precision.auto, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ).value
     sixteen: dict[str, Any] = {} if chosen is Precision.fp32 else {chosen.value: True}
     name = "".join(f"{key}, " for key in sixteen)
     kinds: dict[str, dict[str, Any]] = {"default": {}}

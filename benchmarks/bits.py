@@ -1,4 +1,6 @@
-"""Bit strings: preparing, training and rebuilding, against the way research code usually goes about it."""
+"""Bit strings: preparing, training and rebuilding, against the way research code usually goes about
+it.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,12 @@ def claims(options: Options) -> Iterator[Claim]:
 def people(rows: int) -> pa.Table:
     """Built-in people with their Bloom filters as texts of 0 and 1."""
     blocks = encoded(
-        PeopleTable(PeopleConfig(rows=rows)), list(FIELDS), EncodingConfig(), Form.binary, uid="uid", drops_text=False
+        PeopleTable(PeopleConfig(rows=rows)),
+        list(FIELDS),
+        EncodingConfig(),
+        Form.binary,
+        uid="uid",
+        drops_text=False,
     )
     return pa.Table.from_batches(blocks)
 
@@ -83,7 +90,9 @@ def preparing(folder: Path, options: Options) -> Iterator[Claim]:
     def ours() -> float:
         started = time.perf_counter()
         with quiet():
-            BitData.of(BitsDataConfig(source=table, cache=str(folder / f"prepared-{next(numbers)}"))).open_store()
+            BitData.of(
+                BitsDataConfig(source=table, cache=str(folder / f"prepared-{next(numbers)}"))
+            ).open_store()
         return rows / (time.perf_counter() - started)
 
     def theirs() -> float:
@@ -113,18 +122,24 @@ def encoding(options: Options) -> Iterator[Claim]:
         ("two-step hash", EncodingConfig(kind=EncodingKind.twostep, size=1000)),
     ):
         encoder = config.build()
-        made = statistics.median(a_minute(lambda e=encoder: e.encode(raw)) for _ in range(options.rounds))
+        made = statistics.median(
+            a_minute(lambda e=encoder: e.encode(raw)) for _ in range(options.rounds)
+        )
         goal = 1e6 if config.kind is EncodingKind.bloom else None
         yield reaching(f"encoding: {name}", made, "records/min", least=goal)
     index = LABEL_INDEX
-    made = statistics.median(a_minute(lambda: index.rows(plain_texts(raw))) for _ in range(options.rounds))
+    made = statistics.median(
+        a_minute(lambda: index.rows(plain_texts(raw))) for _ in range(options.rounds)
+    )
     yield reaching("2-gram labels from text", made, "records/min", least=1e6)
 
 
 def training(folder: Path, options: Options) -> Iterator[Claim]:
     """An epoch, and the Dice after the same number of passes."""
     rows, passes = options.choose(20_000, 4_000, 300), options.choose(8, 3, 1)
-    data = BitsDataConfig(sample=PeopleConfig(rows=rows), batch_size=512, cache=str(folder / "cache"))
+    data = BitsDataConfig(
+        sample=PeopleConfig(rows=rows), batch_size=512, cache=str(folder / "cache")
+    )
     with quiet():
         usual = UsualLoop(BitData.of(data).open_store())
     times, usual_times = [], []
@@ -140,14 +155,28 @@ def training(folder: Path, options: Options) -> Iterator[Claim]:
         usual_times.append(usual.epoch())
         if number % (passes // seeds) == 0 and len(results) < seeds:
             with quiet():
-                results.append(fit(data, BitMLPConfig(), epochs=passes, seed=len(results), **settings))
+                results.append(
+                    fit(data, BitMLPConfig(), epochs=passes, seed=len(results), **settings)
+                )
             times.append(_epoch_seconds(results[-1], data))
     ours, theirs = statistics.median(times), statistics.median(usual_times)
     train_rows = results[0].summary["data"]["rows"]["train"]
-    note = f"{passes} passes over {train_rows:,} records; ours batch 512 with recombined texts, theirs batch 64"
-    yield at_least("training epoch", train_rows / ours, train_rows / theirs, "records/s", 20.0, note)
+    note = (
+        f"{passes} passes over {train_rows:,} records; ours batch 512 with recombined texts, theirs"
+        " batch 64"
+    )
+    yield at_least(
+        "training epoch", train_rows / ours, train_rows / theirs, "records/s", 20.0, note
+    )
     dice = statistics.mean(result.metrics["test/dice"] for result in results)
-    yield at_least(f"Dice after {passes} passes", dice, usual.dice(), "", 1.0, "mean of our seeds, one of theirs")
+    yield at_least(
+        f"Dice after {passes} passes",
+        dice,
+        usual.dice(),
+        "",
+        1.0,
+        "mean of our seeds, one of theirs",
+    )
     yield from same_network(data, folder, options)
 
 
@@ -157,20 +186,34 @@ def _epoch_seconds(result: Result, data: BitsDataConfig) -> float:
 
 
 def same_network(data: BitsDataConfig, folder: Path, options: Options) -> Iterator[Claim]:
-    """One hidden layer of 4,096, batch 64, on both sides: what is left when only the way differs."""
+    """One hidden layer of 4,096, batch 64, on both sides: what is left when only the
+    way differs.
+    """
     with quiet():
         prepared = BitData.of(data).open_store()
         usual = UsualLoop(prepared)
-        model = BitMLPConfig(detectors=False, straight=False, widths=[HIDDEN], dropout=DROPOUT, blend=False)
+        model = BitMLPConfig(
+            detectors=False, straight=False, widths=[HIDDEN], dropout=DROPOUT, blend=False
+        )
         small = BitsDataConfig(sample=data.sample, batch_size=BATCH, cache=data.cache)
     times, theirs = [], []
     for seed in range(options.choose(3, 2, 1)):
         theirs.append(usual.epoch())
         with quiet():
-            result = fit(small, model, epochs=1, seed=seed, output=str(folder), task=GramsConfig(exposure=False))
+            result = fit(
+                small,
+                model,
+                epochs=1,
+                seed=seed,
+                output=str(folder),
+                task=GramsConfig(exposure=False),
+            )
         times.append(_epoch_seconds(result, small))
     rows = prepared.facts["splits"]["train"]["rows"]
-    note = "one hidden layer of 4,096 units, batch 64 on both sides; ours in the precision that `auto` chose"
+    note = (
+        "one hidden layer of 4,096 units, batch 64 on both sides; ours in the precision that `auto`"
+        " chose"
+    )
     ours, usual_rate = rows / statistics.median(times), rows / statistics.median(theirs)
     yield at_least("the same network at the same batch", ours, usual_rate, "records/s", 1.0, note)
 
@@ -197,7 +240,11 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     table = people(8 * steps)
     encodings = EncodingConfig(size=64, hashes=2)
     with quiet():
-        shares: dict[str, Any] = {"validation_share": 0.01, "test_share": 0.01, "cache": str(folder / "tiny")}
+        shares: dict[str, Any] = {
+            "validation_share": 0.01,
+            "test_share": 0.01,
+            "cache": str(folder / "tiny"),
+        }
         data = BitData.of(
             BitsDataConfig(source=table.drop_columns(["bloomfilter"]), encoding=encodings, **shares)
         ).open_store()
@@ -218,7 +265,9 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     finally:
         torch.set_num_threads(threads)
     note = f"bare loop {bare:.0f} µs a step"
-    yield bounded("framework cost a step above a bare loop", ours - bare, "µs", most=150.0, note=note)
+    yield bounded(
+        "framework cost a step above a bare loop", ours - bare, "µs", most=150.0, note=note
+    )
 
 
 def many_records(options: Options) -> Iterator[Claim]:
@@ -227,21 +276,28 @@ def many_records(options: Options) -> Iterator[Claim]:
     with tempfile.TemporaryDirectory() as folder:
         found = measured_apart("benchmarks.bits:train_many", {"rows": rows, "folder": folder})
     note = (
-        f"{rows:,} records, encoded, trained one pass and judged in {found['seconds']:.0f} s, Dice {found['dice']:.4f}"
+        f"{rows:,} records, encoded, trained one pass and judged in {found['seconds']:.0f} s, Dice"
+        f" {found['dice']:.4f}"
     )
     yield bounded("bytes of bits a record", found["bytes"], "bytes", most=128.0)
     yield bounded("peak memory of a run over them", found["peak_gb"], "GB", most=1.5, note=note)
 
 
 def train_many() -> None:
-    """The child's side of `many_records`: settings on standard input, figures on the last line of standard output."""
+    """The child's side of `many_records`: settings on standard input, figures on the last line of
+    standard output.
+    """
     settings = json.loads(sys.stdin.read())
     started = time.perf_counter()
-    data = BitsDataConfig(sample=PeopleConfig(rows=settings["rows"]), batch_size=1024, cache=settings["folder"])
+    data = BitsDataConfig(
+        sample=PeopleConfig(rows=settings["rows"]), batch_size=1024, cache=settings["folder"]
+    )
     optim = OptimConfig(lr=5e-3)
     task = GramsConfig(exposure=False)
     with quiet():
-        result = fit(data, BitMLPConfig(), epochs=1, optim=optim, task=task, output=settings["folder"])
+        result = fit(
+            data, BitMLPConfig(), epochs=1, optim=optim, task=task, output=settings["folder"]
+        )
         store = BitData.of(data).open_store().store
     found = {
         "seconds": time.perf_counter() - started,
@@ -259,23 +315,37 @@ def scores(folder: Path, options: Options) -> Iterator[Claim]:
         return
     published = options.data / "names_fakename"
     real = _read(published / "persons_2k_bloom1024.csv.gz")
-    yield from _dice("Dice, 2,000 people, filters made by others", real, (1280, 320), 0.97, 60, folder, options)
+    yield from _dice(
+        "Dice, 2,000 people, filters made by others", real, (1280, 320), 0.97, 60, folder, options
+    )
     plain = _read(published / "persons_10k.csv")
-    yield from _dice("Dice, 10,000 people, encoded here", plain, (6400, 1600), 0.985, 40, folder, options)
+    yield from _dice(
+        "Dice, 10,000 people, encoded here", plain, (6400, 1600), 0.985, 40, folder, options
+    )
     yield from rebuilding(folder, options)
 
 
 def _read(path: Path) -> pa.Table:
     """A table of texts, as they are written."""
     names = pa_csv.open_csv(path).schema.names
-    options = pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+    options = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+    )
     return pa_csv.read_csv(path, convert_options=options)
 
 
 def _dice(
-    claim: str, table: pa.Table, sizes: tuple[int, int], goal: float, epochs: int, folder: Path, options: Options
+    claim: str,
+    table: pa.Table,
+    sizes: tuple[int, int],
+    goal: float,
+    epochs: int,
+    folder: Path,
+    options: Options,
 ) -> Iterator[Claim]:
-    """Mean Dice over seeds, each with its own split, beside ridge regression and the commonest grams."""
+    """Mean Dice over seeds, each with its own split, beside ridge regression and the commonest
+    grams.
+    """
     found, ridge, trivial = [], [], []
     for seed in range(1 if options.quick else _SEEDS):
         order = pa.array(np.random.default_rng(seed).permutation(table.num_rows))
@@ -302,22 +372,29 @@ def _dice(
         baselines = result.summary["baseline"]["metrics"]
         found.append(result.metrics["test/dice"])
         ridge.append(baselines["test/dice"])
-        trivial.append(next(value for name, value in baselines.items() if name.startswith("test/dice of")))
+        trivial.append(
+            next(value for name, value in baselines.items() if name.startswith("test/dice of"))
+        )
     spread = statistics.stdev(found) if len(found) > 1 else 0.0
     listed = " ".join(f"{value:.4f}" for value in found)
     note = (
-        f"{sizes[0]:,} training records, seeds {listed}, sd {spread:.4f}; theirs: ridge regression; the 20 commonest"
-        f" 2-grams reach {statistics.mean(trivial):.3f}"
+        f"{sizes[0]:,} training records, seeds {listed}, sd {spread:.4f}; theirs: ridge regression;"
+        f" the 20 commonest 2-grams reach {statistics.mean(trivial):.3f}"
     )
     ours, theirs = statistics.mean(found), statistics.mean(ridge)
-    yield Claim(claim, ours, theirs, "", ours / theirs, f"≥ {goal:g}", ours >= max(goal, theirs), note)
+    yield Claim(
+        claim, ours, theirs, "", ours / theirs, f"≥ {goal:g}", ours >= max(goal, theirs), note
+    )
 
 
 def rebuilding(folder: Path, options: Options) -> Iterator[Claim]:
     """Seconds to rebuild ten thousand texts."""
     count = 1_000 if options.quick else 10_000
     data = BitsDataConfig(
-        sample=PeopleConfig(rows=2 * count), test_share=0.49, validation_share=0.05, cache=str(folder / "cache")
+        sample=PeopleConfig(rows=2 * count),
+        test_share=0.49,
+        validation_share=0.05,
+        cache=str(folder / "cache"),
     )
     with quiet():
         optim, task = OptimConfig(lr=5e-3), GramsConfig(exposure=False)
@@ -328,7 +405,13 @@ def rebuilding(folder: Path, options: Options) -> Iterator[Claim]:
     raw = raw_texts([pa.concat_arrays([block.column(name) for block in held]) for name in FIELDS])
     detected = predictor.detected(EncodingConfig().build().encode(raw)).numpy()
     started = time.perf_counter()
-    found = rates(list(Reconstructor(predictor.labels.hashed, predictor.order).candidates(detected)), raw.to_pylist())
+    found = rates(
+        list(Reconstructor(predictor.labels.hashed, predictor.order).candidates(detected)),
+        raw.to_pylist(),
+    )
     seconds = (time.perf_counter() - started) * 10_000 / count
-    note = f"{count:,} other people: {found.at_1:.1%} right at the first try, {found.at_10:.1%} within ten"
+    note = (
+        f"{count:,} other people: {found.at_1:.1%} right at the first try, {found.at_10:.1%}"
+        " within ten"
+    )
     yield bounded("rebuilding texts, 10,000 records", seconds, "s", most=120.0, note=note)

@@ -55,7 +55,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was claimed and measured; `theirs` is None where the claim is a plain bound on `ours`."""
+    """What was claimed and measured; `theirs` is None where the claim is a plain bound
+    on `ours`.
+    """
 
     claim: str
     ours: float
@@ -72,13 +74,17 @@ class Claim:
         return asdict(self)
 
 
-def at_least(claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = "") -> Claim:
+def at_least(
+    claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = ""
+) -> Claim:
     """Ours is to be at least `goal` times theirs."""
     ratio = ours / theirs
     return Claim(claim, ours, theirs, unit, ratio, f"≥ {goal:g}×", ratio >= goal, note)
 
 
-def at_most(claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = "") -> Claim:
+def at_most(
+    claim: str, ours: float, theirs: float, unit: str, goal: float, note: str = ""
+) -> Claim:
     """Ours is to be at most `goal` times theirs."""
     ratio = ours / theirs
     return Claim(claim, ours, theirs, unit, ratio, f"≤ {goal:g}×", ratio <= goal, note)
@@ -91,7 +97,9 @@ def bounded(claim: str, ours: float, unit: str, *, most: float, note: str = "") 
 
 def not_here(claim: str, why: str) -> Claim:
     """A claim that does not apply on this machine."""
-    return Claim(claim, math.nan, None, "", None, "", True, f"does not apply here: {why}", applies=False)
+    return Claim(
+        claim, math.nan, None, "", None, "", True, f"does not apply here: {why}", applies=False
+    )
 
 
 def reaching(claim: str, ours: float, unit: str, *, least: float | None, note: str = "") -> Claim:
@@ -101,7 +109,9 @@ def reaching(claim: str, ours: float, unit: str, *, least: float | None, note: s
 
 
 def peak_memory_gb() -> float:
-    """Most memory this process has held; not by `ru_maxrss` alone, which Linux carries over from the parent."""
+    """Most memory this process has held; not by `ru_maxrss` alone, which Linux carries over from
+    the parent.
+    """
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
@@ -110,12 +120,18 @@ def peak_memory_gb() -> float:
 
 
 def measured_apart(function: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What `module:function` finds in a process of its own: settings on standard input, figures on its last line."""
+    """What `module:function` finds in a process of its own: settings on standard input, figures on
+    its last line.
+    """
     module, _, name = function.partition(":")
     command = [sys.executable, "-c", f"from {module} import {name}; {name}()"]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join(
+        [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, input=json.dumps(settings), capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        command, input=json.dumps(settings), capture_output=True, text=True, env=environment
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,8 @@
-"""Stores built in parts, and plans of more rows than one order holds: the same bytes, and what parts cost.
+"""Stores built in parts, and plans of more rows than one order holds: the same bytes, and what
+parts cost.
 
-`--pretrained FOLDER` takes that folder's tokenizer; without it one is made from the sample's own texts.
+`--pretrained FOLDER` takes that folder's tokenizer; without it one is made from the sample's own
+texts.
 """
 
 from __future__ import annotations
@@ -88,14 +90,18 @@ class _Work:
         self.folder, self.rows, self.num_rows = folder, folder / "rows", num_rows
         self.rows.mkdir()
         self.tokenizer = pretrained or str(folder / "tokenizer")
-        table = pa.Table.from_batches(list(_sample(num_rows + num_rows // UNITS).blocks(["text", "label"])))
+        table = pa.Table.from_batches(
+            list(_sample(num_rows + num_rows // UNITS).blocks(["text", "label"]))
+        )
         self.texts = table.column("text").slice(0, min(num_rows, 50_000)).combine_chunks()
         step = num_rows // (2 * UNITS)
         for number in range(2 * UNITS + 2):
             self._write(table.slice(number * step, step), number)
         if pretrained is None:
             Path(self.tokenizer).mkdir()
-            Subwords.train([self.texts], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(Path(self.tokenizer))
+            Subwords.train([self.texts], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(
+                Path(self.tokenizer)
+            )
         self.unit_rows = 2 * step
 
     def _write(self, table: pa.Table, number: int) -> None:
@@ -105,18 +111,23 @@ class _Work:
         pyarrow.csv.write_csv(table, folder / f"part-{number}.csv")
 
     def data(self, cache: str) -> TextData:
-        return TextData(source=str(self.rows), tokenizer=self.tokenizer, cache=str(self.folder / cache))
+        return TextData(
+            source=str(self.rows), tokenizer=self.tokenizer, cache=str(self.folder / cache)
+        )
 
     @contextmanager
     def units(self, rows: int) -> Iterator[None]:
-        before, encoded_units.UNIT_ROWS = encoded_units.UNIT_ROWS, 2 * rows  # files of half as many make one
+        # files of half as many make one
+        before, encoded_units.UNIT_ROWS = encoded_units.UNIT_ROWS, 2 * rows
         try:
             yield
         finally:
             encoded_units.UNIT_ROWS = before
 
     def built(self, cache: str, rows: int) -> dict[str, bytes]:
-        """The bytes of each column of a store that is built by units of so many rows, wherever they lie."""
+        """The bytes of each column of a store that is built by units of so many rows, wherever they
+        lie.
+        """
         data, found = self.data(cache), dict[str, bytes]()
         with self.units(rows):
             data.prepare_data()
@@ -125,16 +136,24 @@ class _Work:
                 path = f"{split.name}/{name}"
                 if isinstance(column, Ragged):
                     found[f"{path} lengths"] = column.lengths.tobytes()
-                    rows_of = zip(column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True)
-                    column = np.concatenate([column.values[begin : begin + length] for begin, length in rows_of])
+                    rows_of = zip(
+                        column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True
+                    )
+                    column = np.concatenate(
+                        [column.values[begin : begin + length] for begin, length in rows_of]
+                    )
                 found[path] = column.tobytes()
         return found
 
     def repeated_seconds(self) -> float:
-        """A build that finds what its files show and its units, as parts have left them, or those of fewer files."""
+        """A build that finds what its files show and its units, as parts have left them, or those
+        of fewer files.
+        """
         shutil.rmtree(self.folder / "grown", ignore_errors=True)
         shutil.copytree(self.folder / "units", self.folder / "grown")
-        Cache(self.folder / "grown").remove(entry.key for entry in Cache(self.folder / "grown").entries())
+        Cache(self.folder / "grown").remove(
+            entry.key for entry in Cache(self.folder / "grown").entries()
+        )
         sync_tree(self.folder / "grown")
         began = time.perf_counter()
         self.built("grown", self.unit_rows)
@@ -170,18 +189,24 @@ def _bytes(work: _Work) -> Iterator[Claim]:
     has_ray = importlib.util.find_spec("ray") is not None
     if has_ray:
         ways["Ray"] = lambda: on_ray(partial(_parts, work, "Ray"), 2, work.folder)
-        ways["two nodes of Ray, one removed"] = lambda: _two_nodes(work, "two nodes of Ray, one removed")
+        ways["two nodes of Ray, one removed"] = lambda: _two_nodes(
+            work, "two nodes of Ray, one removed"
+        )
     again, encode = 0, TextPreparation._encode
     for way, prepare in ways.items():
         prepare()
         done = len(_units_of(work, way))
-        with mock.patch.object(TextPreparation, "_encode", autospec=True, side_effect=encode) as counted:
+        with mock.patch.object(
+            TextPreparation, "_encode", autospec=True, side_effect=encode
+        ) as counted:
             if work.built(way, work.unit_rows) != whole:
                 differing.append(way)
         if way.startswith("killed"):
             again = counted.call_count - (UNITS - done)
     note = f"{', '.join(ways)}{'' if has_ray else '; Ray is not installed'}"
-    yield bounded("ways to build whose bytes differ from one piece", len(differing), "", most=0, note=note)
+    yield bounded(
+        "ways to build whose bytes differ from one piece", len(differing), "", most=0, note=note
+    )
     yield bounded("killed at 80 %: units that were done and are done again", again, "", most=0)
 
 
@@ -191,7 +216,8 @@ def _units_of(work: _Work, cache: str) -> list[str]:
 
 def _at_once(work: _Work, cache: str) -> None:
     processes = [
-        multiprocessing.get_context("fork").Process(target=_parts, args=(work, cache, number, 2)) for number in (1, 2)
+        multiprocessing.get_context("fork").Process(target=_parts, args=(work, cache, number, 2))
+        for number in (1, 2)
     ]
     for process in processes:
         process.start()
@@ -200,7 +226,9 @@ def _at_once(work: _Work, cache: str) -> None:
 
 
 def _killed(work: _Work, cache: str, after: int) -> None:
-    process = multiprocessing.get_context("fork").Process(target=work.built, args=(cache, work.unit_rows))
+    process = multiprocessing.get_context("fork").Process(
+        target=work.built, args=(cache, work.unit_rows)
+    )
     process.start()
     while process.is_alive() and len(_units_of(work, cache)) < after:
         time.sleep(0.05)
@@ -213,7 +241,9 @@ def _two_nodes(work: _Work, cache: str) -> None:
     """Parts on two nodes of this machine, of which one goes when the first unit is there."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     node = cluster.add_node(num_cpus=1)
 
     def lose() -> None:
@@ -248,10 +278,14 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
     rates = in_turn([ours, bare], options.rounds)
     yield at_least("encoding, against encode_batch_fast alone", *rates, "rows/s", 0.85)
     sides = in_turn(
-        [lambda: work.seconds(work.unit_rows), lambda: work.seconds(1 << 60)], options.choose_rounds(3, 1, 1)
+        [lambda: work.seconds(work.unit_rows), lambda: work.seconds(1 << 60)],
+        options.choose_rounds(3, 1, 1),
     )
     yield at_most("a build by units, against one in one piece", *sides, "s", 1.05)
-    sides = in_turn([work.repeated_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
+    sides = in_turn(
+        [work.repeated_seconds, lambda: work.seconds(work.unit_rows)],
+        options.choose_rounds(3, 1, 1),
+    )
     yield at_most("a store of units that are all there, against a whole build", *sides, "s", 0.1)
     yield from _reading(work)
     if importlib.util.find_spec("ray") is None:
@@ -260,7 +294,10 @@ def _costs(work: _Work, options: Options) -> Iterator[Claim]:
         yield _by_ray(work)
     for path in (work.folder / "more").iterdir():
         shutil.copy(path, work.rows)
-    sides = in_turn([work.repeated_seconds, lambda: work.seconds(work.unit_rows)], options.choose_rounds(3, 1, 1))
+    sides = in_turn(
+        [work.repeated_seconds, lambda: work.seconds(work.unit_rows)],
+        options.choose_rounds(3, 1, 1),
+    )
     yield at_most("a build of ten per cent more rows, against a whole one", *sides, "s", 0.15)
 
 
@@ -272,7 +309,9 @@ def _reading(work: _Work) -> Iterator[Claim]:
     with _counted() as read, mock.patch.object(file, "file_checksum", side_effect=AssertionError):
         work.data("whole").prepare_data()
     note = f"{2 * UNITS} files of {size / 2 / UNITS / 1e6:.1f} MB"
-    yield bounded("read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note)
+    yield bounded(
+        "read by a second run, of the source's bytes", sum(read) / size, "", most=0, note=note
+    )
     shutil.rmtree(Cache(work.folder / "four parts").of_units().folder)
     with _counted() as read:
         _parts(work, "four parts", 2, 4)
@@ -313,14 +352,26 @@ def _by_ray(work: _Work) -> Claim:
     _parts(work, "timed here", 1, 1)
     here = time.perf_counter() - began
     return at_most(
-        "parts by Ray, against one process here", by_ray, here, "s", 1.1, f"Ray's start, {empty:.0f} s, left out"
+        "parts by Ray, against one process here",
+        by_ray,
+        here,
+        "s",
+        1.1,
+        f"Ray's start, {empty:.0f} s, left out",
     )
 
 
 def _memory(work: _Work, options: Options) -> Iterator[Claim]:
     peaks = []
-    for rows in (options.choose(1_000_000, 100_000, 2_000), options.choose(10_000_000, 400_000, 4_000)):
-        settings = {"rows": rows, "tokenizer": work.tokenizer, "folder": str(work.folder / f"memory-{rows}")}
+    for rows in (
+        options.choose(1_000_000, 100_000, 2_000),
+        options.choose(10_000_000, 400_000, 4_000),
+    ):
+        settings = {
+            "rows": rows,
+            "tokenizer": work.tokenizer,
+            "folder": str(work.folder / f"memory-{rows}"),
+        }
         peak = measured_apart("benchmarks.cluster:measure_a_build", settings)["gb"]
         peaks.append(peak)
         yield bounded(f"memory of a build of {rows:,} rows", peak, "GB", most=1.0)
@@ -370,11 +421,17 @@ def _plans(folder: Path, options: Options) -> Iterator[Claim]:
     rows = options.choose(1_000_000_000, 100_000_000, 20_000_000)
     lengths = np.memmap(folder / "lengths.bin", np.int32, "w+", shape=rows)
     for begin in range(0, rows, 1 << 24):
-        lengths[begin : begin + (1 << 24)] = np.random.default_rng(begin).integers(5, 40, min(1 << 24, rows - begin))
+        lengths[begin : begin + (1 << 24)] = np.random.default_rng(begin).integers(
+            5, 40, min(1 << 24, rows - begin)
+        )
     lengths.flush()
-    found = measured_apart("benchmarks.cluster:measure_a_plan", {"path": str(folder / "lengths.bin"), "rows": rows})
+    found = measured_apart(
+        "benchmarks.cluster:measure_a_plan", {"path": str(folder / "lengths.bin"), "rows": rows}
+    )
     yield bounded(f"plan of {rows:,} rows: memory", found["gb"], "GB", most=1.0)
-    yield bounded(f"plan of {rows:,} rows: first batch of a later epoch", found["seconds"], "s", most=5.0)
+    yield bounded(
+        f"plan of {rows:,} rows: first batch of a later epoch", found["seconds"], "s", most=5.0
+    )
     (folder / "lengths.bin").unlink()
 
 
@@ -390,7 +447,11 @@ def _trials(folder: Path, trials: int) -> Iterator[Claim]:
     """A search whose trials train nothing, a tenth of them at once: what is left is the study."""
     search = SweeperSettings(trials=trials, sampler=Sampler.tpe, pruner=Pruner.asha)
     study = Study(folder, SPACE, search, mode="max", validations=5)
-    chance, asking, running = np.random.default_rng(0), list[float](), list[tuple[int, dict[str, str]]]()
+    chance, asking, running = (
+        np.random.default_rng(0),
+        list[float](),
+        list[tuple[int, dict[str, str]]](),
+    )
     while running or study.total > len(asking):
         while len(running) < trials // 10 and len(asking) < study.total:
             began = time.perf_counter()
@@ -402,6 +463,13 @@ def _trials(folder: Path, trials: int) -> Iterator[Claim]:
         value = chance.normal() - abs(float(settings["optim.lr"]) - 0.01)
         is_pruned = any(study.should_end(number, count, value) for count in range(1, 6))
         study.tell(number, Ending(Status.pruned if is_pruned else Status.complete, 1.0, value))
-    note = f"a tenth of {trials:,} at once, {len(SPACE)} settings; the longest {1e3 * max(asking):.0f} ms"
-    yield bounded("asking the study for a trial", 1e3 * sum(asking) / trials, "ms", most=20, note=note)
-    yield bounded(f"journal of {trials:,} trials", (folder / JOURNAL).stat().st_size / 1e6, "MB", most=5)
+    note = (
+        f"a tenth of {trials:,} at once, {len(SPACE)} settings; the longest"
+        f" {1e3 * max(asking):.0f} ms"
+    )
+    yield bounded(
+        "asking the study for a trial", 1e3 * sum(asking) / trials, "ms", most=20, note=note
+    )
+    yield bounded(
+        f"journal of {trials:,} trials", (folder / JOURNAL).stat().st_size / 1e6, "MB", most=5
+    )

@@ -1,8 +1,10 @@
-"""Operators that a training step dispatches, and how often it reads the device: what a GPU would launch and wait for.
+"""Operators that a training step dispatches, and how often it reads the device: what a GPU would
+launch and wait for.
 
-Both are counted by a dispatch mode on a CPU, so any machine shows them. Twelve layers as in BERT-base, but narrow;
-without dropout, which CPUs and GPUs draw in different ways. Views and allocations are not counted, they launch nothing.
-Attention is one operator on both sides, as on a GPU: ours is replaced by one, the library's is the fused one.
+Both are counted by a dispatch mode on a CPU, so any machine shows them. Twelve layers as in
+BERT-base, but narrow; without dropout, which CPUs and GPUs draw in different ways. Views and
+allocations are not counted, they launch nothing. Attention is one operator on both sides, as on a
+GPU: ours is replaced by one, the library's is the fused one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ _COUNTED_STEP = 2
 _BATCH = 32
 _ENCODER: dict[str, Any] = {"hidden": 96, "layers": 12, "heads": 12}
 _EXACT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
-_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "detach"}
+_ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "_unsafe_view",
+    "detach",
+}
 _READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select"}
 
 
@@ -58,29 +68,47 @@ class Counter(TorchDispatchMode):
 
 
 def dispatch_claims() -> Iterator[Claim]:
-    """Operators against the Trainer's in bf16, as on a GPU; then reads of the device in each number format."""
+    """Operators against the Trainer's in bf16, as on a GPU; then reads of the device in each number
+    format.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     formats = {"bf16": "bf16-mixed", "fp32": "32-true", "fp16": "16-mixed"}
     with quiet():
         counted = {name: ours_counted(precision) for name, precision in formats.items()}
         theirs = {name: theirs_counted(bf16=name == "bf16") for name in ("bf16", "fp32")}
-    launches = [f"{name} {counted[name].launches} against {theirs[name].launches}" for name in theirs]
+    launches = [
+        f"{name} {counted[name].launches} against {theirs[name].launches}" for name in theirs
+    ]
     share = 100 * counted["bf16"].launches / theirs["bf16"].launches
     note = f"12 layers, {', '.join(launches)}"
-    yield bounded("operators of a training step in bf16, of the Trainer's", share, "%", most=60, note=note)
+    yield bounded(
+        "operators of a training step in bf16, of the Trainer's", share, "%", most=60, note=note
+    )
     for name, counter in counted.items():
         note = f"the Trainer: {theirs[name].reads}" if name in theirs else "with a scaler"
-        yield bounded(f"reads of the device in a training step, {name}", float(counter.reads), "", most=0.0, note=note)
+        yield bounded(
+            f"reads of the device in a training step, {name}",
+            float(counter.reads),
+            "",
+            most=0.0,
+            note=note,
+        )
 
 
 def ours_counted(precision: str) -> Counter:
     """A step of the fast loop over flat batches, with the checks that a GPU makes itself."""
     counter, loop = Counter(), FastLoop()
     loop.finds_at_once = False
-    task = Classifier(TransformerConfig(**_ENCODER, **_EXACT), optim=OptimConfig(lr=1e-4), total_steps=8)
+    task = Classifier(
+        TransformerConfig(**_ENCODER, **_EXACT), optim=OptimConfig(lr=1e-4), total_steps=8
+    )
     settings: dict[str, Any] = {"precision": precision}
     if precision == "16-mixed":
-        settings = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=64.0))]}
+        settings = {
+            "plugins": [
+                MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=64.0))
+            ]
+        }
     trainer = L.Trainer(
         max_steps=_COUNTED_STEP + 1,
         accelerator="cpu",
@@ -132,11 +160,15 @@ class _Counting(L.Callback):
     def __init__(self, counter: Counter) -> None:
         self.counter = counter
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == _COUNTED_STEP:
             self.counter.__enter__()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == _COUNTED_STEP:
             self.counter.__exit__(None, None, None)
 
@@ -148,7 +180,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 @library.custom_op("flatout_bench::attend_backward", mutates_args=())
-def _attend_backward(incoming: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(
+    incoming: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
 
@@ -161,7 +195,9 @@ _attend.register_autograd(
 @contextmanager
 def _one_operator() -> Iterator[None]:
     """Flat encoders take the kernel of a GPU, which stands in here as one operator."""
-    varlen = {attention.Kernel.varlen: lambda query, key, value, *_, **__: _attend(query, key, value)}
+    varlen = {
+        attention.Kernel.varlen: lambda query, key, value, *_, **__: _attend(query, key, value)
+    }
     with (
         mock.patch.dict(attention.KERNELS, varlen),
         mock.patch.object(Transformer, "_kernel", lambda self, device: attention.Kernel.varlen),

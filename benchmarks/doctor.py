@@ -1,8 +1,10 @@
-"""Bottlenecks planted into runs: does the verdict name each, and does its fix bring what it predicts?
+"""Bottlenecks planted into runs: does the verdict name each, and does its fix bring what it
+predicts?
 
-Each planted run is a command line in a process of its own. The override of its verdict is then confirmed as
-`doctor --confirm` does: short runs of both, in turn. Where no override removes the cause, the plant itself is taken
-away. Ten healthy runs follow: nothing may be found in them, or the gain must be confirmed.
+Each planted run is a command line in a process of its own. The override of its verdict is then
+confirmed as `doctor --confirm` does: short runs of both, in turn. Where no override removes the
+cause, the plant itself is taken away. Ten healthy runs follow: nothing may be found in them, or the
+gain must be confirmed.
 """
 
 from __future__ import annotations
@@ -23,13 +25,25 @@ from benchmarks import doctor_plain
 from benchmarks.claim import Claim, Options, bounded, not_here
 from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
-from flatout.cli.doctor import predicted, sides_of, steps_of_a_round, time_in_turn, train_apart, with_override
+from flatout.cli.doctor import (
+    predicted,
+    sides_of,
+    steps_of_a_round,
+    time_in_turn,
+    train_apart,
+    with_override,
+)
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
 from flatout.errors import RunBroke, UserError, did_you_mean, require
 from flatout.perf.measure.intervals import Interval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
-_ALWAYS = ["monitor.progress=false", "monitor.rival=false", "trainer.accelerator=cpu", "checkpoint.patience=null"]
+_ALWAYS = [
+    "monitor.progress=false",
+    "monitor.rival=false",
+    "trainer.accelerator=cpu",
+    "checkpoint.patience=null",
+]
 _NAMED, _WITHIN = 0.95, 0.9
 _LIMIT = 0.6
 """Cores that the planted control group allows."""
@@ -50,17 +64,27 @@ def claims(options: Options) -> Iterator[Claim]:
                 yield not_here(each.name, why)
                 continue
             place = Path(folder) / f"planted-{number}"
-            diagnosed.append(or_broken(each.name, each.causes, partial(diagnose, each, place, rounds)))
+            diagnosed.append(
+                or_broken(each.name, each.causes, partial(diagnose, each, place, rounds))
+            )
             yield diagnosed[-1].as_claim()
         for number, name in enumerate(healthy):
             place = Path(folder) / f"healthy-{number}"
-            checked.append(or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds)))
+            checked.append(
+                or_broken(name, (), partial(check_healthy, name, HEALTHY[name], place, rounds))
+            )
             yield checked[-1].as_claim()
     if diagnosed:
         yield from _cost(min(each.step_ms for each in diagnosed))
     yield from summary_of(diagnosed, checked)
     minutes, most = (time.perf_counter() - began) / 60, options.choose(15, 3, 15)
-    yield bounded("the whole bench", minutes, "minutes", most=most, note=f"{rounds} rounds of each confirmation")
+    yield bounded(
+        "the whole bench",
+        minutes,
+        "minutes",
+        most=most,
+        note=f"{rounds} rounds of each confirmation",
+    )
 
 
 def chosen(options: Options) -> tuple[list[Planted], list[str]]:
@@ -72,15 +96,27 @@ def chosen(options: Options) -> tuple[list[Planted], list[str]]:
         require(bool(wanted), "--only", f"no plant and no healthy run {options.only!r}", hint=hint)
     else:
         wanted = {*QUICK, *list(HEALTHY)[:2]} if options.quick else set(names)
-    return [each for each in PLANTED if each.name in wanted], [name for name in HEALTHY if name in wanted]
+    return [each for each in PLANTED if each.name in wanted], [
+        name for name in HEALTHY if name in wanted
+    ]
 
 
 def summary_of(diagnosed: list[Diagnosed], checked: list[Diagnosed]) -> Iterator[Claim]:
     """The four figures that the bench is for."""
-    promised = [each for each in (*diagnosed, *checked) if each.predicted is not None and each.measured is not None]
+    promised = [
+        each
+        for each in (*diagnosed, *checked)
+        if each.predicted is not None and each.measured is not None
+    ]
     yield _share("planted bottlenecks named first", [each.is_named for each in diagnosed], _NAMED)
-    yield _share("predicted intervals that hold the measured gain", [each.is_within for each in promised], _WITHIN)
-    yield bounded("recommended fixes that slow a run", sum(each.slows for each in promised), "", most=0)
+    yield _share(
+        "predicted intervals that hold the measured gain",
+        [each.is_within for each in promised],
+        _WITHIN,
+    )
+    yield bounded(
+        "recommended fixes that slow a run", sum(each.slows for each in promised), "", most=0
+    )
     alarms = sum(not each.is_quiet for each in checked)
     yield bounded(f"false alarms in {len(checked)} healthy runs", alarms, "", most=0)
 
@@ -114,7 +150,11 @@ class Diagnosed:
     @property
     def is_within(self) -> bool:
         """Whether the gain that came lies within the predicted bounds."""
-        return self.predicted is not None and self.measured is not None and self.measured.value in self.predicted
+        return (
+            self.predicted is not None
+            and self.measured is not None
+            and self.measured.value in self.predicted
+        )
 
     @property
     def slows(self) -> bool:
@@ -127,7 +167,11 @@ class Diagnosed:
         return self.verdict["cause"] == "nothing" or self.is_within
 
     def as_claim(self) -> Claim:
-        holds = self.is_named and (self.predicted is None or self.is_within) if self.causes else self.is_quiet
+        holds = (
+            self.is_named and (self.predicted is None or self.is_within)
+            if self.causes
+            else self.is_quiet
+        )
         value = math.nan if self.measured is None else self.measured.value
         goal = "quiet" if not self.causes else "named" if self.predicted is None else "in bounds"
         note = "\n    ".join([self.verdict["sentence"], *self._rounds()])
@@ -137,12 +181,20 @@ class Diagnosed:
         name = self.name if self.is_named or not self.causes else f"{self.name}: NOT NAMED"
         expected = None if self.predicted is None else self.predicted.value
         return Claim(
-            name, value, expected, "× as fast", None if expected is None else value / expected, goal, holds, note
+            name,
+            value,
+            expected,
+            "× as fast",
+            None if expected is None else value / expected,
+            goal,
+            holds,
+            note,
         )
 
     def _rounds(self) -> list[str]:
         return [
-            f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the fix ({after / before:.2f}×)"
+            f"round {number}: {before:,.0f} rows/s as it was, {after:,.0f} with the fix"
+            f" ({after / before:.2f}×)"
             for number, (before, after) in enumerate(zip(*self.rates or [[], []], strict=True), 1)
         ]
 
@@ -157,8 +209,15 @@ def or_broken(name: str, causes: tuple[str, ...], diagnosing: Callable[[], Diagn
 
 
 def diagnose(planted: Planted, place: Path, rounds: int) -> Diagnosed:
-    """Run it, then confirm the fix of its verdict; or take the plant away where no override does it."""
-    words = [*_ALWAYS, *planted.words, f"trainer.max_epochs={planted.epochs}", *_trusted(planted.words)]
+    """Run it, then confirm the fix of its verdict; or take the plant away where no override does
+    it.
+    """
+    words = [
+        *_ALWAYS,
+        *planted.words,
+        f"trainer.max_epochs={planted.epochs}",
+        *_trusted(planted.words),
+    ]
     with _around(planted.around):
         summary = train_apart(words, place / "first")
         found, step_ms = summary["verdict"], summary["speed"]["step_percentiles_ms"]["p50"]
@@ -180,7 +239,9 @@ def check_healthy(name: str, words: list[str], place: Path, rounds: int) -> Diag
     return Diagnosed(name, (), found, rates)
 
 
-def _confirm(words: list[str], override: str, summary: dict[str, Any], place: Path, rounds: int) -> list[list[float]]:
+def _confirm(
+    words: list[str], override: str, summary: dict[str, Any], place: Path, rounds: int
+) -> list[list[float]]:
     evidence = Evidence.from_dict(summary["evidence"])
     plain = with_override(words, "monitor.verdict=false")
     sides = sides_of(plain, override, evidence, steps_of_a_round(evidence))
@@ -197,7 +258,9 @@ def _around(what: str) -> Iterator[None]:
     """Another process that computes, or a control group that limits this one and all it starts."""
     with ExitStack() as stack:
         if what == "process":
-            process = multiprocessing.get_context("forkserver").Process(target=_compute, daemon=True)
+            process = multiprocessing.get_context("forkserver").Process(
+                target=_compute, daemon=True
+            )
             process.start()
             stack.callback(process.kill)
         elif what == "group":
@@ -250,7 +313,9 @@ def _share(claim: str, holds: list[bool], least: float) -> Claim:
 
 
 def _cost(quickest_ms: float, steps: int = 20_000) -> Iterator[Claim]:
-    """What the clock does in a step: four looks at the edges of its phases, its end, and every so often their sums."""
+    """What the clock does in a step: four looks at the edges of its phases, its end, and every so
+    often their sums.
+    """
     timer = StepTimer(callbacks={})
     spent = 0.0
     began = time.perf_counter()
@@ -263,4 +328,6 @@ def _cost(quickest_ms: float, steps: int = 20_000) -> Iterator[Claim]:
     cost_us = 1e6 * (time.perf_counter() - began) / steps
     yield bounded("the clock, of each step", cost_us, "µs", most=20)
     note = f"half of its steps take {quickest_ms:.1f} ms at most"
-    yield bounded("the clock, of the quickest run's steps", cost_us / quickest_ms / 10, "%", most=1, note=note)
+    yield bounded(
+        "the clock, of the quickest run's steps", cost_us / quickest_ms / 10, "%", most=1, note=note
+    )

@@ -1,7 +1,9 @@
-"""`bench doctor --plain`: bottlenecks in somebody's own module, loader and Trainer, and what `Verdict` says of them.
+"""`bench doctor --plain`: bottlenecks in somebody's own module, loader and Trainer, and what
+`Verdict` says of them.
 
-Each training is a script as anybody writes it, in a process of its own. The fix is words of Python; its arguments are
-put into the same script, and both scripts train in turn. Five healthy scripts follow, in which nothing may be found.
+Each training is a script as anybody writes it, in a process of its own. The fix is words of Python;
+its arguments are put into the same script, and both scripts train in turn. Five healthy scripts
+follow, in which nothing may be found.
 """
 
 from __future__ import annotations
@@ -73,12 +75,21 @@ PLANTED = {
         ("data",),
         Script(us_a_row=400, num_workers=1, persistent_workers=True, max_epochs=20),
     ),
-    "workers started for each short epoch": (("data",), Script(rows=1000, num_workers=2, max_epochs=160)),
+    "workers started for each short epoch": (
+        ("data",),
+        Script(rows=1000, num_workers=2, max_epochs=160),
+    ),
     "batches of two rows": (("batch",), Script(rows=3000, batch_size=2, max_epochs=16)),
-    "8 batches of 4 rows a step": (("accumulation",), Script(batch_size=4, accumulate_grad_batches=8, max_epochs=24)),
+    "8 batches of 4 rows a step": (
+        ("accumulation",),
+        Script(batch_size=4, accumulate_grad_batches=8, max_epochs=24),
+    ),
     "a callback that waits": (("callbacks",), Script(width=512, sleeps_ms=15, max_epochs=20)),
     "a validation every 5 steps": (("validation",), Script(val_check_interval=5, max_epochs=40)),
-    "a checkpoint every 2 steps": (("checkpoint",), Script(width=768, every_n_train_steps=2, max_epochs=16)),
+    "a checkpoint every 2 steps": (
+        ("checkpoint",),
+        Script(width=768, every_n_train_steps=2, max_epochs=16),
+    ),
     "one thread": (("threads",), Script(width=2048, batch_size=256, threads=1, max_epochs=30)),
 }
 HEALTHY = {
@@ -103,7 +114,10 @@ class Rows(Dataset[Any]):
         return len(self.numbers)
 
     def __getitem__(self, number: int) -> Any:
-        clock, until = time.thread_time if self.script.computes else time.perf_counter, self.script.us_a_row / 1e6
+        clock, until = (
+            time.thread_time if self.script.computes else time.perf_counter,
+            self.script.us_a_row / 1e6,
+        )
         began = clock()
         while clock() - began < until:
             if not self.script.computes:
@@ -117,7 +131,9 @@ class Rows(Dataset[Any]):
 class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten())
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten()
+        )
         self.head = nn.LazyLinear(2)
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -140,8 +156,15 @@ class Module(L.LightningModule):
         super().__init__()
         wide = script.width
         if script.module == "bert":
-            sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
-            self.network: nn.Module = BertForSequenceClassification(BertConfig(vocab_size=1000, **sizes))
+            sizes = {
+                "hidden_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 256,
+            }
+            self.network: nn.Module = BertForSequenceClassification(
+                BertConfig(vocab_size=1000, **sizes)
+            )
         elif script.module == "cnn":
             self.network = Convolutions()
             self.network(torch.zeros(1, 192))  # its last layer learns its width
@@ -149,7 +172,9 @@ class Module(L.LightningModule):
             self.network = Recurrent()
         else:
             middle = [layer for _ in range(2) for layer in (nn.Linear(wide, wide), nn.ReLU())]
-            self.network = nn.Sequential(nn.Linear(192, wide), nn.ReLU(), *middle, nn.Linear(wide, 2))
+            self.network = nn.Sequential(
+                nn.Linear(192, wide), nn.ReLU(), *middle, nn.Linear(wide, 2)
+            )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if isinstance(batch, dict):
@@ -188,8 +213,11 @@ class Stopwatch(L.Callback):
         self.seconds = time.perf_counter() - self.began
 
 
-def train(script: Script, *, judges: bool, seconds: float = 20.0, others: int = 0) -> dict[str, Any]:
-    """Rows a second of a training, and its verdict where it is judged; `seconds`: most that the verdict races.
+def train(
+    script: Script, *, judges: bool, seconds: float = 20.0, others: int = 0
+) -> dict[str, Any]:
+    """Rows a second of a training, and its verdict where it is judged; `seconds`: most that the
+    verdict races.
 
     `others`: empty callbacks beside.
     """
@@ -199,13 +227,19 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0, others: int = 
     L.seed_everything(0, verbose=False)
     watch, verdict = Stopwatch(), Verdict(seconds=seconds)
     data = Rows(script)
-    loading = {name: getattr(script, name) for name in ("num_workers", "persistent_workers", "prefetch_factor")}
+    loading = {
+        name: getattr(script, name)
+        for name in ("num_workers", "persistent_workers", "prefetch_factor")
+    }
     loader = DataLoader(data, script.batch_size, shuffle=True, drop_last=True, **loading)
     validation = DataLoader(torch.utils.data.Subset(data, range(min(script.rows, 512))), 256)
     with tempfile.TemporaryDirectory() as folder:
         files = ModelCheckpoint(folder, every_n_train_steps=script.every_n_train_steps)
         trainer = L.Trainer(
-            **{name: getattr(script, name) for name in ("accumulate_grad_batches", "precision", "val_check_interval")},
+            **{
+                name: getattr(script, name)
+                for name in ("accumulate_grad_batches", "precision", "val_check_interval")
+            },
             max_epochs=script.max_epochs,
             accelerator="cpu",
             callbacks=[
@@ -224,20 +258,31 @@ def train(script: Script, *, judges: bool, seconds: float = 20.0, others: int = 
         module: Any = torch.compile(Module(script)) if script.is_compiled else Module(script)
         trainer.fit(module, loader, validation)
     rows = len(loader) * script.batch_size * script.max_epochs
-    found = verdict.verdict or {"cause": "none", "sentence": verdict.why_none, "override": None, "predicted_gain": None}
+    found = verdict.verdict or {
+        "cause": "none",
+        "sentence": verdict.why_none,
+        "override": None,
+        "predicted_gain": None,
+    }
     return {"rate": rows / watch.seconds, "verdict": found}
 
 
 def with_fix(script: Script, words: str) -> Script:
     """The script with the arguments that a fix names."""
     known = {each.name for each in fields(Script)}
-    given = {name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=([\w.\"-]+)", words) if name in known}
+    given = {
+        name: ast.literal_eval(value)
+        for name, value in re.findall(r"(\w+)=([\w.\"-]+)", words)
+        if name in known
+    }
     if threads := re.search(r"set_num_threads\((\d+)\)", words):
         given["threads"] = int(threads[1])
     if "leaving Sleeps out" in words:
         given["sleeps_ms"] = 0.0
     given |= {
-        name: True for name, word in {"is_compiled": "compile(", "in_fast_loop": "FastLoop"}.items() if word in words
+        name: True
+        for name, word in {"is_compiled": "compile(", "in_fast_loop": "FastLoop"}.items()
+        if word in words
     }
     if "ModelCheckpoint" in words:
         given["every_n_train_steps"] = None
@@ -246,9 +291,14 @@ def with_fix(script: Script, words: str) -> Script:
 
 
 def rates_of(script: Script, words: str, rounds: int) -> list[list[float]]:
-    """Rows a second of each round, as it was and with the fix; both train a quarter of what the judged run did."""
+    """Rows a second of each round, as it was and with the fix; both train a quarter of what the
+    judged run did.
+    """
     shorter = replace(script, max_epochs=max(2, script.max_epochs // 4))
-    sides = [lambda each=each: _apart(each, judges=False)["rate"] for each in (shorter, with_fix(shorter, words))]
+    sides = [
+        lambda each=each: _apart(each, judges=False)["rate"]
+        for each in (shorter, with_fix(shorter, words))
+    ]
     return take_turns(sides, least=rounds)
 
 
@@ -279,7 +329,9 @@ def claims(options: Options) -> Iterator[Claim]:
     yield cost_claim()
     yield from summary_of(planted, healthy)
     minutes = (time.perf_counter() - began) / 60
-    yield bounded("the whole bench", minutes, "minutes", most=25, note=f"{rounds} rounds of each confirmation")
+    yield bounded(
+        "the whole bench", minutes, "minutes", most=25, note=f"{rounds} rounds of each confirmation"
+    )
 
 
 def chosen(options: Options, scripts: dict[str, Any]) -> dict[str, Any]:
@@ -288,33 +340,47 @@ def chosen(options: Options, scripts: dict[str, Any]) -> dict[str, Any]:
         hint = did_you_mean(options.only, [*PLANTED, *HEALTHY])
         found = any(options.only.lower() in name.lower() for name in (*PLANTED, *HEALTHY))
         require(found, "--only", f"no plant and no healthy run {options.only!r}", hint=hint)
-        return {name: each for name, each in scripts.items() if options.only.lower() in name.lower()}
+        return {
+            name: each for name, each in scripts.items() if options.only.lower() in name.lower()
+        }
     return dict(list(scripts.items())[: 2 if options.quick else None])
 
 
 def cost_claim() -> Claim:
-    """What the verdict takes of the processor in each step of 20 ms: its hooks, and its thread's looks at the machine.
+    """What the verdict takes of the processor in each step of 20 ms: its hooks, and its thread's
+    looks at the machine.
 
-    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is not counted. All six
-    trainings take turns, and the median of each counts.
+    Two lengths of a training are compared, so that what it takes once, to begin and to judge, is
+    not counted. All six trainings take turns, and the median of each counts.
     """
     script = Script(batch_size=2, width=8, sleeps_ms=_COST_MS, max_epochs=1, threads=1)
     whats = ("nothing", "an empty callback", "the verdict")
-    sides = {(what, steps): replace(script, rows=2 * steps) for what in whats for steps in _COST_STEPS}
-    turns = [partial(apart.run, partial(processor_s, each, what)) for (what, _), each in sides.items()]
+    sides = {
+        (what, steps): replace(script, rows=2 * steps) for what in whats for steps in _COST_STEPS
+    }
+    turns = [
+        partial(apart.run, partial(processor_s, each, what)) for (what, _), each in sides.items()
+    ]
     medians = map(statistics.median, take_turns(turns, least=3))
     spent = dict(zip(sides, medians, strict=True))
     fewer, more = _COST_STEPS
-    step_us = {what: 1e6 * (spent[what, more] - spent[what, fewer]) / (more - fewer) for what in whats}
+    step_us = {
+        what: 1e6 * (spent[what, more] - spent[what, fewer]) / (more - fewer) for what in whats
+    }
     share = 100 * (step_us["the verdict"] - step_us["nothing"]) / 1000 / _COST_MS
     note = f"µs of the processor in a step and a wait of {_COST_MS:g} ms, beside it: "
     note += ", ".join(f"{what} {found:.0f}" for what, found in step_us.items())
-    return bounded(f"the verdict's cost of a step of {_COST_MS:g} ms", share, "%", most=_MOST_COST, note=note)
+    return bounded(
+        f"the verdict's cost of a step of {_COST_MS:g} ms", share, "%", most=_MOST_COST, note=note
+    )
 
 
 def processor_s(script: Script, what: str) -> float:
     """Seconds of processor time of a training, without what it takes to import and to judge."""
-    beside: dict[str, Any] = {"judges": what == "the verdict", "others": int(what == "an empty callback")}
+    beside: dict[str, Any] = {
+        "judges": what == "the verdict",
+        "others": int(what == "an empty callback"),
+    }
     train(replace(script, rows=20), **beside)  # imports
     began = time.process_time()
     train(script, **beside, seconds=0)

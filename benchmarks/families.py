@@ -1,7 +1,8 @@
-"""Each family of encoders as we run it, against the library's own forward over padded rows with a mask.
+"""Each family of encoders as we run it, against the library's own forward over padded rows with a
+mask.
 
-Tiny encoders of random weights, fp32, no dropout, classes and tags: the largest difference of a logit and of a gradient
-over batches of equal and unequal, short and long rows.
+Tiny encoders of random weights, fp32, no dropout, classes and tags: the largest difference of a
+logit and of a gradient over batches of equal and unequal, short and long rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from benchmarks.claim import Claim, bounded
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
-from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import (
+    FLAT_FAMILIES,
+    Compute,
+    Outputs,
+    Transformer,
+    TransformerConfig,
+)
 
 PADDED_FAMILIES = ("deberta",)
 """One of those that cannot run flat."""
@@ -28,11 +35,17 @@ def family_claims(*, quick: bool = False) -> Iterator[Claim]:
     lengths = _LENGTHS[:-1] if quick else _LENGTHS
     for family in (*sorted(FLAT_FAMILIES), *PADDED_FAMILIES):
         way = "flat" if family in FLAT_FAMILIES else "padded"
-        for what, apart in zip(("logit", "gradient"), largest_differences(family, lengths), strict=True):
-            yield bounded(f"{family}, {way}: largest difference of a {what}", apart, "", most=_MOST_APART)
+        for what, apart in zip(
+            ("logit", "gradient"), largest_differences(family, lengths), strict=True
+        ):
+            yield bounded(
+                f"{family}, {way}: largest difference of a {what}", apart, "", most=_MOST_APART
+            )
 
 
-def largest_differences(family: str, batches: Sequence[list[int]] = _LENGTHS) -> tuple[float, float]:
+def largest_differences(
+    family: str, batches: Sequence[list[int]] = _LENGTHS
+) -> tuple[float, float]:
     """Of a logit, and of a gradient."""
     of_logits = of_gradients = 0.0
     for kind in ("single", "tags"):
@@ -43,7 +56,9 @@ def largest_differences(family: str, batches: Sequence[list[int]] = _LENGTHS) ->
             of_logits = max(of_logits, float((found - expected).detach().abs().max()))
             wanted, gradients = _gradients(theirs, expected), _gradients(ours, found)
             assert gradients.keys() == wanted.keys(), "both sides have the same weights"
-            apart = (float((gradients[name] - gradient).abs().max()) for name, gradient in wanted.items())
+            apart = (
+                float((gradients[name] - gradient).abs().max()) for name, gradient in wanted.items()
+            )
             of_gradients = max(of_gradients, *apart)
     return of_logits, of_gradients
 
@@ -52,9 +67,14 @@ def _built(family: str, kind: str, compute: Compute) -> Transformer:
     """A tiny encoder; the same weights for every way of computing."""
     torch.manual_seed(3)
     still: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
-    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, compute=compute, **still)
+    config = TransformerConfig(
+        family=family, hidden=32, layers=3, heads=4, compute=compute, **still
+    )
     model = config.build(
-        Outputs(["a", "b", "c"], kind), vocabulary_size=_VOCABULARY, padding_id=_PADDING, separator_id=None
+        Outputs(["a", "b", "c"], kind),
+        vocabulary_size=_VOCABULARY,
+        padding_id=_PADDING,
+        separator_id=None,
     )
     for weight in model.parameters():
         if weight.ndim > 1:  # heads start so small that a wrong row would hardly show
@@ -64,7 +84,9 @@ def _built(family: str, kind: str, compute: Compute) -> Transformer:
 
 def _batch(lengths: list[int]) -> FlatBatch:
     random = torch.Generator().manual_seed(0)
-    return flat_batch([torch.randint(5, _VOCABULARY, (length,), generator=random) for length in lengths])
+    return flat_batch(
+        [torch.randint(5, _VOCABULARY, (length,), generator=random) for length in lengths]
+    )
 
 
 def _by_the_library(model: Transformer, batch: FlatBatch) -> Tensor:
@@ -82,4 +104,6 @@ def _gradients(model: Transformer, outputs: Tensor) -> dict[str, Tensor]:
     """Of a mean over rows, as losses are, in which every output counts for something else."""
     weights = torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)
     (outputs * weights).sum(1).mean().backward()
-    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return {
+        name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None
+    }

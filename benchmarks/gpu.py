@@ -1,7 +1,9 @@
-"""What only a card can show, in one table: kernels, steps that never wait, whole runs, speed, and ranks on two cards.
+"""What only a card can show, in one table: kernels, steps that never wait, whole runs, speed, and
+ranks on two cards.
 
-Each part is measured in a process of its own, as an error of a card may leave a process useless, and ends after its
-time. What is not there to measure a row with stands in the row: a card, two cards, a package.
+Each part is measured in a process of its own, as an error of a card may leave a process useless,
+and ends after its time. What is not there to measure a row with stands in the row: a card, two
+cards, a package.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ class Part:
     """Whether it finds right or wrong, and not how fast; such parts are tests, too."""
 
 
-_TEXTS, _OTHERS = ("headlines_bilstm", "headlines_cnn", "bert_tiny"), ("battery_soc", "bloom_bigrams")
+_TEXTS, _OTHERS = (
+    ("headlines_bilstm", "headlines_cnn", "bert_tiny"),
+    ("battery_soc", "bloom_bigrams"),
+)
 PARTS = {
     "start": Part(START_ROWS, start_claims),
     "kernels": Part(KERNEL_ROWS, kernel_claims),
@@ -72,7 +77,8 @@ PARTS = {
     "two cards": Part(RANK_ROWS, rank_claims, 180, cards=2),
 }
 _ALL_S = 600
-"""Parts that have not begun by then are left out; without `--quick` all times are four times as long."""
+"""Parts that have not begun by then are left out; without `--quick` all times are four times as
+long."""
 _FULL = 4
 
 
@@ -94,7 +100,11 @@ def part_claims(
         return
     with tempfile.TemporaryDirectory() as folder:
         found, why = measured_apart(
-            name, options, Path(folder), min(part.limit_s * options.choose(_FULL, 1, 1), left_s), run
+            name,
+            options,
+            Path(folder),
+            min(part.limit_s * options.choose(_FULL, 1, 1), left_s),
+            run,
         )
     yield from found
     for row in part.rows[len(found) :]:
@@ -116,12 +126,23 @@ def measured_apart(
     name: str, options: Options, folder: Path, limit_s: float, run: list[str] | None = None
 ) -> tuple[list[Claim], str]:
     """The rows that a part's process found, and why there are no more of them."""
-    settings = {"part": name, "device": "cuda:0" if torch.cuda.is_available() else "cpu", "folder": str(folder)}
+    settings = {
+        "part": name,
+        "device": "cuda:0" if torch.cuda.is_available() else "cpu",
+        "folder": str(folder),
+    }
     given = {each: value for each, value in asdict(options).items() if not isinstance(value, Path)}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "FLATOUT_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "FLATOUT_CACHE": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
     # Runs go side by side, and threads of several that all take every core wait for each other.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // RUNS_AT_ONCE)))
+    environment.setdefault(
+        "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // RUNS_AT_ONCE))
+    )
     with (folder / "said.txt").open("w", encoding="utf-8") as said:
         process = subprocess.Popen(
             run or _START,
@@ -163,7 +184,9 @@ def measure_part() -> None:
     settings: dict[str, Any] = json.loads(sys.stdin.read())
     folder = Path(settings["folder"])
     known = {each.name for each in fields(Options)}
-    options = Options(**{name: value for name, value in settings["options"].items() if name in known})
+    options = Options(
+        **{name: value for name, value in settings["options"].items() if name in known}
+    )
     place = Place(torch.device(settings["device"]), folder, options)
     write_rows(PARTS[settings["part"]], place, folder / "rows.jsonl")
 

@@ -1,7 +1,8 @@
 """A BiLSTM on headlines: our epochs against the usual loop's, at the same accuracy.
 
-The reference case in the small: 41 classes, a word vocabulary, about seven million parameters where the vocabulary is
-full, batches of 512. Speed is taken from whole epochs, in turn; accuracy from three seeds of both.
+The reference case in the small: 41 classes, a word vocabulary, about seven million parameters where
+the vocabulary is full, batches of 512. Speed is taken from whole epochs, in turn; accuracy from
+three seeds of both.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)
 def claims(options: Options) -> Iterator[Claim]:
     """Speed, waiting and accuracy of both."""
     with tempfile.TemporaryDirectory() as folder:
-        bench = HeadlinesBench(Path(folder), options.choose(30_000, 8_000, 600), options.choose(4_000, 4_000, 60))
+        bench = HeadlinesBench(
+            Path(folder), options.choose(30_000, 8_000, 600), options.choose(4_000, 4_000, 60)
+        )
         yield from bench.speed(options)
         yield from bench.quality(seeds=options.choose(3, 1, 1), epochs=options.choose(6, 2, 1))
 
@@ -57,8 +60,12 @@ class HeadlinesBench:
         self.test_texts, self.test_targets, _ = _read(self.sample, "test", self.names)
         self.vocabulary = WordVocabulary(self.texts)
         encoded = [self.vocabulary.encode(text) for text in self.texts]
-        self.tokenised = [Example(words, target) for words, target in zip(encoded, self.targets, strict=True)]
-        self.raw = [Example(text, target) for text, target in zip(self.texts, self.targets, strict=True)]
+        self.tokenised = [
+            Example(words, target) for words, target in zip(encoded, self.targets, strict=True)
+        ]
+        self.raw = [
+            Example(text, target) for text, target in zip(self.texts, self.targets, strict=True)
+        ]
 
     def speed(self, options: Options) -> Iterator[Claim]:
         waits: list[float] = []
@@ -67,7 +74,9 @@ class HeadlinesBench:
         def ours() -> float:
             result = self.ours(seed=0, epochs=1)
             steps = result.summary["speed"]["step_ms"]
-            waits.append(steps["wait"] / sum(value for value in steps.values() if value is not None))
+            waits.append(
+                steps["wait"] / sum(value for value in steps.values() if value is not None)
+            )
             shares.append(result.summary["speed"]["padding_share"])
             return float(result.summary["speed"]["rows_per_s"])
 
@@ -79,12 +88,21 @@ class HeadlinesBench:
         tokenising: list[float] = []
         sides = [ours, lambda: self.usual_epoch(in_loop=False)[0], in_loop]
         fast, usual, slow = in_turn(sides, options.rounds)
-        note = f"batch {_BATCH}, {len(self.texts):,} rows, {len(self.vocabulary):,} words, packed LSTM, fp32, .item()"
+        note = (
+            f"batch {_BATCH}, {len(self.texts):,} rows, {len(self.vocabulary):,} words, packed"
+            " LSTM, fp32, .item()"
+        )
         yield at_least("BiLSTM epoch, against the usual loop", fast, usual, "rows/s", 3.0, note)
-        note = f"the usual loop waits {statistics.median(tokenising):.0%} of its time for tokenising"
+        note = (
+            f"the usual loop waits {statistics.median(tokenising):.0%} of its time for tokenising"
+        )
         yield at_least("the same, against tokenising in the loop", fast, slow, "rows/s", 3.0, note)
-        yield bounded("share of a step that waits for data", 100 * statistics.median(waits), "%", most=1.0)
-        yield bounded("tokens computed that were padding", 100 * statistics.median(shares), "%", most=3.0)
+        yield bounded(
+            "share of a step that waits for data", 100 * statistics.median(waits), "%", most=1.0
+        )
+        yield bounded(
+            "tokens computed that were padding", 100 * statistics.median(shares), "%", most=3.0
+        )
 
     def quality(self, seeds: int, epochs: int) -> Iterator[Claim]:
         ours = [100 * self.ours(seed, epochs).metrics["test/accuracy"] for seed in range(seeds)]
@@ -104,7 +122,9 @@ class HeadlinesBench:
 
     def ours(self, seed: int, epochs: int) -> Result:
         """A whole run, as `python -m train` makes it."""
-        data = TextDataConfig(sample=self.sample, batch_size=_BATCH, cache=str(self.folder / "cache"))
+        data = TextDataConfig(
+            sample=self.sample, batch_size=_BATCH, cache=str(self.folder / "cache")
+        )
         optim = OptimConfig(lr=_LR, clip=_CLIP, schedule=Schedule.constant, warmup=0.0)
         with quiet():
             return fit(
@@ -118,7 +138,9 @@ class HeadlinesBench:
             )
 
     def usual_epoch(self, *, in_loop: bool) -> tuple[float, float]:
-        """Rows a second of one epoch of the usual loop, and the share of it that waited for data."""
+        """Rows a second of one epoch of the usual loop, and the share of it that waited
+        for data.
+        """
         torch.manual_seed(0)
         model, optimizer = self._usual_model()
         how = collate_texts(self.vocabulary) if in_loop else collate
@@ -139,7 +161,9 @@ class HeadlinesBench:
         return accuracy(model, _loader(test, collate, shuffle=False))
 
     def _usual_model(self) -> tuple[UsualBiLSTM, torch.optim.Optimizer]:
-        model = UsualBiLSTM(len(self.vocabulary), _CLASSES, _MODEL.embedding, _MODEL.hidden, _MODEL.dropout)
+        model = UsualBiLSTM(
+            len(self.vocabulary), _CLASSES, _MODEL.embedding, _MODEL.hidden, _MODEL.dropout
+        )
         return model, torch.optim.AdamW(model.parameters(), lr=_LR)
 
 

@@ -1,7 +1,8 @@
-"""Loaders of windows against those that they take the place of: windows a second, memory, and a model's epoch.
+"""Loaders of windows against those that they take the place of: windows a second, memory, and a
+model's epoch.
 
-Sides take turns in one process for speed; each has a process of its own for memory. What a library does when it is
-built is in no figure of speed; notes say how long it took.
+Sides take turns in one process for speed; each has a process of its own for memory. What a library
+does when it is built is in no figure of speed; notes say how long it took.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.claim import Claim, Options, at_least, in_turn, measured_apart, not_here, peak_memory_gb, quiet
+from benchmarks.claim import (
+    Claim,
+    Options,
+    at_least,
+    in_turn,
+    measured_apart,
+    not_here,
+    peak_memory_gb,
+    quiet,
+)
 from benchmarks.usual_loaders import (
     BATCH,
     HORIZON,
@@ -75,10 +85,16 @@ def speed(side: str, table: pd.DataFrame, options: Options) -> Claim:
     middle = time.perf_counter()
     ours = itertools.chain.from_iterable(itertools.repeat(OURS[side](table)))
     next(ours)
-    built = f"built, with the first batch, in {time.perf_counter() - middle:.1f} s, theirs in {middle - started:.1f} s"
+    built = (
+        f"built, with the first batch, in {time.perf_counter() - middle:.1f} s, theirs in"
+        f" {middle - started:.1f} s"
+    )
     few, many = options.choose(60, 20, 2), options.choose(1500, 300, 4)
     fast, slow = in_turn([_windows_per_s(ours, many), _windows_per_s(theirs, few)], options.rounds)
-    note = f"{len(table):,} rows, lookback {LOOKBACK}, horizon {HORIZON}, batch {BATCH}, in this process; {built}"
+    note = (
+        f"{len(table):,} rows, lookback {LOOKBACK}, horizon {HORIZON}, batch {BATCH}, in this"
+        f" process; {built}"
+    )
     return at_least(f"windows a second, against {side}", fast, slow, "windows/s", 20.0, note)
 
 
@@ -86,19 +102,33 @@ def memory(side: str, rows: int, options: Options) -> Claim:
     """What a process needs for the loader, above the table and the libraries."""
     each = options.choose(1000, 1000, 200)
     found = {
-        whose: measured_apart("benchmarks.loaders:hold", {"side": side, "whose": whose, "rows": rows, "each": each})
+        whose: measured_apart(
+            "benchmarks.loaders:hold", {"side": side, "whose": whose, "rows": rows, "each": each}
+        )
         for whose in ("ours", "theirs")
     }
     held, theirs_held = (found[whose]["held"] for whose in ("ours", "theirs"))
-    note = f"peak above the table, built and read; held afterwards {held:.0f} MB, theirs {theirs_held:.0f} MB"
+    note = (
+        f"peak above the table, built and read; held afterwards {held:.0f} MB, theirs"
+        f" {theirs_held:.0f} MB"
+    )
     least, most = found["ours"]["peak"], found["theirs"]["peak"]
     return Claim(
-        f"memory of a loader, against {side}", least, most, "MB", most / least, "≥ 20× less", most / least >= 20, note
+        f"memory of a loader, against {side}",
+        least,
+        most,
+        "MB",
+        most / least,
+        "≥ 20× less",
+        most / least >= 20,
+        note,
     )
 
 
 def hold() -> None:
-    """The child's side of `memory`: settings on standard input, figures on the last line of standard output."""
+    """The child's side of `memory`: settings on standard input, figures on the last line of
+    standard output.
+    """
     settings = json.loads(sys.stdin.read())
     warnings.filterwarnings("ignore")
     side = {"ours": OURS, "theirs": THEIRS}[settings["whose"]][settings["side"]]
@@ -131,15 +161,21 @@ class Forecaster(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-_OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+_OFF = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 class Seconds:
-    """From the second batch on; with the callbacks of whichever package of Lightning a library uses."""
+    """From the second batch on; with the callbacks of whichever package of Lightning a library
+    uses.
+    """
 
     started = ended = 0.0
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.ended = time.perf_counter()
         self.started = self.ended if batch_idx == 0 else self.started
 
@@ -152,7 +188,9 @@ def train_forecasting(loader: DataLoader[Any], table: pd.DataFrame, batches: int
     from pytorch_forecasting import TemporalFusionTransformer
 
     about = forecasting_set(table.head(2000))
-    module = TemporalFusionTransformer.from_dataset(about, hidden_size=8, hidden_continuous_size=4, log_interval=-1)
+    module = TemporalFusionTransformer.from_dataset(
+        about, hidden_size=8, hidden_continuous_size=4, log_interval=-1
+    )
     return _fit(module, loader, batches)
 
 
@@ -163,8 +201,15 @@ def train_darts(loader: DataLoader[Any], table: pd.DataFrame, batches: int) -> f
     clock: Any = type("Clock", (Seconds, pytorch_lightning.Callback), {})()
     settings = {"limit_train_batches": batches, "accelerator": "cpu", "callbacks": [clock], **_OFF}
     sizes = {"hidden_size": 16, "decoder_output_dim": 4, "temporal_decoder_hidden": 8}
-    model = TiDEModel(LOOKBACK, HORIZON, batch_size=BATCH, n_epochs=1, pl_trainer_kwargs=settings, **sizes)
-    how = {"collate_fn": loader.collate_fn, "sampler": loader.sampler, "shuffle": False, "pin_memory": False}
+    model = TiDEModel(
+        LOOKBACK, HORIZON, batch_size=BATCH, n_epochs=1, pl_trainer_kwargs=settings, **sizes
+    )
+    how = {
+        "collate_fn": loader.collate_fn,
+        "sampler": loader.sampler,
+        "shuffle": False,
+        "pin_memory": False,
+    }
     with quiet():
         model.fit_from_dataset(loader.dataset, dataloader_kwargs=how)
     return (batches - 1) * BATCH / (clock.ended - clock.started)
@@ -177,7 +222,12 @@ class Clock(Seconds, L.Callback):
 def _fit(module: L.LightningModule, loader: DataLoader[Any], batches: int) -> float:
     clock = Clock()
     with quiet():
-        settings: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": batches, "accelerator": "cpu", **_OFF}
+        settings: dict[str, Any] = {
+            "max_epochs": 1,
+            "limit_train_batches": batches,
+            "accelerator": "cpu",
+            **_OFF,
+        }
         L.Trainer(callbacks=[clock], **settings).fit(module, train_dataloaders=loader)
     return (batches - 1) * BATCH / (clock.ended - clock.started)
 
@@ -196,4 +246,11 @@ def training(side: str, table: pd.DataFrame, options: Options) -> Claim:
     batches = options.choose(150, 40, 3)
     sides = [lambda: train(ours, table, batches), lambda: train(theirs, table, batches)]
     fast, slow = in_turn(sides, options.choose_rounds(3, 3, 1))
-    return at_least(f"training, against {side}", fast, slow, "windows/s", 1.0, f"{what}; {batches} batches, one thread")
+    return at_least(
+        f"training, against {side}",
+        fast,
+        slow,
+        "windows/s",
+        1.0,
+        f"{what}; {batches} batches, one thread",
+    )

@@ -108,7 +108,9 @@ class ReadsNorms(L.Callback):
     def __init__(self, times: int = 1) -> None:
         self.times, self.longest = times, 0.0
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any
+    ) -> None:
         for _ in range(self.times):
             for weight in pl_module.parameters():
                 self.longest = max(self.longest, weight.norm().item())
@@ -125,7 +127,9 @@ class Sleeps(L.Callback):
 
 
 class SlowDisk(L.Callback):
-    """What is read from the store comes at the pace of one slow disk, for all processes together."""
+    """What is read from the store comes at the pace of one slow disk, for all processes
+    together.
+    """
 
     def __init__(self, mb_per_s: float) -> None:
         gather = Gatherer.run
@@ -133,7 +137,9 @@ class SlowDisk(L.Callback):
 
         def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
             run = gather(gatherer, batches)
-            is_resident = get_worker_info() is None and not threading.current_thread().name.startswith("feed")
+            is_resident = (
+                get_worker_info() is None and not threading.current_thread().name.startswith("feed")
+            )
             if not is_resident:
                 with FileLock(disk):  # one for each read: a lock must not be inherited by workers
                     time.sleep(4 * run.tokens_T.numel() / (1e6 * mb_per_s))
@@ -158,7 +164,9 @@ class SlowRank(Transforming):
 class LogsHistograms(L.Callback):
     """Draws a histogram of every weight after every step."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any
+    ) -> None:
         writer: Any = trainer.logger
         for name, weight in pl_module.named_parameters():
             writer.experiment.add_histogram(name, weight.detach(), trainer.global_step)
@@ -171,7 +179,8 @@ class Recompiles(L.Callback):
         model: Any = vars(pl_module)["_modules"]["model"]
         sizes = itertools.count(1)
         compiled = torch.compile(_some_work, backend="eager", dynamic=False)
-        for limit in ("recompile_limit", "accumulated_recompile_limit"):  # torch gives up after eight
+        # torch gives up after eight
+        for limit in ("recompile_limit", "accumulated_recompile_limit"):
             setattr(torch._dynamo.config, limit, 1 << 20)
 
         def compile_again(*_: Any) -> None:

@@ -1,7 +1,9 @@
-"""Forward and backward passes of a model against their matrix products alone, over the same batches.
+"""Forward and backward passes of a model against their matrix products alone, over the same
+batches.
 
-A dispatch mode notes the products of each pass with what they multiplied; then these calls are made again, one after
-the other. What the passes take longer is everything else: attention's softmax, norms, dropout, casts, gathers, Python.
+A dispatch mode notes the products of each pass with what they multiplied; then these calls are made
+again, one after the other. What the passes take longer is everything else: attention's softmax,
+norms, dropout, casts, gathers, Python.
 """
 
 from __future__ import annotations
@@ -36,9 +38,14 @@ class _Noted(TorchDispatchMode):
 
 
 def passes_over_products(
-    model: nn.Module, batches: Sequence[FlatBatch], loss_of: Callable[[FlatBatch], Tensor], rounds: int
+    model: nn.Module,
+    batches: Sequence[FlatBatch],
+    loss_of: Callable[[FlatBatch], Tensor],
+    rounds: int,
 ) -> tuple[float, int]:
-    """Times that forward and backward take of their products' time, a median in turn; and products a batch."""
+    """Times that forward and backward take of their products' time, a median in turn; and products
+    a batch.
+    """
     noted = _Noted()
 
     def run_passes() -> float:

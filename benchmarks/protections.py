@@ -1,7 +1,7 @@
 """What the protections of a run cost: their part of each step, and of each save.
 
-Protections: a look at each gradient, the noted boundary of each step, and a checksum of each file of a checkpoint.
-`pytest -m soak` shows what they are good for.
+Protections: a look at each gradient, the noted boundary of each step, and a checksum of each file
+of a checkpoint. `pytest -m soak` shows what they are good for.
 """
 
 from __future__ import annotations
@@ -35,26 +35,37 @@ from flatout.run.launch import fit
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    """The time spent in protections, as a share of what is left of a step and of a save without them."""
+    """The time spent in protections, as a share of what is left of a step and of a save without
+    them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         yield from _costs(Path(folder), options)
 
 
 def _costs(place: Path, options: Options) -> Iterator[Claim]:
     text, bits = TextDataConfig(batch_size=32), BitsDataConfig(batch_size=128)
-    text.sample.rows, bits.sample.rows = options.choose(20_000, 1_500, 160), options.choose(20_000, 3_000, 160)
+    text.sample.rows, bits.sample.rows = (
+        options.choose(20_000, 1_500, 160),
+        options.choose(20_000, 3_000, 160),
+    )
     for name, data, model in (
         ("an encoder of 2 layers", text, TransformerConfig(hidden=128, layers=2, heads=4)),
         ("bit strings", bits, BitMLPConfig()),
     ):
         protecting_us, step_us = _times(data, model, place / name)
-        note = f"{protecting_us:,.0f} of {step_us:,.0f} µs: the gradient looked at, the boundary noted"
+        note = (
+            f"{protecting_us:,.0f} of {step_us:,.0f} µs: the gradient looked at, the boundary noted"
+        )
         yield _at_most(f"protections above a step, {name}", protecting_us, step_us, 1.0, note)
     size = options.choose(4_000_000, 1_000_000, 1_000)
     tensors = {f"weight-{number}": torch.randn(size) for number in range(8)}
-    sealed, bare = in_turn([lambda: _save_s(place, tensors), lambda: _bare_save_s(place, tensors)], options.rounds)
+    sealed, bare = in_turn(
+        [lambda: _save_s(place, tensors), lambda: _bare_save_s(place, tensors)], options.rounds
+    )
     megabytes = sum(tensor.nbytes for tensor in tensors.values()) / 1e6
-    note = f"{sealed:.3f} s, and {bare:.3f} s for the same {megabytes:.0f} MB synced without checksums"
+    note = (
+        f"{sealed:.3f} s, and {bare:.3f} s for the same {megabytes:.0f} MB synced without checksums"
+    )
     yield _at_most("checksums above a save", sealed - bare, bare, 3.0, note)
 
 
@@ -64,7 +75,9 @@ def _at_most(claim: str, extra: float, rest: float, most: float, note: str) -> C
 
 
 def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
-    """Microseconds a step spends in protections, and in everything else; medians over the steps of one epoch."""
+    """Microseconds a step spends in protections, and in everything else; medians over the steps of
+    one epoch.
+    """
     watch = _StopWatch()
     settings: dict[str, Any] = {
         "trainer": {"accelerator": "cpu"},

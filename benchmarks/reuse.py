@@ -1,9 +1,11 @@
-"""Frozen layers computed once: epochs, a sweep and memory against full fine-tuning, frozen layers and the Trainer.
+"""Frozen layers computed once: epochs, a sweep and memory against full fine-tuning, frozen layers
+and the Trainer.
 
-A MiniLM where `--pretrained` names its folder, else a random encoder of its sizes; tweets in batches of 32. Each epoch
-is a whole one of a run, validation included. Building the store is not in the epochs: it is a row of its own. With
-`--data` the scores of several cuts follow, at equal epochs and in the time that full fine-tuning takes. `--only` takes
-a part: epochs, sweep, memory, Trainer, or scores such as "irony, equal epochs" and "irony, equal time, 4 layers".
+A MiniLM where `--pretrained` names its folder, else a random encoder of its sizes; tweets in
+batches of 32. Each epoch is a whole one of a run, validation included. Building the store is not in
+the epochs: it is a row of its own. With `--data` the scores of several cuts follow, at equal epochs
+and in the time that full fine-tuning takes. `--only` takes a part: epochs, sweep, memory, Trainer,
+or scores such as "irony, equal epochs" and "irony, equal time, 4 layers".
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def claims(options: Options) -> Iterator[Claim]:
         parts = {"epochs": bench.epochs, "sweep": bench.sweep, "memory": bench.memory}
         parts |= {} if options.tiny else {"Trainer": bench.trainer}
         if options.data is not None:
-            require(options.pretrained is not None, "bench reuse", "scores need --pretrained FOLDER")
+            require(
+                options.pretrained is not None, "bench reuse", "scores need --pretrained FOLDER"
+            )
             parts |= score_parts(options, options.data, Path(folder))
         chosen = [name for name in parts if (options.only or "") in name]
         require(bool(chosen), "--only", f"no part {options.only!r}", allowed="; ".join(parts))
@@ -74,7 +78,9 @@ class _Epochs(L.Callback):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.tokens, self.began = 0, time.perf_counter()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.tokens += batch.num_tokens
         self.trained = time.perf_counter()
 
@@ -101,9 +107,14 @@ class ReuseBench:
 
     def __init__(self, folder: Path, options: Options, rows: int = 1_500) -> None:
         self.folder, self.options = folder, options
-        sizes = {"rows": options.choose(rows, 320, 64), "eval_rows": options.choose(rows // 10, 40, 16)}
+        sizes = {
+            "rows": options.choose(rows, 320, 64),
+            "eval_rows": options.choose(rows // 10, 40, 16),
+        }
         shape = {"hidden": 32, "layers": 6, "heads": 4} if options.tiny else _SHAPE
-        self.bench = BertBench(folder, options, {"sample": TweetsConfig(**sizes)}, max_length=128, shape=shape)
+        self.bench = BertBench(
+            folder, options, {"sample": TweetsConfig(**sizes)}, max_length=128, shape=shape
+        )
         self.model = TransformerConfig(pretrained=options.pretrained, **shape)
         self.bench.pretrained = options.pretrained
 
@@ -120,22 +131,45 @@ class ReuseBench:
             for name, settings in ways.items():
                 self.forget()
                 found[name].append(self.train(epochs=2, **settings))
-        second = {name: statistics.median(each.epochs.seconds[-1] for each in runs) for name, runs in found.items()}
+        second = {
+            name: statistics.median(each.epochs.seconds[-1] for each in runs)
+            for name, runs in found.items()
+        }
         built = statistics.median(each.building_s for each in found["read"])
         note = f"{self.bench.rows_by_length.sum():,} tokens an epoch; built once in {built:.1f} s"
         name = f"an epoch that reads {_CUT} of 6 layers"
         yield at_least(
-            f"{name}, against full fine-tuning", 1 / second["read"], 1 / second["full"], "epochs/s", 2.8, note
+            f"{name}, against full fine-tuning",
+            1 / second["read"],
+            1 / second["full"],
+            "epochs/s",
+            2.8,
+            note,
         )
-        yield at_least(f"{name}, against computing them", 1 / second["read"], 1 / second["frozen"], "epochs/s", 1.5)
-        first = statistics.median(each.building_s + each.epochs.seconds[0] for each in found["read"])
+        yield at_least(
+            f"{name}, against computing them",
+            1 / second["read"],
+            1 / second["frozen"],
+            "epochs/s",
+            1.5,
+        )
+        first = statistics.median(
+            each.building_s + each.epochs.seconds[0] for each in found["read"]
+        )
         frozen = statistics.median(each.epochs.seconds[0] for each in found["frozen"])
-        yield at_most("the first epoch with its building, against computing", first, frozen, "s", 1.15)
-        claim, note = "a head alone, against full fine-tuning", "with its validation and the saving of all weights"
+        yield at_most(
+            "the first epoch with its building, against computing", first, frozen, "s", 1.15
+        )
+        claim, note = (
+            "a head alone, against full fine-tuning",
+            "with its validation and the saving of all weights",
+        )
         yield at_least(claim, 1 / second["head"], 1 / second["full"], "epochs/s", 30, note)
 
     def sweep(self) -> Iterator[Claim]:
-        """Runs over the learning rate that share a store, and runs that compute, in turn; on fewer rows."""
+        """Runs over the learning rate that share a store, and runs that compute, in turn; on fewer
+        rows.
+        """
         count, epochs = self.options.choose(8, 2, 1), self.options.choose(3, 2, 1)
         small = ReuseBench(self.folder, self.options, rows=400)
         frozen: dict[str, Any] = {"freeze_layers": _CUT}
@@ -152,12 +186,21 @@ class ReuseBench:
             f"{seconds['read']:.0f} s, {built:.0f} of them building",
         )
         yield at_least(
-            f"{claim}, against full fine-tuning", rates_a_s["read"], rates_a_s["full"], "sweeps/s", 2.5, note
+            f"{claim}, against full fine-tuning",
+            rates_a_s["read"],
+            rates_a_s["full"],
+            "sweeps/s",
+            2.5,
+            note,
         )
-        yield at_least(f"{claim}, against computing", rates_a_s["read"], rates_a_s["frozen"], "sweeps/s", 1.5)
+        yield at_least(
+            f"{claim}, against computing", rates_a_s["read"], rates_a_s["frozen"], "sweeps/s", 1.5
+        )
 
     def trainer(self) -> Iterator[Claim]:
-        """Tokens a second of training, with the same layers frozen in the Trainer at its best on a CPU."""
+        """Tokens a second of training, with the same layers frozen in the Trainer at its best on a
+        CPU.
+        """
         self.forget()
         ours = self.train(epochs=2, freeze_layers=_CUT, reuse=True).epochs.tokens_per_s()
         steps = self.options.choose(30, 6, 1)
@@ -168,14 +211,18 @@ class ReuseBench:
         yield at_least("tokens a second, Trainer's best (grouped)", ours, theirs, "tokens/s", 2.0)
 
     def memory(self) -> Iterator[Claim]:
-        """The most private memory of a run, in processes of their own; a mapped store is the disk's."""
+        """The most private memory of a run, in processes of their own; a mapped store is the
+        disk's.
+        """
         peaks = {}
         for reuse in (True, False):
             self.forget()
             given = {"folder": str(self.folder), "reuse": reuse, "options": _as_plain(self.options)}
             peaks[reuse] = float(measured_apart("benchmarks.reuse:train_apart", given)["peak_mb"])
         note = "building included; goal: no more, within 5 %"
-        yield at_most("private memory of a run that reads", peaks[True], peaks[False], "MB", 1.05, note)
+        yield at_most(
+            "private memory of a run that reads", peaks[True], peaks[False], "MB", 1.05, note
+        )
 
     def train(self, *, epochs: int, lr: float = _LR, **settings: Any) -> _Trained:
         """A whole run."""
@@ -236,7 +283,9 @@ _TRAINED_ROWS = {"train": 400, "validation": 150, "test": 500}
 
 @dataclass(frozen=True, slots=True)
 class ScoreBench:
-    """Test scores of full fine-tuning, of several cuts and of a head alone, on one set of tweets."""
+    """Test scores of full fine-tuning, of several cuts and of a head alone, on one set
+    of tweets.
+    """
 
     task: Task
     options: Options
@@ -253,12 +302,17 @@ class ScoreBench:
         yield self.claim(cut, found)
 
     def equal_time(self, cut: Any) -> Iterator[Claim]:
-        """As many epochs as fit into the seconds of full fine-tuning, with the building of a store."""
+        """As many epochs as fit into the seconds of full fine-tuning, with the building
+        of a store.
+        """
         for each in (0, cut):
             if each not in self.timed:
                 self.timed[each] = self.train(each, 0, _SCORED_EPOCHS)[1]
         whole, short = self.timed[0], self.timed[cut]
-        epochs = max(_SCORED_EPOCHS, round((whole.whole_s - short.whole_s) / short.seconds[-1]) + _SCORED_EPOCHS)
+        epochs = max(
+            _SCORED_EPOCHS,
+            round((whole.whole_s - short.whole_s) / short.seconds[-1]) + _SCORED_EPOCHS,
+        )
         self.forget()
         note = f"full fine-tuning took {whole.whole_s:.0f} s"
         yield self.claim(cut, [self.train(cut, seed, epochs) for seed in self.seeds()], note)
@@ -270,12 +324,23 @@ class ScoreBench:
         """Remove stored outputs, so that their building counts again."""
         _forget(Cache(str(self.folder / "cache")))
 
-    def claim(self, cut: Any, found: list[tuple[float, _Epochs]], more: str = "at equal epochs") -> Claim:
+    def claim(
+        self, cut: Any, found: list[tuple[float, _Epochs]], more: str = "at equal epochs"
+    ) -> Claim:
         """The mean over seeds."""
         values = [100 * score for score, _ in found]
-        seconds = f"{len(found[0][1].seconds)} epochs in {' '.join(f'{watch.whole_s:.0f}' for _, watch in found)} s"
+        seconds = (
+            f"{len(found[0][1].seconds)} epochs in"
+            f" {' '.join(f'{watch.whole_s:.0f}' for _, watch in found)} s"
+        )
         claim = f"{self.task.folder}, {_WAYS[cut]}: test {self.task.metric}"
-        return reaching(claim, statistics.mean(values), "%", least=None, note=f"{told(values)}; {seconds}; {more}")
+        return reaching(
+            claim,
+            statistics.mean(values),
+            "%",
+            least=None,
+            note=f"{told(values)}; {seconds}; {more}",
+        )
 
     def train(self, cut: Any, seed: int, epochs: int) -> tuple[float, _Epochs]:
         """The test score of a run at the settings of its experiment, and its times."""
@@ -283,7 +348,10 @@ class ScoreBench:
         with quiet():
             result = fit(
                 TextDataConfig(
-                    **self.files(), batch_size=32 if sentiment else 16, max_length=96, cache=str(self.folder / "cache")
+                    **self.files(),
+                    batch_size=32 if sentiment else 16,
+                    max_length=96,
+                    cache=str(self.folder / "cache"),
                 ),
                 TransformerConfig(pretrained=self.options.pretrained, freeze_layers=cut),
                 optim=OptimConfig(lr=self.rate(cut), warmup=0.1, layer_decay=0.9),
@@ -303,13 +371,22 @@ class ScoreBench:
 
     def files(self) -> dict[str, str]:
         """The splits, or with `--quick` some rows of each."""
-        found = {name: self.data / self.task.folder / f"{name}{self.task.suffix}" for name in _TRAINED_ROWS}
+        found = {
+            name: self.data / self.task.folder / f"{name}{self.task.suffix}"
+            for name in _TRAINED_ROWS
+        }
         if self.options.quick:
             for name, path in found.items():
                 found[name] = self.folder / f"{self.task.folder}-{name}.parquet"
                 if not found[name].is_file():
-                    rows = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
-                    rows.sample(min(len(rows), _TRAINED_ROWS[name]), random_state=0).to_parquet(found[name])
+                    rows = (
+                        pandas.read_csv(path)
+                        if path.suffix == ".csv"
+                        else pandas.read_parquet(path)
+                    )
+                    rows.sample(min(len(rows), _TRAINED_ROWS[name]), random_state=0).to_parquet(
+                        found[name]
+                    )
         return {name: str(path.resolve()) for name, path in found.items()}
 
 
@@ -318,9 +395,15 @@ def score_parts(options: Options, data: Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for task in (task for task in ENCODER_TASKS if task.folder.startswith("tweeteval")):
         bench = ScoreBench(task, options, data, folder)
-        found |= {f"{task.folder}, equal epochs, {way}": partial(bench.equal_epochs, cut) for cut, way in _WAYS.items()}
+        found |= {
+            f"{task.folder}, equal epochs, {way}": partial(bench.equal_epochs, cut)
+            for cut, way in _WAYS.items()
+        }
         timed = {cut: way for cut, way in _WAYS.items() if cut}
-        found |= {f"{task.folder}, equal time, {way}": partial(bench.equal_time, cut) for cut, way in timed.items()}
+        found |= {
+            f"{task.folder}, equal time, {way}": partial(bench.equal_time, cut)
+            for cut, way in timed.items()
+        }
     return found
 
 

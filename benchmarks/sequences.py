@@ -1,4 +1,6 @@
-"""Recordings: epochs against the usual loop and a tuned one, memory of windows, framework cost, errors on real data."""
+"""Recordings: epochs against the usual loop and a tuned one, memory of windows, framework cost,
+errors on real data.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from benchmarks.claim import Claim, Options, at_least, at_most, bounded, in_turn, measured_apart, peak_memory_gb, quiet
+from benchmarks.claim import (
+    Claim,
+    Options,
+    at_least,
+    at_most,
+    bounded,
+    in_turn,
+    measured_apart,
+    peak_memory_gb,
+    quiet,
+)
 from benchmarks.usual_sequences import CLIP, TunedLoop, UsualLoop, copy_windows
 from flatout.callbacks.run_curves import RunCurves
 from flatout.checkpoints.settings import CheckpointConfig
@@ -86,7 +98,9 @@ class Silent:
 
 
 def _trainer(folder: Path, clock: L.Callback, **settings: Any) -> L.Trainer:
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     defaults: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "limit_val_batches": 0}
     callbacks = [clock, FastLoop(), RunCurves([])]
     defaults |= {"gradient_clip_val": CLIP, "callbacks": callbacks}
@@ -96,54 +110,92 @@ def _trainer(folder: Path, clock: L.Callback, **settings: Any) -> L.Trainer:
 def epochs(folder: Path, options: Options) -> Iterator[Claim]:
     """Windows of one long recording through the same LSTM at the same batch, on one thread.
 
-    Ours is the second epoch of a fit. Before it, as before theirs, windows, network and optimizer state are there.
-    Their windows are copied out and their columns added beforehand, which no figure here counts.
+    Ours is the second epoch of a fit. Before it, as before theirs, windows, network and optimizer
+    state are there. Their windows are copied out and their columns added beforehand, which no
+    figure here counts.
     """
     samples = options.choose(20_000, 6_000, 400)
     random = np.random.default_rng(0)
     values = random.standard_normal((samples, 4)).cumsum(0)
     table = pa.table({name: values[:, number] for number, name in enumerate(["a", "b", "c", "y"])})
-    cut = {"split_by": "time", "split_at": [int(samples * 0.98), samples], "batch_size": BATCH, "lookback": LOOKBACK}
+    cut = {
+        "split_by": "time",
+        "split_at": [int(samples * 0.98), samples],
+        "batch_size": BATCH,
+        "lookback": LOOKBACK,
+    }
     config = {"features": ["a", "b", "c"], "target": "y", "cache": str(folder / "epochs"), **cut}
     data = SequenceData(source=table, log=Silent(), **config)
     data.setup()
     scaled = np.asarray(data.info.rows_of("train").values[: int(samples * 0.98)])
     inputs, targets = copy_windows(scaled, LOOKBACK, 3)
-    usual, tuned = UsualLoop(inputs, targets, HIDDEN, BATCH), TunedLoop(inputs, targets, HIDDEN, BATCH)
+    usual, tuned = (
+        UsualLoop(inputs, targets, HIDDEN, BATCH),
+        TunedLoop(inputs, targets, HIDDEN, BATCH),
+    )
 
     def ours() -> float:
         clock = Clock()
         own = SequenceData(source=table, log=Silent(), **config)
         task = SequenceRegressor(
-            RNNConfig(hidden=HIDDEN), SequenceRegressionConfig(baselines=False), OptimConfig(lr=1e-3)
+            RNNConfig(hidden=HIDDEN),
+            SequenceRegressionConfig(baselines=False),
+            OptimConfig(lr=1e-3),
         )
         with quiet():
             _trainer(folder, clock, max_epochs=2).fit(task, datamodule=own)
         return clock.ended - clock.started
 
-    fast, slow, less_slow, least = in_turn([ours, usual.epoch, tuned.epoch, tuned.passes], options.rounds)
+    fast, slow, less_slow, least = in_turn(
+        [ours, usual.epoch, tuned.epoch, tuned.passes], options.rounds
+    )
     count = len(inputs)
-    shown = f"{count:,} windows of {LOOKBACK}, batch {BATCH}, hidden {HIDDEN}, one thread, a second epoch"
+    shown = (
+        f"{count:,} windows of {LOOKBACK}, batch {BATCH}, hidden {HIDDEN}, one thread, a second"
+        " epoch"
+    )
     for name, theirs, goal in (("the usual", slow, 3.0), ("a tuned", less_slow, 1.3)):
-        note = f"{shown}; its LSTM's own passes are {least / theirs:.0%} of it, so at most {theirs / least:.2f}×"
-        yield at_least(f"training epoch against {name} loop", count / fast, count / theirs, "windows/s", goal, note)
+        note = (
+            f"{shown}; its LSTM's own passes are {least / theirs:.0%} of it, so at most"
+            f" {theirs / least:.2f}×"
+        )
+        yield at_least(
+            f"training epoch against {name} loop",
+            count / fast,
+            count / theirs,
+            "windows/s",
+            goal,
+            note,
+        )
     yield from each_step(data, table, config, folder, count / slow, options)
 
 
 def each_step(
-    data: SequenceData, table: pa.Table, config: dict[str, Any], folder: Path, usual: float, options: Options
+    data: SequenceData,
+    table: pa.Table,
+    config: dict[str, Any],
+    folder: Path,
+    usual: float,
+    options: Options,
 ) -> Iterator[Claim]:
-    """The same samples in chunks that carry their state: each sample goes through the network once."""
+    """The same samples in chunks that carry their state: each sample goes through the
+    network once.
+    """
     chunked = {**config, "lookback": None, "chunk": 100, "batch_size": 8}
     cells = {name: np.asarray(table[name])[: len(table) // 8 * 8] for name in table.column_names}
     cells["part"] = np.repeat(np.arange(8), len(table) // 8)
-    source, chunked = pa.table(cells), {**chunked, "group": ["part"], "split_by": "auto", "split_at": None}
+    source, chunked = (
+        pa.table(cells),
+        {**chunked, "group": ["part"], "split_by": "auto", "split_at": None},
+    )
 
     def ours() -> float:
         clock = Clock()
         own = SequenceData(source=source, log=Silent(), **chunked)
         task = SequenceRegressor(
-            RNNConfig(hidden=HIDDEN), SequenceRegressionConfig(baselines=False), OptimConfig(lr=1e-3)
+            RNNConfig(hidden=HIDDEN),
+            SequenceRegressionConfig(baselines=False),
+            OptimConfig(lr=1e-3),
         )
         with quiet():
             _trainer(folder, clock, max_epochs=2).fit(task, datamodule=own)
@@ -151,7 +203,10 @@ def each_step(
         return samples / (clock.ended - clock.started)
 
     (found,) = in_turn([ours], options.rounds)
-    note = "chunks of 100 samples with a carried state against windows of the usual loop; answers a second"
+    note = (
+        "chunks of 100 samples with a carried state against windows of the usual loop; answers a"
+        " second"
+    )
     yield at_least("answers trained, in chunks", found, usual, "answers/s", 3.0, note)
 
 
@@ -187,13 +242,18 @@ class PlainTask(L.LightningModule):
 
 def framework(folder: Path, options: Options) -> Iterator[Claim]:
     """Microseconds a step above a bare loop, against plain Lightning."""
-    config: dict[str, Any] = {"sample": CellsConfig(cells=options.choose(8, 4, 1), cycles=3), "lookback": 4}
+    config: dict[str, Any] = {
+        "sample": CellsConfig(cells=options.choose(8, 4, 1), cycles=3),
+        "lookback": 4,
+    }
     data = SequenceData(batch_size=8, cache=str(folder / "tiny"), log=Silent(), **config)
     data.setup()
     feed = data.train_dataloader()
 
     def task() -> SequenceRegressor:
-        made = SequenceRegressor(TinyNetwork(), SequenceRegressionConfig(baselines=False), total_steps=len(feed))
+        made = SequenceRegressor(
+            TinyNetwork(), SequenceRegressionConfig(baselines=False), total_steps=len(feed)
+        )
         made.take_info(data.info)
         return made
 
@@ -220,7 +280,14 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
     sides = [bare, lambda: lightning(task()), lambda: lightning(PlainTask(task()), plain=True)]
     least, ours, plain = in_turn(sides, options.rounds)
     note = f"bare loop {least:.0f} µs a step; both above it"
-    yield at_most("framework cost a step against plain Lightning", ours - least, plain - least, "µs", 0.5, note)
+    yield at_most(
+        "framework cost a step against plain Lightning",
+        ours - least,
+        plain - least,
+        "µs",
+        0.5,
+        note,
+    )
 
 
 def memory(folder: Path, options: Options) -> Iterator[Claim]:
@@ -228,25 +295,35 @@ def memory(folder: Path, options: Options) -> Iterator[Claim]:
     samples, lookback = options.choose(10_000_000, 1_000_000, 20_000), 200
     path = folder / "long.parquet"
     random = np.random.default_rng(0)
-    columns = {name: random.standard_normal(samples).astype(np.float32) for name in ("a", "b", "c", "y")}
+    columns = {
+        name: random.standard_normal(samples).astype(np.float32) for name in ("a", "b", "c", "y")
+    }
     pq.write_table(pa.table(columns), path, compression="none")
     settings = {"source": str(path), "cache": str(folder / "long"), "lookback": lookback}
     measured_apart("benchmarks.sequences:open_long", settings)  # builds the store
     found = measured_apart("benchmarks.sequences:open_long", settings)
     copied = samples * lookback * 3 * 4 / 1e6
-    note = f"{samples:,} samples, lookback {lookback}; theirs: windows of three features copied out, computed"
+    note = (
+        f"{samples:,} samples, lookback {lookback}; theirs: windows of three features copied out,"
+        " computed"
+    )
     yield at_least("memory of windows", copied / found["megabytes"], 1.0, "times less", 50.0, note)
     note = f"the first batch after {found['first_s']:.2f} s, which plans the epoch"
     yield bounded("opening them again", found["open_s"], "s", most=0.2, note=note)
     pa_csv.write_csv(pa.table(columns), path := folder / "long.csv")
     built = measured_apart("benchmarks.sequences:open_long", {**settings, "source": str(path)})
     size = path.stat().st_size / 1e6
-    note = f"one csv of {size:,.0f} MB, {samples:,} rows, in {built['open_s']:.1f} s; peak above the start"
+    note = (
+        f"one csv of {size:,.0f} MB, {samples:,} rows, in {built['open_s']:.1f} s; peak above the"
+        " start"
+    )
     yield bounded("memory to read them", built["peak_megabytes"], "MB", most=250, note=note)
 
 
 def open_long() -> None:
-    """The child's side of `memory`: settings on standard input, figures on the last line of standard output."""
+    """The child's side of `memory`: settings on standard input, figures on the last line of
+    standard output.
+    """
     settings = json.loads(sys.stdin.read())
     cut = {"features": ["a", "b", "c"], "target": "y", "split_by": "time", "batch_size": 64}
     process = psutil.Process()
@@ -260,12 +337,21 @@ def open_long() -> None:
     first_s = time.perf_counter() - started
     held = process.memory_info()
     megabytes = max(1.0, (held.rss - before) / 1e6)
-    print(json.dumps({"megabytes": megabytes, "open_s": open_s, "first_s": first_s, "peak_megabytes": peak}))
+    print(
+        json.dumps(
+            {"megabytes": megabytes, "open_s": open_s, "first_s": first_s, "peak_megabytes": peak}
+        )
+    )
 
 
 def cells(folder: Path, options: Options) -> Iterator[Claim]:
-    """The built-in cells against the error that no model can go below; settings are those of the experiments."""
-    size: dict[str, Any] = {"cells": options.choose(16, 16, 2), "samples": options.choose(360, 360, 60)}
+    """The built-in cells against the error that no model can go below; settings are those of the
+    experiments.
+    """
+    size: dict[str, Any] = {
+        "cells": options.choose(16, 16, 2),
+        "samples": options.choose(360, 360, 60),
+    }
     charge, quiet_sensors = CellsConfig(**size), {"current_noise": 0.0, "soc_noise": 0.0}
     voltage = CellsConfig(**size, voltage_noise=0.01, **quiet_sensors)
     seen = {"target": "voltage", "features": ["current", "temperature", "soc"]}
@@ -273,7 +359,9 @@ def cells(folder: Path, options: Options) -> Iterator[Claim]:
         ("state of charge", charge, {}, charge.soc_noise, options.choose(30, 30, 1), 0.0),
         ("voltage", voltage, seen, voltage.voltage_noise, options.choose(250, 250, 1), 0.98),
     ):
-        data = SequenceDataConfig(sample=sample, batch_size=16, chunk=90, cache=str(folder / "cells"), **columns)
+        data = SequenceDataConfig(
+            sample=sample, batch_size=16, chunk=90, cache=str(folder / "cells"), **columns
+        )
         result = _run(data, RNNConfig(hidden=32), OptimConfig(lr=2e-2, ema=ema), epochs, folder, 0)
         baselines = result.summary["baseline"]["metrics"]
         note = f"ridge on the window {baselines['test/rmse']:.4f}, {epochs} epochs"
@@ -283,17 +371,29 @@ def cells(folder: Path, options: Options) -> Iterator[Claim]:
 
 def nasa_battery(source: Path, folder: Path, options: Options) -> Iterator[Claim]:
     """State of charge of real cells that took no part in training."""
-    columns = {"features": [*_FEATURES, "ambient"], "target": "soc", "time": "time_s", "group": ["cell", "cycle"]}
+    columns = {
+        "features": [*_FEATURES, "ambient"],
+        "target": "soc",
+        "time": "time_s",
+        "group": ["cell", "cycle"],
+    }
     integral = {"cumulate": ["current"], "step": 10.0}
-    data = SequenceDataConfig(source=str(source), batch_size=16, cache=str(folder / "nasa"), **integral, **columns)
+    data = SequenceDataConfig(
+        source=str(source), batch_size=16, cache=str(folder / "nasa"), **integral, **columns
+    )
     optim, epochs = OptimConfig(lr=5e-3, ema=0.98), options.choose(12, 4, 1)
     seeds = options.choose(3, 1, 1)
-    results = [_run(data, RNNConfig(hidden=64), optim, epochs, folder, seed) for seed in range(seeds)]
+    results = [
+        _run(data, RNNConfig(hidden=64), optim, epochs, folder, seed) for seed in range(seeds)
+    ]
     found = [result.metrics["test/rmse"] for result in results]
     baseline = results[0].summary["baseline"]["metrics"]["test/rmse"]
     listed = ", ".join(f"{value:.3f}" for value in found)
     theirs = "theirs: ridge on the window of the same columns"
-    note = f"seeds {listed}, the epoch chosen on validation; the charge drawn is a column (data.cumulate); {theirs}"
+    note = (
+        f"seeds {listed}, the epoch chosen on validation; the charge drawn is a column"
+        f" (data.cumulate); {theirs}"
+    )
     ours = statistics.mean(found)
     claim = "nasa_battery, test RMSE of the state of charge"
     yield Claim(claim, ours, baseline, "", ours / baseline, "≤ 0.08", ours <= 0.080, note)
@@ -302,19 +402,39 @@ def nasa_battery(source: Path, folder: Path, options: Options) -> Iterator[Claim
 def etth1(source: Path, folder: Path, options: Options) -> Iterator[Claim]:
     """The usual forecast of seven series."""
     columns = {"target": ["HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"], "time": "date"}
-    cut = {"split_by": "time", "split_at": [8640, 11520, 14400], "lookback": 96, "cache": str(folder / "etth1")}
+    cut = {
+        "split_by": "time",
+        "split_at": [8640, 11520, 14400],
+        "lookback": 96,
+        "cache": str(folder / "etth1"),
+    }
     for horizon, goal in ((24, 0.310), (96, 0.383)):
-        data = SequenceDataConfig(source=str(source), problem="forecast", horizon=horizon, **columns, **cut)
+        data = SequenceDataConfig(
+            source=str(source), problem="forecast", horizon=horizon, **columns, **cut
+        )
         model = WindowMLPConfig(widths=[64], dropout=0.2, shared=True, residual="ridge")
         result = _run(data, model, OptimConfig(lr=1e-3), options.choose(5, 2, 1), folder, 0)
-        found, ridge = (each["test/mse_scaled"] for each in (result.metrics, result.summary["baseline"]["metrics"]))
-        note = f"scaled MSE over all windows; theirs: ridge; {result.summary['training']['seconds']:.0f} s"
+        found, ridge = (
+            each["test/mse_scaled"]
+            for each in (result.metrics, result.summary["baseline"]["metrics"])
+        )
+        note = (
+            "scaled MSE over all windows; theirs: ridge;"
+            f" {result.summary['training']['seconds']:.0f} s"
+        )
         claim = f"ETTh1, seven series, horizon {horizon}"
         yield Claim(claim, found, ridge, "", found / ridge, f"≤ {goal:g}", found <= goal, note)
 
 
-def _run(data: SequenceDataConfig, model: Any, optim: OptimConfig, epochs: int, folder: Path, seed: int) -> Result:
-    settings: dict[str, Any] = {"precision": "fp32", "logger": "none", "output": str(folder), "seed": seed}
+def _run(
+    data: SequenceDataConfig, model: Any, optim: OptimConfig, epochs: int, folder: Path, seed: int
+) -> Result:
+    settings: dict[str, Any] = {
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(folder),
+        "seed": seed,
+    }
     settings |= {"checkpoint": CheckpointConfig(patience=None)}
     settings |= {"monitor": MonitorConfig(progress=False, verdict=False, rival=False)}
     with quiet():

@@ -1,7 +1,8 @@
-"""What each shortcut through Lightning saves: a step with all of them, against a step with one turned off.
+"""What each shortcut through Lightning saves: a step with all of them, against a step with one
+turned off.
 
-All variants run in turn on one thread, with a network so small that a step is nothing but the framework around it. The
-saving is given in microseconds, and as a fraction of a step.
+All variants run in turn on one thread, with a network so small that a step is nothing but the
+framework around it. The saving is given in microseconds, and as a fraction of a step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def _savings(folder: Path, options: Options) -> Iterator[Claim]:
     steps = options.choose(3000, 500, 20)
-    feed = Feed(spine.random_split(folder / "tiny", 8 * steps), PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
+    feed = Feed(
+        spine.random_split(folder / "tiny", 8 * steps),
+        PlanSettings(rows_per_batch=8),
+        kind=FeedKind.resident,
+    )
 
     def ours(without: Callable[[], AbstractContextManager[Any]]) -> Callable[[], float]:
         def step() -> float:
@@ -47,19 +52,29 @@ def _savings(folder: Path, options: Options) -> Iterator[Claim]:
 
         return step
 
-    sides = [lambda: spine.bare_step(spine.tiny_task(feed), feed), ours(nullcontext), *map(ours, SHORTCUTS.values())]
+    sides = [
+        lambda: spine.bare_step(spine.tiny_task(feed), feed),
+        ours(nullcontext),
+        *map(ours, SHORTCUTS.values()),
+    ]
     for side in sides:
         side()
     bare, whole, *others = _fastest_in_turn(sides, options.choose(15, 4, 1))
     for name, without in zip(SHORTCUTS, others, strict=True):
         saved = without - whole
-        note = f"{saved / whole:.0%} of a step of {whole:.0f} µs; in a bare loop it takes {bare:.0f} µs"
+        note = (
+            f"{saved / whole:.0%} of a step of {whole:.0f} µs; in a bare loop it takes"
+            f" {bare:.0f} µs"
+        )
         yield Claim(f"saved a step: {name}", saved, None, "µs", saved / whole, "", True, note)
 
 
 def _fastest_in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[float]:
     """Each side's fastest round: whatever else runs on a machine only ever slows a step down."""
-    return [min(values) for values in zip(*([side() for side in sides] for _ in range(rounds)), strict=True)]
+    return [
+        min(values)
+        for values in zip(*([side() for side in sides] for _ in range(rounds)), strict=True)
+    ]
 
 
 SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -1,8 +1,10 @@
-"""Encoders at their published sizes, with random weights: parameters, tokens a second of our training, memory.
+"""Encoders at their published sizes, with random weights: parameters, tokens a second of our
+training, memory.
 
-Speed and memory hang on the sizes alone, not on what weights are. Each encoder trains for some steps as `python -m
-train` would, in a process of its own: its peak is that of a whole run. The rate is the median over steps, and then over
-rounds. Runs with `python -m flatout bench bert --only sizes`; `docs/which_encoder.md` shows the figures.
+Speed and memory hang on the sizes alone, not on what weights are. Each encoder trains for some
+steps as `python -m train` would, in a process of its own: its peak is that of a whole run. The rate
+is the median over steps, and then over rounds. Runs with `python -m flatout bench bert --only
+sizes`; `docs/which_encoder.md` shows the figures.
 """
 
 from __future__ import annotations
@@ -51,9 +53,14 @@ class Size:
 
     def build(self, padding_id: int) -> Transformer:
         """Its network with random weights, to tell three classes apart."""
-        sizes = {name: getattr(self, name) for name in ("hidden", "layers", "heads", "intermediate")}
+        sizes = {
+            name: getattr(self, name) for name in ("hidden", "layers", "heads", "intermediate")
+        }
         config = TransformerConfig(family=self.family, settings=self.settings, **sizes)
-        outputs, ids = Outputs(["a", "b", "c"], "single"), {"padding_id": padding_id, "separator_id": None}
+        outputs, ids = (
+            Outputs(["a", "b", "c"], "single"),
+            {"padding_id": padding_id, "separator_id": None},
+        )
         return config.build(outputs, vocabulary_size=self.vocabulary, **ids)
 
 
@@ -80,18 +87,29 @@ SIZES = {
     "EuroBERT-210m": Size("eurobert", 128_256, *_BASE),
     "XLM-RoBERTa-base": Size("xlm-roberta", 250_002, *_BASE, _PLACES),
 }
-"""By the name of the folder that people choose; the tokens of its vocabulary are those of its table."""
+"""By the name of the folder that people choose; the tokens of its vocabulary are those of its
+table."""
 
 
 def size_claims(options: Options) -> Iterator[Claim]:
     """A figure for each size, with no goal, on the built-in tweets."""
     for name in SIZES:
         given = {"name": name, "steps": options.choose(20, 5, 2)}
-        rounds = [measured_apart("benchmarks.sizes:measure", given) for _ in range(options.choose_rounds(3, 1, 1))]
-        rate, peak = (statistics.median(each[key] for each in rounds) for key in ("tokens_per_s", "peak_gb"))
+        rounds = [
+            measured_apart("benchmarks.sizes:measure", given)
+            for _ in range(options.choose_rounds(3, 1, 1))
+        ]
+        rate, peak = (
+            statistics.median(each[key] for each in rounds) for key in ("tokens_per_s", "peak_gb")
+        )
         first = rounds[0]
-        note = f"{first['parameters'] / 1e6:.1f} M parameters, {peak:.1f} GB at its peak, {first['precision']}"
-        yield reaching(f"{name}: tokens a second of training", rate, "tokens/s", least=None, note=note)
+        note = (
+            f"{first['parameters'] / 1e6:.1f} M parameters, {peak:.1f} GB at its peak,"
+            f" {first['precision']}"
+        )
+        yield reaching(
+            f"{name}: tokens a second of training", rate, "tokens/s", least=None, note=note
+        )
 
 
 class _Steps(L.Callback):
@@ -101,24 +119,33 @@ class _Steps(L.Callback):
         self.ends: list[float] = []
         self.tokens: list[int] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int
+    ) -> None:
         wait_for_device(batch_idx, (batch_idx,))
         self.ends.append(time.perf_counter())
         self.tokens.append(batch.num_tokens)
 
     def rate(self) -> float:
         steps = zip(self.ends, self.ends[1:], self.tokens[1:], strict=False)
-        return statistics.median([count / (end - begin) for begin, end, count in steps][_WARM - 1 :])
+        return statistics.median(
+            [count / (end - begin) for begin, end, count in steps][_WARM - 1 :]
+        )
 
 
 def measure() -> None:
     """Train the size that standard input names; its figures go to standard output."""
     given = json.load(sys.stdin)
     with tempfile.TemporaryDirectory() as folder, quiet():
-        tweets = next(TweetsTable(TweetsConfig(rows=1_500), "train").blocks(["text", "label"])).to_pydict()
-        few = {name: values[:64] for name, values in tweets.items()}  # validation takes no part in what is measured
+        tweets = next(
+            TweetsTable(TweetsConfig(rows=1_500), "train").blocks(["text", "label"])
+        ).to_pydict()
+        # validation takes no part in what is measured
+        few = {name: values[:64] for name, values in tweets.items()}
         pieces = VocabularyConfig(size=30_000, kind=VocabularyKind.wordpiece)
-        data = TextDataConfig(train=tweets, validation=few, vocabulary=pieces, batch_size=32, cache=f"{folder}/cache")
+        data = TextDataConfig(
+            train=tweets, validation=few, vocabulary=pieces, batch_size=32, cache=f"{folder}/cache"
+        )
         info = TextData.of(data).open_store()
         torch.manual_seed(0)
         model, steps = SIZES[given["name"]].build(info.vocabulary.frame.padding), _Steps()

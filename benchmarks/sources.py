@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import xxhash
 
-from benchmarks.claim import Claim, Options, at_most, bounded, in_turn, measured_apart, peak_memory_gb, reaching
+from benchmarks.claim import (
+    Claim,
+    Options,
+    at_most,
+    bounded,
+    in_turn,
+    measured_apart,
+    peak_memory_gb,
+    reaching,
+)
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
@@ -27,7 +36,9 @@ _COLUMNS = ["text", "label"]
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    """Time against reading alone, rows a second, memory, and splits that are the same everywhere."""
+    """Time against reading alone, rows a second, memory, and splits that are the same
+    everywhere.
+    """
     keep_freed_memory()  # as the command does; the other side has it too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -71,13 +82,20 @@ def reading(path: Path, rows: int, folder: Path, options: Options) -> Claim:
 
     # Many rounds: the other side takes 0.27 to 0.72 s in one process, as its memory lies.
     fast, usual = in_turn([ours, theirs], 3 * options.rounds)
-    note = f"{rows:,} rows, {path.stat().st_size / 1e6:.0f} MB; theirs reads and writes its own file, checks nothing"
-    return at_most("reading and checking a csv, against datasets reading it", fast, usual, "s", 1.5, note)
+    note = (
+        f"{rows:,} rows, {path.stat().st_size / 1e6:.0f} MB; theirs reads and writes its own file,"
+        " checks nothing"
+    )
+    return at_most(
+        "reading and checking a csv, against datasets reading it", fast, usual, "s", 1.5, note
+    )
 
 
 def checking(rows: int, options: Options) -> Claim:
     """The checks alone, on rows that lie in memory."""
-    table = pa.Table.from_batches(HeadlinesTable(HeadlinesConfig(rows=rows), "train").blocks(_COLUMNS))
+    table = pa.Table.from_batches(
+        HeadlinesTable(HeadlinesConfig(rows=rows), "train").blocks(_COLUMNS)
+    )
     config = TextDataConfig(train=table)
     source = open_source(config)
 
@@ -87,17 +105,32 @@ def checking(rows: int, options: Options) -> Claim:
         return rows / (time.perf_counter() - started)
 
     note = "gaps, repeats, conflicts, leaks, classes, lengths, odd characters, splits"
-    return reaching("checking rows in memory", in_turn([rate], options.rounds)[0], "rows/s", least=1_000_000, note=note)
+    return reaching(
+        "checking rows in memory",
+        in_turn([rate], options.rounds)[0],
+        "rows/s",
+        least=1_000_000,
+        note=note,
+    )
 
 
 def memory(path: Path, rows: int, folder: Path, *, times: int) -> Iterator[Claim]:
-    """Peak memory of checking a file and one of so many times the rows, each in a process of its own."""
+    """Peak memory of checking a file and one of so many times the rows, each in a process of its
+    own.
+    """
     large = write_headlines(folder / "large.csv", times * rows)
     small_gb, large_gb = (
-        measured_apart("benchmarks.sources:check_apart", {"path": str(each)})["peak_gb"] for each in (path, large)
+        measured_apart("benchmarks.sources:check_apart", {"path": str(each)})["peak_gb"]
+        for each in (path, large)
     )
     note = f"{rows:,} rows {small_gb:.2f} GB, {times * rows:,} rows {large_gb:.2f} GB"
-    yield bounded(f"memory for {times} times the rows, as a multiple", large_gb / small_gb, "", most=1.25, note=note)
+    yield bounded(
+        f"memory for {times} times the rows, as a multiple",
+        large_gb / small_gb,
+        "",
+        most=1.25,
+        note=note,
+    )
 
 
 def check_apart() -> None:
@@ -115,12 +148,22 @@ def same_splits(path: Path) -> Claim:
         split_digest(TextDataConfig(**in_memory)),
         measured_apart("benchmarks.sources:split_apart", {"path": str(path)})["digest"],
     }
-    return bounded("different splits of the same rows", len(digests) - 1, "", most=0, note=f"digest {min(digests)}")
+    return bounded(
+        "different splits of the same rows",
+        len(digests) - 1,
+        "",
+        most=0,
+        note=f"digest {min(digests)}",
+    )
 
 
 def split_apart() -> None:
     """The child's side of `same_splits`."""
-    print(json.dumps({"digest": split_digest(TextDataConfig(source=json.loads(sys.stdin.read())["path"]))}))
+    print(
+        json.dumps(
+            {"digest": split_digest(TextDataConfig(source=json.loads(sys.stdin.read())["path"]))}
+        )
+    )
 
 
 def split_digest(config: TextDataConfig) -> str:

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.claim import Claim, Options, at_least, bounded, in_turn, measured_apart, peak_memory_gb
+from benchmarks.claim import (
+    Claim,
+    Options,
+    at_least,
+    bounded,
+    in_turn,
+    measured_apart,
+    peak_memory_gb,
+)
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
@@ -57,7 +65,9 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
     rows = datasets.Dataset.from_dict(
         {"input_ids": [piece.tolist() for piece in pieces], "label": split.fixed("targets")}
     )
-    feed = Feed(split, PlanSettings(rows_per_batch=_BATCH, layout=Layout.padded), kind=FeedKind.resident)
+    feed = Feed(
+        split, PlanSettings(rows_per_batch=_BATCH, layout=Layout.padded), kind=FeedKind.resident
+    )
     epochs, num_rows = iter(range(1, 10_000)), split.num_rows
 
     def epoch() -> Iterator[object]:
@@ -66,17 +76,23 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
 
     def ours() -> float:
         # Many epochs, so that both sides run for about as long.
-        return _rows_per_s((batch for _ in range(_OUR_EPOCHS) for batch in epoch()), _OUR_EPOCHS * num_rows)
+        return _rows_per_s(
+            (batch for _ in range(_OUR_EPOCHS) for batch in epoch()), _OUR_EPOCHS * num_rows
+        )
 
     def theirs(workers: int) -> Callable[[], float]:
-        loader = DataLoader(rows, batch_size=_BATCH, shuffle=True, collate_fn=_pad, num_workers=workers)
+        loader = DataLoader(
+            rows, batch_size=_BATCH, shuffle=True, collate_fn=_pad, num_workers=workers
+        )
         return lambda: _rows_per_s(iter(loader), num_rows)
 
     ours()
     fast, *usual = in_turn([ours, *(theirs(workers) for workers in (0, 1, 2))], options.rounds)
     listed = ", ".join(f"{workers}: {rate:,.0f}" for workers, rate in enumerate(usual))
     note = f"{num_rows:,} rows of 11 tokens, batches of {_BATCH}; theirs by workers {listed}"
-    yield at_least("store to padded batches, against datasets", fast, max(usual), "rows/s", 50.0, note)
+    yield at_least(
+        "store to padded batches, against datasets", fast, max(usual), "rows/s", 50.0, note
+    )
 
 
 def _pad(examples: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
@@ -125,12 +141,16 @@ class PlainTask(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), fused=True)
 
-    def transfer_batch_to_device(self, batch: FlatBatch, device: torch.device, dataloader_idx: int) -> FlatBatch:
+    def transfer_batch_to_device(
+        self, batch: FlatBatch, device: torch.device, dataloader_idx: int
+    ) -> FlatBatch:
         return batch
 
 
 def framework(folder: Path, options: Options) -> Iterator[Claim]:
-    """Microseconds a step above a bare loop over the same batches that clips, sets its rate and steps alike."""
+    """Microseconds a step above a bare loop over the same batches that clips, sets its rate and
+    steps alike.
+    """
     steps = options.choose(3000, 1000, 20)
     split = random_split(folder / "tiny", 8 * steps)
     feed = Feed(split, PlanSettings(rows_per_batch=8), kind=FeedKind.resident)
@@ -148,9 +168,14 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
         bare, ours, plain, alone = in_turn(sides, options.rounds)
     finally:
         torch.set_num_threads(threads)
-    note = f"bare loop {bare:.0f} µs a step; plain Lightning with one self.log {plain - bare:.0f} µs above it"
+    note = (
+        f"bare loop {bare:.0f} µs a step; plain Lightning with one self.log {plain - bare:.0f} µs"
+        " above it"
+    )
     most = round(0.6 * (plain - bare), 1)
-    yield bounded("framework cost a step above a bare loop", ours - bare, "µs", most=most, note=note)
+    yield bounded(
+        "framework cost a step above a bare loop", ours - bare, "µs", most=most, note=note
+    )
     cost, theirs = alone - bare, plain - bare
     note = "our module with its one self.log, no fast loop; against a module of Lightning's pages"
     claim = "framework cost a step of our module in a plain Trainer"
@@ -160,11 +185,15 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
 def tiny_task(feed: Feed) -> Classifier:
     labels = Labels(Problem.single, ["a", "b", "c", "d"], [1, 1, 1, 1], 4)
     optim = OptimConfig(clip=_CLIP)
-    return Classifier(TinyModel(), ClassificationConfig(), optim, labels=labels, total_steps=len(feed))
+    return Classifier(
+        TinyModel(), ClassificationConfig(), optim, labels=labels, total_steps=len(feed)
+    )
 
 
 def bare_step(task: Task, feed: Feed) -> float:
-    """Microseconds a step of a loop that does what a step must: loss, clipping, learning rate, optimizer."""
+    """Microseconds a step of a loop that does what a step must: loss, clipping, learning rate,
+    optimizer.
+    """
     model, optim = task.model, task.optim
     optimizer = optim.build(model)
     parameters = list(model.parameters())
@@ -225,7 +254,9 @@ def _one_epoch(feed: Feed) -> Iterator[FlatBatch]:
 
 
 def many_rows(rows: int) -> Iterator[Claim]:
-    """A large sample: memory of building its store, time to plan and to open it; in a process of its own."""
+    """A large sample: memory of building its store, time to plan and to open it; in a process of
+    its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
         found = measured_apart("benchmarks.spine:build_many", {"rows": rows, "folder": folder})
     note = f"{rows:,} rows, {found['tokens']:,} tokens, built in {found['build_s']:.0f} s"
@@ -235,7 +266,9 @@ def many_rows(rows: int) -> Iterator[Claim]:
 
 
 def build_many() -> None:
-    """The child's side of `many_rows`: settings on standard input, figures on the last line of standard output."""
+    """The child's side of `many_rows`: settings on standard input, figures on the last line of
+    standard output.
+    """
     settings = json.loads(sys.stdin.read())
     data = TextDataConfig(sample=HeadlinesConfig(rows=settings["rows"]), cache=settings["folder"])
     started = time.perf_counter()
@@ -243,13 +276,26 @@ def build_many() -> None:
     build_s = time.perf_counter() - started
     peak_gb = peak_memory_gb()
     started = time.perf_counter()
-    Plan(built.store.splits["train"].ragged("tokens").lengths, PlanSettings(rows_per_batch=512, layout=Layout.padded))
+    Plan(
+        built.store.splits["train"].ragged("tokens").lengths,
+        PlanSettings(rows_per_batch=512, layout=Layout.padded),
+    )
     plan_s = time.perf_counter() - started
     started = time.perf_counter()
     Store(built.store.folder)
     open_s = time.perf_counter() - started
     tokens = built.facts["splits"]["train"]["tokens"]
-    print(json.dumps({"build_s": build_s, "peak_gb": peak_gb, "plan_s": plan_s, "open_s": open_s, "tokens": tokens}))
+    print(
+        json.dumps(
+            {
+                "build_s": build_s,
+                "peak_gb": peak_gb,
+                "plan_s": plan_s,
+                "open_s": open_s,
+                "tokens": tokens,
+            }
+        )
+    )
 
 
 def random_split(folder: Path, rows: int) -> StoreSplit:
@@ -258,7 +304,12 @@ def random_split(folder: Path, rows: int) -> StoreSplit:
     lengths = np.clip(random.normal(10.9, 3.6, rows), 1, 34).astype(np.int32)
     folder.mkdir()
     writer = StoreWriter(folder)
-    split = writer.split("train", {"tokens": Column("uint16", ragged=True), "targets": Column("int32")})
-    split.append(tokens=(random.integers(0, 50, int(lengths.sum())), lengths), targets=random.integers(0, 4, rows))
+    split = writer.split(
+        "train", {"tokens": Column("uint16", ragged=True), "targets": Column("int32")}
+    )
+    split.append(
+        tokens=(random.integers(0, 50, int(lengths.sum())), lengths),
+        targets=random.integers(0, 4, rows),
+    )
     writer.close({})
     return Store(folder).splits["train"]

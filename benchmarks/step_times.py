@@ -1,4 +1,6 @@
-"""When steps ended: on a GPU the host is ahead, so it waits there, but only where a time is taken."""
+"""When steps ended: on a GPU the host is ahead, so it waits there, but only where a
+time is taken.
+"""
 
 from __future__ import annotations
 

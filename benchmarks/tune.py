@@ -1,7 +1,7 @@
 """What `tune=auto` chooses against what is the default, side by side, and what measuring it took.
 
-Both sides run in one throw-away process, in turn, by the probe that also chose: whole optimizer steps of the run's own
-task on the same number of rows a step.
+Both sides run in one throw-away process, in turn, by the probe that also chose: whole optimizer
+steps of the run's own task on the same number of rows a step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ _STEPS = 12
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    """A BiLSTM, an encoder and bit strings: with the defaults, and in steps of many small batches."""
+    """A BiLSTM, an encoder and bit strings: with the defaults, and in steps of many
+    small batches.
+    """
     tune = TuneConfig(enabled=True, compile=False, fresh=True, budget_s=10 if options.quick else 60)
     encoder = TransformerConfig(hidden=128, layers=2, heads=4)
     cases: dict[str, Callable[[str], RunConfig]] = {
         "BiLSTM, defaults": lambda cache: RunConfig(data=TextDataConfig(cache=cache), tune=tune),
-        "small encoder, defaults": lambda cache: RunConfig(data=TextDataConfig(cache=cache), model=encoder, tune=tune),
-        "bit strings, defaults": lambda cache: RunConfig(data=BitsDataConfig(cache=cache), tune=tune),
+        "small encoder, defaults": lambda cache: RunConfig(
+            data=TextDataConfig(cache=cache), model=encoder, tune=tune
+        ),
+        "bit strings, defaults": lambda cache: RunConfig(
+            data=BitsDataConfig(cache=cache), tune=tune
+        ),
         # Typed on a command line, not set in Python, so that they are open.
         "BiLSTM, 128 rows as 8 × 16": lambda cache: RunConfig(
             data=TextDataConfig(cache=cache, batch_size=8, accumulate=16), tune=tune
@@ -70,7 +76,10 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
         ours, theirs = rates[0], rates[-1]
     finally:
         child.close()
-    note = f"{told(chosen)}; was {told(start)}; the same was {found.unrest:.1f}× as fast at its best while choosing"
+    note = (
+        f"{told(chosen)}; was {told(start)}; the same was {found.unrest:.1f}× as fast at its best"
+        " while choosing"
+    )
     yield at_least(f"{name}: chosen against as set", ours, theirs, "rows/s", _LEAST, note)
     yield bounded(f"{name}: time to choose", found.seconds, "s", most=config.tune.budget_s)
 

@@ -1,7 +1,9 @@
-"""The usual way, as it is taught: a Dataset of rows, a DataLoader that pads, a packed LSTM, and a loop.
+"""The usual way, as it is taught: a Dataset of rows, a DataLoader that pads, a packed LSTM, and a
+loop.
 
-Written as a careful person would, not as a straw man: texts may be tokenised before training, rows are padded to the
-longest of their batch, packing skips the padding. It is what the headlines bench measures ours against.
+Written as a careful person would, not as a straw man: texts may be tokenised before training, rows
+are padded to the longest of their batch, packing skips the padding. It is what the headlines bench
+measures ours against.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Collate = Callable[[list[Example]], tuple[Tensor, Tensor, Tensor]]
 class UsualBiLSTM(nn.Module):
     """Embedding, one packed bidirectional LSTM, maximum over time, linear output."""
 
-    def __init__(self, vocabulary_size: int, classes: int, embedding: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary_size: int, classes: int, embedding: int, hidden: int, dropout: float
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, embedding, padding_idx=0)
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True, bidirectional=True)
@@ -41,9 +45,14 @@ class UsualBiLSTM(nn.Module):
 
     def forward(self, tokens_BL: Tensor, lengths_B: Tensor) -> Tensor:
         packed = pack_padded_sequence(
-            self.dropout(self.embedding(tokens_BL)), lengths_B, batch_first=True, enforce_sorted=False
+            self.dropout(self.embedding(tokens_BL)),
+            lengths_B,
+            batch_first=True,
+            enforce_sorted=False,
         )
-        states_BLD, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, padding_value=float("-inf"))
+        states_BLD, _ = pad_packed_sequence(
+            self.lstm(packed)[0], batch_first=True, padding_value=float("-inf")
+        )
         return self.output(self.dropout(states_BLD.amax(1)))
 
 
@@ -51,14 +60,20 @@ def collate(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
     """Pad rows that were tokenised before."""
     rows = [torch.tensor(example.words) for example in examples]
     lengths_B = torch.tensor([len(row) for row in rows])
-    return pad_sequence(rows, batch_first=True), lengths_B, torch.tensor([example.target for example in examples])
+    return (
+        pad_sequence(rows, batch_first=True),
+        lengths_B,
+        torch.tensor([example.target for example in examples]),
+    )
 
 
 def collate_texts(vocabulary: WordVocabulary) -> Collate:
     """Tokenise and pad: what makes a device wait."""
 
     def tokenise(examples: list[Example]) -> tuple[Tensor, Tensor, Tensor]:
-        return collate([Example(vocabulary.encode(str(example.words)), example.target) for example in examples])
+        return collate(
+            [Example(vocabulary.encode(str(example.words)), example.target) for example in examples]
+        )
 
     return tokenise
 

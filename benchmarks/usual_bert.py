@@ -1,6 +1,8 @@
-"""Fine-tuning as it is usually done: transformers' own Trainer over padded batches. The bert bench measures against it.
+"""Fine-tuning as it is usually done: transformers' own Trainer over padded batches. The bert bench
+measures against it.
 
-Every setting that is not named keeps the Trainer's default. Rows come tokenised: its usual loop does not tokenise.
+Every setting that is not named keeps the Trainer's default. Rows come tokenised: its usual loop
+does not tokenise.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class _Recording(Trainer):
 
     def compute_loss(self, *arguments: Any, **given: Any) -> Any:
         found = super().compute_loss(*arguments, **given)
-        self.timeline.losses.append(float((found[0] if isinstance(found, tuple) else found).detach()))
+        self.timeline.losses.append(
+            float((found[0] if isinstance(found, tuple) else found).detach())
+        )
         return found
 
 
@@ -100,7 +104,8 @@ def train(
     counter: tuple[Any, int] | None = None,
     **settings: Any,
 ) -> Timeline:
-    """Some steps of the Trainer; `settings` are TrainingArguments, `timed` steps after which a GPU is waited for.
+    """Some steps of the Trainer; `settings` are TrainingArguments, `timed` steps after which a GPU
+    is waited for.
 
     `counter`: a context that one step runs in, and the number of that step.
     """
@@ -122,8 +127,17 @@ def train(
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        chosen: dict[str, Any] = {"per_device_train_batch_size": 32, "max_steps": steps, "save_strategy": "no"}
-        chosen |= {"report_to": [], "disable_tqdm": True, "logging_strategy": "no", "output_dir": folder}
+        chosen: dict[str, Any] = {
+            "per_device_train_batch_size": 32,
+            "max_steps": steps,
+            "save_strategy": "no",
+        }
+        chosen |= {
+            "report_to": [],
+            "disable_tqdm": True,
+            "logging_strategy": "no",
+            "output_dir": folder,
+        }
         arguments = TrainingArguments(**(chosen | settings))
         kind = _Recording if settings.get("train_sampling_strategy") == "sequential" else Trainer
         trainer = kind(

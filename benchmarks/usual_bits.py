@@ -1,8 +1,10 @@
-"""The usual way with bit strings, as published research code goes about it; the other side of `bench bits`.
+"""The usual way with bit strings, as published research code goes about it; the other side of
+`bench bits`.
 
-pandas `apply` for bits and labels, a data set of float32 tensors a row, a DataLoader of 64 rows, one hidden layer of
-4,096 SELU units with dropout 0.2253, RMSprop at 2e-4 (the best settings of a published search: repository
-marcelmildenberger/dataset-extension-attack, optimal_model_config.py), and `.item()` at every step.
+pandas `apply` for bits and labels, a data set of float32 tensors a row, a DataLoader of 64 rows,
+one hidden layer of 4,096 SELU units with dropout 0.2253, RMSprop at 2e-4 (the best settings of a
+published search: repository marcelmildenberger/dataset-extension-attack, optimal_model_config.py),
+and `.item()` at every step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ BATCH, HIDDEN, DROPOUT = 64, 4096, 0.2253
 
 
 def usual_tensors(frame: Any) -> tuple[Tensor, Tensor]:
-    """Bits and labels as research code makes them: pandas `apply`, a list of characters, a look-up a label."""
+    """Bits and labels as research code makes them: pandas `apply`, a list of characters, a look-up
+    a label.
+    """
     texts = join_fields(frame, FIELDS)
     return torch.tensor(read_bits(frame)), torch.tensor(labels_by_apply(texts))
 
@@ -50,7 +54,10 @@ class UsualLoop:
     def __init__(self, data: BitInfo, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.network = nn.Sequential(
-            nn.Linear(data.num_inputs, HIDDEN), nn.SELU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, len(LABELS))
+            nn.Linear(data.num_inputs, HIDDEN),
+            nn.SELU(),
+            nn.Dropout(DROPOUT),
+            nn.Linear(HIDDEN, len(LABELS)),
         )
         self.optimizer = torch.optim.RMSprop(self.network.parameters(), lr=2e-4)
         self.splits = {name: _dense(data, name) for name in data.store.splits}
@@ -60,7 +67,9 @@ class UsualLoop:
         self.network.train()
         criterion, total = nn.BCEWithLogitsLoss(), 0.0
         started = time.perf_counter()
-        for bits, labels in DataLoader(RowTensors(*self.splits["train"]), batch_size=BATCH, shuffle=True):
+        for bits, labels in DataLoader(
+            RowTensors(*self.splits["train"]), batch_size=BATCH, shuffle=True
+        ):
             self.optimizer.zero_grad()
             loss = criterion(self.network(bits), labels)
             loss.backward()
@@ -90,5 +99,7 @@ def _dense(data: BitInfo, name: str) -> tuple[NDArray[np.float32], Tensor]:
     targets = split.ragged("targets")
     row = np.repeat(np.arange(split.num_rows), targets.lengths)
     chosen = targets.values < len(LABELS)
-    labels[torch.from_numpy(row[chosen]), torch.from_numpy(targets.values[chosen].astype(np.int64))] = 1.0
+    labels[
+        torch.from_numpy(row[chosen]), torch.from_numpy(targets.values[chosen].astype(np.int64))
+    ] = 1.0
     return bits, labels

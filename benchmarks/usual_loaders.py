@@ -1,7 +1,9 @@
-"""Other people's loaders of windows, as their pages write them: a Dataset a row, pytorch-forecasting's, darts' own.
+"""Other people's loaders of windows, as their pages write them: a Dataset a row,
+pytorch-forecasting's, darts' own.
 
-Each side is a function of a table that gives a DataLoader; `OURS` has the loader of `flatout.data.windows` that takes
-its place. A library that is not installed is imported by its own side alone.
+Each side is a function of a table that gives a DataLoader; `OURS` has the loader of
+`flatout.data.windows` that takes its place. A library that is not installed is imported by its own
+side alone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def is_installed(side: str) -> bool:
 def make_table(rows: int, each: int) -> pd.DataFrame:
     """Series of `each` rows: a target, a feature, a known column and a static one."""
     random, count = np.random.default_rng(0), rows // each
-    columns = {name: random.standard_normal(count * each).astype(np.float32) for name in ("y", "f", "k")}
+    columns = {
+        name: random.standard_normal(count * each).astype(np.float32) for name in ("y", "f", "k")
+    }
     numbers = {"id": np.repeat(np.arange(count), each), "t": np.tile(np.arange(each), count)}
     return pd.DataFrame({**numbers, **columns, "s": numbers["id"].astype(np.float32)}, copy=False)
 
@@ -44,7 +48,9 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         length, needed = table.groupby("id").size().to_numpy(), LOOKBACK + HORIZON
         begin = np.cumsum(length) - length
         counts = zip(begin.tolist(), length.tolist(), strict=True)
-        self.starts = [start + each for start, count in counts for each in range(count - needed + 1)]
+        self.starts = [
+            start + each for start, count in counts for each in range(count - needed + 1)
+        ]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -86,7 +92,12 @@ def darts_loader(table: pd.DataFrame) -> DataLoader[Any]:
     from darts.utils.data.torch_datasets.utils import _batch_collate_fn_train
 
     def series(column: str, static: list[str] | None = None) -> list[Any]:
-        names = {"group_cols": "id", "time_col": "t", "static_cols": static, "drop_group_cols": ["id"]}
+        names = {
+            "group_cols": "id",
+            "time_col": "t",
+            "static_cols": static,
+            "drop_group_cols": ["id"],
+        }
         made = TimeSeries.from_group_dataframe(table, value_cols=column, **names)
         return [each.astype(np.float32) for each in made]
 
@@ -96,7 +107,12 @@ def darts_loader(table: pd.DataFrame) -> DataLoader[Any]:
 
 
 def our_rows(table: pd.DataFrame, **more: Any) -> DataLoader[Any]:
-    names: dict[str, Any] = {"target": "y", "features": ["f", "k"], "group": "id", "time": "t"} | more
+    names: dict[str, Any] = {
+        "target": "y",
+        "features": ["f", "k"],
+        "group": "id",
+        "time": "t",
+    } | more
     return windows(table, lookback=LOOKBACK, horizon=HORIZON, batch_size=BATCH, **names)
 
 
@@ -108,7 +124,9 @@ def our_darts(table: pd.DataFrame) -> DataLoader[Any]:
 
 
 def our_forecasting(table: pd.DataFrame) -> DataLoader[Any]:
-    """A dataset of the first rows of each series says how columns are encoded; whole series are read through it."""
+    """A dataset of the first rows of each series says how columns are encoded; whole series are
+    read through it.
+    """
     return windows(_parts(table), batch_size=BATCH, drop_last=True)
 
 
@@ -128,4 +146,8 @@ THEIRS: dict[str, Side] = {
     "pytorch-forecasting": forecasting_loader,
     "darts": darts_loader,
 }
-OURS: dict[str, Side] = {"a Dataset of rows": our_rows, "pytorch-forecasting": our_forecasting, "darts": our_darts}
+OURS: dict[str, Side] = {
+    "a Dataset of rows": our_rows,
+    "pytorch-forecasting": our_forecasting,
+    "darts": our_darts,
+}

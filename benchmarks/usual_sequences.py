@@ -1,8 +1,10 @@
-"""The usual way with recordings: windows copied into memory, a Dataset, a DataLoader, and a loop that reads the loss.
+"""The usual way with recordings: windows copied into memory, a Dataset, a DataLoader, and a loop
+that reads the loss.
 
-`UsualLoop` makes a window a row of a Dataset, allocates the hidden state in each batch, reads two numbers and writes a
-log line a batch. `TunedLoop` has its windows as tensors, takes batches by index, reads one number a batch and writes no
-line. In both, columns are added and windows copied out beforehand: no epoch counts that.
+`UsualLoop` makes a window a row of a Dataset, allocates the hidden state in each batch, reads two
+numbers and writes a log line a batch. `TunedLoop` has its windows as tensors, takes batches by
+index, reads one number a batch and writes no line. In both, columns are added and windows copied
+out beforehand: no epoch counts that.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def copy_windows(values: NDArray[np.float32], lookback: int, inputs: int) -> tup
     """`[N, L, F]` windows and `[N, 1]` targets, copied out."""
     windows = np.lib.stride_tricks.sliding_window_view(values, lookback, axis=0)
     inputs_NLF = np.ascontiguousarray(windows[:, :inputs].transpose(0, 2, 1))
-    return torch.from_numpy(inputs_NLF), torch.from_numpy(np.ascontiguousarray(values[lookback - 1 :, inputs:]))
+    return torch.from_numpy(inputs_NLF), torch.from_numpy(
+        np.ascontiguousarray(values[lookback - 1 :, inputs:])
+    )
 
 
 class _Windows(Dataset[tuple[Tensor, Tensor]]):
@@ -44,10 +48,18 @@ class UsualLoop:
     """An epoch as it is usually written."""
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3, device: str = "cpu"
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        hidden: int,
+        batch: int,
+        lr: float = 1e-3,
+        device: str = "cpu",
     ) -> None:
         self.device = device
-        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False).to(device)
+        self.model = UsualLSTM(
+            inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False
+        ).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self.loader = DataLoader(_Windows(inputs, targets), batch_size=batch, shuffle=True)
         self.log = logging.getLogger("usual")
@@ -68,7 +80,9 @@ class UsualLoop:
             self.optimizer.step()
             total += loss.item()
             worst = max(worst, (answers - targets).abs().max().item())
-            self.log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total, worst)
+            self.log.info(
+                "batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total, worst
+            )
         return time.perf_counter() - started
 
 
@@ -76,14 +90,24 @@ class TunedLoop:
     """An epoch without what is easily left out."""
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, hidden: int, batch: int, lr: float = 1e-3, device: str = "cpu"
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        hidden: int,
+        batch: int,
+        lr: float = 1e-3,
+        device: str = "cpu",
     ) -> None:
         self.inputs, self.targets, self.batch = inputs.to(device), targets.to(device), batch
-        self.model = UsualLSTM(inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False).to(device)
+        self.model = UsualLSTM(
+            inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False
+        ).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
 
     def passes(self) -> float:
-        """Seconds of the LSTM's own forward and backward passes in an epoch: no loop can be faster with this LSTM."""
+        """Seconds of the LSTM's own forward and backward passes in an epoch: no loop can be faster
+        with this LSTM.
+        """
         started, lstm = time.perf_counter(), self.model.lstm
         for windows_BLF in self.inputs.split(self.batch):
             zeros = windows_BLF.new_zeros(1, len(windows_BLF), self.model.hidden)

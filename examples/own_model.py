@@ -1,4 +1,7 @@
-"""A network of your own on flat batches: the mean of word vectors, without padding. `python examples/own_model.py`."""
+"""A network of your own on flat batches: the mean of word vectors, without padding.
+
+`python examples/own_model.py`.
+"""
 
 import sys
 
@@ -20,12 +23,17 @@ class MeanOfWords(nn.Module):
         self.classes = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES))
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        return self.classes(self.words(batch.tokens.long(), batch.offsets[:-1].to(batch.tokens.device)))
+        return self.classes(
+            self.words(batch.tokens.long(), batch.offsets[:-1].to(batch.tokens.device))
+        )
 
     def training_flops(self, lengths) -> int:
         """Operations of a training step, so that the run can print its MFU."""
         return (
-            3 * 2 * len(lengths) * sum(layer.weight.numel() for layer in self.classes if isinstance(layer, nn.Linear))
+            3
+            * 2
+            * len(lengths)
+            * sum(layer.weight.numel() for layer in self.classes if isinstance(layer, nn.Linear))
         )
 
 

@@ -1,4 +1,7 @@
-"""Parts of flatout in a plain `L.Trainer`: no Hydra, no run folder. `python examples/plain_lightning.py [rows]`."""
+"""Parts of flatout in a plain `L.Trainer`: no Hydra, no run folder.
+
+`python examples/plain_lightning.py [rows]`.
+"""
 
 import sys
 

@@ -1,6 +1,8 @@
-"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN [--exact]`, then elsewhere
+"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN [--exact]`,
+then elsewhere
 
-curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the treaty"]}'
+curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the
+treaty"]}'
 """
 
 import sys
@@ -31,24 +33,33 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
             answers = iter(predictor.predict([text for texts, _ in taken for text in texts]))
             for texts, future in taken:
                 future.set_result(list(islice(answers, len(texts))))
-        except Exception as error:  # of any class: else this thread ends, and every later request waits for ever
+        except Exception as error:
+            # of any class: else this thread ends, and every later request waits for ever
             for _, future in taken:
                 future.set_exception(error)
 
 
 def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     """An app with one address, `/predict`."""
-    app, waiting, predictor = FastAPI(title="flatout"), SimpleQueue(), replace(Predictor.load(run), exact=exact)
+    app, waiting, predictor = (
+        FastAPI(title="flatout"),
+        SimpleQueue(),
+        replace(Predictor.load(run), exact=exact),
+    )
     Thread(target=answer_waiting, args=(predictor, waiting), daemon=True).start()
 
     @app.middleware("http")
     async def limit(request: Request, answer: Any) -> Any:
         size = request.headers.get("content-length", "")
         is_small = request.method == "GET" or (size.isdecimal() and int(size) <= MOST_BYTES)
-        return await answer(request) if is_small else Response(f"more than {MOST_BYTES:,} bytes", 413)
+        return (
+            await answer(request) if is_small else Response(f"more than {MOST_BYTES:,} bytes", 413)
+        )
 
     @app.post("/predict")
-    def predict(texts: Annotated[list[Text], Body(embed=True, max_length=MOST_TEXTS)]) -> list[dict[str, Any]]:
+    def predict(
+        texts: Annotated[list[Text], Body(embed=True, max_length=MOST_TEXTS)],
+    ) -> list[dict[str, Any]]:
         waiting.put((texts, future := Future()))
         return list(map(asdict, future.result()))
 

@@ -1,4 +1,5 @@
-"""Requests to `examples/serve.py`, many at a time: how fast they are answered, and whether as `predict` answers.
+"""Requests to `examples/serve.py`, many at a time: how fast they are answered, and whether as
+`predict` answers.
 
 `python examples/serve_load.py RUN`, while `python examples/serve.py RUN` runs in another terminal
 """
@@ -22,7 +23,9 @@ def ask(port: int, text: str) -> tuple[float, Any]:
     """Seconds of one request of one text, and its answer."""
     began = time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port)
-    connection.request("POST", "/predict", json.dumps({"texts": [text]}), {"content-type": "application/json"})
+    connection.request(
+        "POST", "/predict", json.dumps({"texts": [text]}), {"content-type": "application/json"}
+    )
     (answer,) = json.loads(connection.getresponse().read())
     connection.close()
     return time.perf_counter() - began, answer
@@ -34,12 +37,20 @@ def main(run: str, port: int = 8000, rows: int = 400) -> None:
     expected = [answer.label for answer in load_predictor(run).predict(texts)]
     for clients in CLIENTS:
         with ThreadPoolExecutor(clients) as pool:
-            list(pool.map(lambda text: ask(port, text), texts[: 4 * clients]))  # the first requests warm up
+            # the first requests warm up
+            list(pool.map(lambda text: ask(port, text), texts[: 4 * clients]))
             began = time.perf_counter()
-            found = [each for _ in range(ROUNDS) for each in pool.map(lambda text: ask(port, text), texts)]
+            found = [
+                each
+                for _ in range(ROUNDS)
+                for each in pool.map(lambda text: ask(port, text), texts)
+            ]
             took = time.perf_counter() - began
         p50, p99 = np.quantile([seconds for seconds, _ in found], [0.5, 0.99]) * 1e3
-        same = sum(answer["label"] == label for (_, answer), label in zip(found, ROUNDS * expected, strict=True))
+        same = sum(
+            answer["label"] == label
+            for (_, answer), label in zip(found, ROUNDS * expected, strict=True)
+        )
         rate = f"{len(found) / took:,.0f} requests/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms"
         print(f"{clients} at once: {rate}; as predict answers: {same:,} of {len(found):,}")
 

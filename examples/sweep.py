@@ -1,6 +1,7 @@
 """A search from Python: Optuna asks, `fit` answers. `python examples/sweep.py [rows]`.
 
-`python -m flatout sweep` does the same with a process for each trial, pruning, resume and a page of results.
+`python -m flatout sweep` does the same with a process for each trial, pruning, resume and a page of
+results.
 """
 
 import sys

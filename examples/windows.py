@@ -1,4 +1,7 @@
-"""Loaders of windows for an LSTM and for pytorch-forecasting. `python examples/windows.py [rows]`."""
+"""Loaders of windows for an LSTM and for pytorch-forecasting.
+
+`python examples/windows.py [rows]`.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -19,7 +22,9 @@ class Forecaster(L.LightningModule):
         super().__init__()
         self.lstm, self.head = torch.nn.LSTM(2, 32, batch_first=True), torch.nn.Linear(32, 6)
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+    def training_step(
+        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+    ) -> torch.Tensor:
         x, y = batch  # 30 rows of y and f, then 6 rows of y
         loss = (self.head(self.lstm(x)[0][:, -1]) - y[..., 0]).square().mean()
         self.log("loss", loss, on_step=False, on_epoch=True)
@@ -32,13 +37,22 @@ class Forecaster(L.LightningModule):
 def forecasting(table: pd.DataFrame) -> None:
     from pytorch_forecasting import TemporalFusionTransformer, TimeSeriesDataSet
 
-    data = TimeSeriesDataSet(table, "t", "y", ["id"], max_prediction_length=6, time_varying_unknown_reals=["y", "f"])
-    L.Trainer(max_epochs=1, **QUIET).fit(TemporalFusionTransformer.from_dataset(data, hidden_size=8), windows(data))
+    data = TimeSeriesDataSet(
+        table, "t", "y", ["id"], max_prediction_length=6, time_varying_unknown_reals=["y", "f"]
+    )
+    L.Trainer(max_epochs=1, **QUIET).fit(
+        TemporalFusionTransformer.from_dataset(data, hidden_size=8), windows(data)
+    )
 
 
 def main(rows: int = 4000) -> float:
     place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
-    table = {"id": place // 400, "t": place % 400, "f": noise, "y": np.sin(place / 5) + 0.2 * np.roll(noise, 1)}
+    table = {
+        "id": place // 400,
+        "t": place % 400,
+        "f": noise,
+        "y": np.sin(place / 5) + 0.2 * np.roll(noise, 1),
+    }
     trainer = L.Trainer(max_epochs=3, **QUIET)
     trainer.fit(Forecaster(), windows(table, **COLUMNS))
     if find_spec("pytorch_forecasting"):

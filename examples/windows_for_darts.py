@@ -1,4 +1,7 @@
-"""Windows of a table for models of darts, a package of its own. `python examples/windows_for_darts.py [rows]`."""
+"""Windows of a table for models of darts, a package of its own.
+
+`python examples/windows_for_darts.py [rows]`.
+"""
 
 import sys
 
@@ -13,7 +16,9 @@ COLUMNS = {"target": "y", "features": "f", "known": "k", "group": "id", "time": 
 
 
 class ForDarts(TorchTrainingDataset):
-    """The windows of a loader: features are past covariates, known columns future ones, static columns static ones."""
+    """The windows of a loader: features are past covariates, known columns future ones, static
+    columns static ones.
+    """
 
     def __init__(self, loader: torch.utils.data.DataLoader) -> None:
         super().__init__()
@@ -39,7 +44,9 @@ class ForDarts(TorchTrainingDataset):
 
     def __getitem__(self, number: int) -> TorchTrainingSample:
         fields = self.fields([number]).items()
-        return TorchTrainingSample(**{name: None if part is None else part[0].numpy() for name, part in fields})
+        return TorchTrainingSample(
+            **{name: None if part is None else part[0].numpy() for name, part in fields}
+        )
 
     def __getitems__(self, numbers: list[int]) -> TorchTrainingBatch:
         return TorchTrainingBatch(**self.fields(numbers))
@@ -47,8 +54,16 @@ class ForDarts(TorchTrainingDataset):
 
 def main(rows: int = 4000) -> float:
     place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
-    table = {"id": place // 400, "t": place % 400, "f": noise, "k": np.cos(place / 5), "y": np.sin(place / 5)}
-    model = TiDEModel(30, 6, batch_size=64, n_epochs=2, pl_trainer_kwargs={"accelerator": "cpu", "logger": False})
+    table = {
+        "id": place // 400,
+        "t": place % 400,
+        "f": noise,
+        "k": np.cos(place / 5),
+        "y": np.sin(place / 5),
+    }
+    model = TiDEModel(
+        30, 6, batch_size=64, n_epochs=2, pl_trainer_kwargs={"accelerator": "cpu", "logger": False}
+    )
     loader = windows(table, lookback=30, horizon=6, **COLUMNS)
     how = {"collate_fn": loader.collate_fn, "sampler": loader.sampler, "shuffle": False}
     model.fit_from_dataset(ForDarts(loader), dataloader_kwargs=how)

@@ -1,14 +1,17 @@
-"""Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its own.
+"""Every test starts from the same seeds, treats warnings as errors, and has a cache folder of its
+own.
 
-Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A test that is
-marked neither `soak` nor `gpu` may use 20 s of processor time, its child processes included.
+Each worker of pytest-xdist computes on one thread, and so do the processes that its tests start. A
+test that is marked neither `soak` nor `gpu` may use 20 s of processor time, its child processes
+included.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; child processes inherit it
+# before torch is imported; child processes inherit it
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
 import random
@@ -32,14 +35,18 @@ from tests.soak import choosing
 settings.register_profile("flatout", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("flatout")
 torch.set_num_threads(1)
-gc.set_threshold(10_000, 20, 50)  # what tests import late is searched for garbage again and again: a tenth of the time
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell in the background: commands inherit it
+# what tests import late is searched for garbage again and again: a tenth of the time
+gc.set_threshold(10_000, 20, 50)
+# of a shell in the background: commands inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BUDGET_S = 20.0
-"""Processor time for the call of one test of the default suite; wall time would depend on what else runs.
+"""Processor time for the call of one test of the default suite; wall time would depend on what else
+runs.
 
-What a fixture prepares for several tests does not count, nor does a run that measures coverage, which is slower."""
+What a fixture prepares for several tests does not count, nor does a run that measures coverage,
+which is slower."""
 
 FOREIGN_WARNINGS = (
     # Said inside other people's packages about other people's packages.
@@ -74,7 +81,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Without the garbage collector, which would look at all that is imported again and again, and finds nothing."""
+    """Without the garbage collector, which would look at all that is imported again and again, and
+    finds nothing.
+    """
     with importing():
         return (yield)
 
@@ -112,7 +121,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     result = yield
     spent = processor_time() - before
     if spent > BUDGET_S:
-        pytest.fail(f"used {spent:.0f} s of processor time; a test outside tests/soak has {BUDGET_S:.0f} s")
+        pytest.fail(
+            f"used {spent:.0f} s of processor time; a test outside tests/soak has {BUDGET_S:.0f} s"
+        )
     return result
 
 
@@ -126,7 +137,8 @@ def _same_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     folder, environment = Path.cwd(), dict(os.environ)
     yield
     os.chdir(folder)
-    for name in os.environ.keys() - environment.keys():  # what a command in this process left, such as its rank
+    # what a command in this process left, such as its rank
+    for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
 
@@ -148,10 +160,14 @@ SplitMaker = Callable[..., StoreSplit]
 
 @pytest.fixture
 def make_split(tmp_path: Path) -> SplitMaker:
-    """Makes a real store split of random rows: `make_split(lengths, classes=3)`; several=True for several labels."""
+    """Makes a real store split of random rows: `make_split(lengths, classes=3)`; several=True for
+    several labels.
+    """
     made = 0
 
-    def make(lengths: Any, *, classes: int = 3, several: bool = False, vocabulary: int = 50) -> StoreSplit:
+    def make(
+        lengths: Any, *, classes: int = 3, several: bool = False, vocabulary: int = 50
+    ) -> StoreSplit:
         nonlocal made
         made += 1
         folder = tmp_path / f"store-{made}"
@@ -160,7 +176,8 @@ def make_split(tmp_path: Path) -> SplitMaker:
         lengths = np.asarray(lengths, dtype=np.int32)
         writer = StoreWriter(folder)
         split = writer.split(
-            "train", {"tokens": Column("uint16", ragged=True), "targets": Column("int32", ragged=several)}
+            "train",
+            {"tokens": Column("uint16", ragged=True), "targets": Column("int32", ragged=several)},
         )
         tokens = random_numbers.integers(3, vocabulary, int(lengths.sum()))
         counts = random_numbers.integers(0, classes, len(lengths))

@@ -1,6 +1,8 @@
-"""Figures of the house: `python -m tests.house` prints how large the package is and how straight, a line for each.
+"""Figures of the house: `python -m tests.house` prints how large the package is and how straight, a
+line for each.
 
-They are read off the source. What a figure has to be is tested in `test_structure.py`, where it has to be something.
+They are read off the source. What a figure has to be is tested in `test_structure.py`, where it has
+to be something.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 
 def last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def asked_for_a_kind() -> list[str]:
@@ -36,15 +44,25 @@ def asked_for_a_kind() -> list[str]:
     found = []
     for name, tree in trees():
         for node in ast.walk(tree):
-            if name != TABLE and isinstance(node, ast.Call) and last_name(node.func) == "isinstance":
-                kinds = [last_name(each) for each in ast.walk(node.args[1]) if isinstance(each, ast.expr)]
-                if any(kind.endswith(("Config", "Task")) and kind != "DictConfig" for kind in kinds):
+            if (
+                name != TABLE
+                and isinstance(node, ast.Call)
+                and last_name(node.func) == "isinstance"
+            ):
+                kinds = [
+                    last_name(each) for each in ast.walk(node.args[1]) if isinstance(each, ast.expr)
+                ]
+                if any(
+                    kind.endswith(("Config", "Task")) and kind != "DictConfig" for kind in kinds
+                ):
                     found.append(f"{name}:{node.lineno} {ast.unparse(node)}")
     return found
 
 
 def private_names() -> tuple[list[str], list[str]]:
-    """Private attributes that no module of the package defines, so those of libraries: all, and those put in place."""
+    """Private attributes that no module of the package defines, so those of libraries: all, and
+    those put in place.
+    """
     own, used, replaced = set[str](), dict[str, str](), set[str]()
     for name, tree in trees():
         for node in ast.walk(tree):
@@ -56,11 +74,19 @@ def private_names() -> tuple[list[str], list[str]]:
                 used.setdefault(node.attr, f"{name}:{node.lineno}")
                 if isinstance(node.ctx, ast.Store):
                     (own if last_name(node.value) == "self" else replaced).add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_private(node.value):
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and is_private(node.value)
+            ):
                 used.setdefault(node.value, f"{name}:{node.lineno}")
             if isinstance(node, ast.Call) and last_name(node.func) in ("setattr", "replaced"):
-                replaced |= {str(each.value) for each in node.args if isinstance(each, ast.Constant)}
-    found = [f"{place} {attribute}" for attribute, place in sorted(used.items()) if attribute not in own]
+                replaced |= {
+                    str(each.value) for each in node.args if isinstance(each, ast.Constant)
+                }
+    found = [
+        f"{place} {attribute}" for attribute, place in sorted(used.items()) if attribute not in own
+    ]
     return found, [each for each in found if each.split()[-1] in replaced]
 
 
@@ -71,14 +97,19 @@ def is_private(name: str) -> bool:
 def small_with_one_importer() -> list[str]:
     graph = imports(everywhere=True)
     by = {name: [other for other, read in graph.items() if name in read] for name in graph}
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
+    lines = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()
+    }
     small = [name for name in graph if lines[name] < SMALL and len(by[name]) == 1]
     return [f"{name}, {lines[name]} lines, by {by[name][0]}" for name in sorted(small)]
 
 
 def comments_a_hundred(path: str) -> float:
     text = (PACKAGE / f"{path}.py").read_text(encoding="utf-8")
-    comments = sum(each.type == tokenize.COMMENT for each in tokenize.generate_tokens(io.StringIO(text).readline))
+    comments = sum(
+        each.type == tokenize.COMMENT
+        for each in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
     return 100 * comments / len(text.splitlines())
 
 
@@ -96,14 +127,21 @@ def lengths_of_functions() -> list[int]:
 def main() -> None:
     files = list(PACKAGE.parent.rglob("*.py"))
     lengths, (used, replaced) = lengths_of_functions(), private_names()
-    sizes = f"{statistics.median(lengths):.0f} / {lengths[int(0.95 * len(lengths))]} / {lengths[-1]}"
+    sizes = (
+        f"{statistics.median(lengths):.0f} / {lengths[int(0.95 * len(lengths))]} / {lengths[-1]}"
+    )
     rows = {
-        "lines of src / files": f"{sum(len(file.read_text('utf-8').splitlines()) for file in files):,} / {len(files)}",
-        "circles among modules / among folders": f"{len(find_cycle(imports(everywhere=True)))} / "
-        f"{len(find_cycle(of_folders()))}",
+        "lines of src / files": (
+            f"{sum(len(file.read_text('utf-8').splitlines()) for file in files):,} / {len(files)}"
+        ),
+        "circles among modules / among folders": (
+            f"{len(find_cycle(imports(everywhere=True)))} / {len(find_cycle(of_folders()))}"
+        ),
         "longest chain of imports": len(max((chain_below(name) for name in modules()), key=len)),
         "functions, lines: median / p95 / longest": sizes,
-        "comments a hundred lines": ", ".join(f"{path} {comments_a_hundred(path):.1f}" for path in HARD),
+        "comments a hundred lines": ", ".join(
+            f"{path} {comments_a_hundred(path):.1f}" for path in HARD
+        ),
         f"modules under {SMALL} lines with one importer": small_with_one_importer(),
         "isinstance of a Config or a task outside of the table": asked_for_a_kind(),
         "private names of libraries": len(used),
@@ -111,7 +149,11 @@ def main() -> None:
     }
     for what, value in rows.items():
         print(f"{what}: {len(value) if isinstance(value, list) else value}")
-        print(*(f"    {each}\n" for each in (value if isinstance(value, list) else [])), sep="", end="")
+        print(
+            *(f"    {each}\n" for each in (value if isinstance(value, list) else [])),
+            sep="",
+            end="",
+        )
 
 
 if __name__ == "__main__":

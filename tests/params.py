@@ -12,6 +12,8 @@ def at_once(*names: Any, of: Iterable[Any], seconds: float) -> list[Any]:
     """All of them; those that are not named here are soak tests of so much processor time."""
     mark = pytest.mark.soak(seconds=seconds)
     return [
-        each if each in names else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=mark)
+        each
+        if each in names
+        else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=mark)
         for each in of
     ]

@@ -1,4 +1,6 @@
-"""Memory that does not suffice, planted: a batch of too many rows fails, in the forward pass or later."""
+"""Memory that does not suffice, planted: a batch of too many rows fails, in the forward pass or
+later.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,16 @@ import torch
 from flatout.tasks.task import Task
 
 WORDS = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.2 GiB is free."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of"
+    " which 1.2 GiB is free."
 )
 
 
 class Scarce(L.Callback):
     """Lets batches of more than `rows` rows fail in some optimizer steps, on one rank or on all.
 
-    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of that name.
-    `is_last`: only the last batch of a step, with which ranks exchange gradients.
+    `where`: in the `forward` pass, as the `backward` pass begins, or when it reaches the weight of
+    that name. `is_last`: only the last batch of a step, with which ranks exchange gradients.
     """
 
     def __init__(
@@ -31,7 +34,13 @@ class Scarce(L.Callback):
         rank: int | None = None,
         is_last: bool = False,
     ) -> None:
-        self.rows, self.steps, self.where, self.rank, self.is_last = rows, frozenset(steps), where, rank, is_last
+        self.rows, self.steps, self.where, self.rank, self.is_last = (
+            rows,
+            frozenset(steps),
+            where,
+            rank,
+            is_last,
+        )
         self.fired: list[int] = []
         """The steps, counted from 0, in which it failed."""
         self._is_too_large = False

@@ -1,4 +1,6 @@
-"""Commands as processes of their own: begun, waited for, listened to; and the small run that launchers start."""
+"""Commands as processes of their own: begun, waited for, listened to; and the small run that
+launchers start.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ SMALL = [
 Process = subprocess.Popen[str] | Command
 
 
-def begin(words: Sequence[str], before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
-    """`python -m` these words, at the head of a group of processes; what it says can be read as one text."""
+def begin(
+    words: Sequence[str], before: Sequence[str] = (), **environment: str
+) -> subprocess.Popen[str]:
+    """`python -m` these words, at the head of a group of processes; what it says can be read as one
+    text.
+    """
     return subprocess.Popen(
         [*before, sys.executable, "-m", *words],
         text=True,
@@ -47,7 +53,9 @@ def begin(words: Sequence[str], before: Sequence[str] = (), **environment: str) 
 def said_by_all(processes: Sequence[Process], seconds: float) -> list[str]:
     """What each of them says until all have ended."""
     until = time.monotonic() + seconds
-    return [process.communicate(timeout=max(1, until - time.monotonic()))[0] for process in processes]
+    return [
+        process.communicate(timeout=max(1, until - time.monotonic()))[0] for process in processes
+    ]
 
 
 def wait_for(path: Path, process: Process) -> None:
@@ -100,7 +108,9 @@ def started() -> Iterator[list[Process]]:
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of the small run on two ranks, started by `trainer.devices=2`, and all that it printed."""
+    """The folder of the small run on two ranks, started by `trainer.devices=2`, and all that it
+    printed.
+    """
     folder = tmp_path_factory.mktemp("ours")
     words = ["train", *SMALL, f"hydra.run.dir={folder}/run", "trainer.devices=2"]
     process = begin_warm(words, FLATOUT_CACHE=str(folder / "cache"))

@@ -29,30 +29,55 @@ from tests.params import at_once
 
 GLOBAL = ("experiment", "sweep", "debug", "ladder")
 """Groups whose options set keys of several groups, and ladders, which are no settings of a run."""
-OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml") if path.parent.name not in GLOBAL)
+OPTIONS = sorted(
+    f"{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name not in GLOBAL
+)
 BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
     "task=mlm": ["model=transformer"],
     "optim=muon": ["model=transformer"],
     **{"data=bits": BITS, "data=people": BITS, "data=tagged_tweets": TAGS},
-    **{"model=bitmlp": ["data=people", "task=grams"], "task=grams": ["data=people", "model=bitmlp"]},
+    **{
+        "model=bitmlp": ["data=people", "task=grams"],
+        "task=grams": ["data=people", "model=bitmlp"],
+    },
     "task=tagging": ["data=tagged_tweets", "model=transformer"],
-    **{name: ["model=rnn", "task=sequence", *SEQUENCES] for name in ("data=sequence", "data=cells")},
+    **{
+        name: ["model=rnn", "task=sequence", *SEQUENCES] for name in ("data=sequence", "data=cells")
+    },
     **{name: ["data=cells", "task=sequence"] for name in ("model=rnn", "model=window_mlp")},
     "task=sequence": ["data=cells", "model=rnn"],
 }
 """The other options that an option needs."""
-OF_ENCODERS = [name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name]
+OF_ENCODERS = [
+    name for name in options_of("experiment") if name.startswith("bert_") or "tweets" in name
+]
 OF_ENCODERS = [name for name in OF_ENCODERS if not name.endswith("_scratch")]
-OF_FILES = {name: ("data.train", "train.csv") for name in options_of("experiment") if name.endswith("_scratch")}
-OF_FILES |= {"huffpost41": ("data.train", "train.csv"), "etth1_forecast": ("data.source", "ETTh1.csv")}
+OF_FILES = {
+    name: ("data.train", "train.csv")
+    for name in options_of("experiment")
+    if name.endswith("_scratch")
+}
+OF_FILES |= {
+    "huffpost41": ("data.train", "train.csv"),
+    "etth1_forecast": ("data.source", "ETTh1.csv"),
+}
 """Experiments that read a file of yours: the key that names it, and its usual name."""
 UNLIKE = ("bert_a16", "bloom_bigrams")
-"""An encoder with its tuned settings and a network on bit strings; the others take their turn in slices."""
+"""An encoder with its tuned settings and a network on bit strings; the others take their turn in
+slices."""
 SOAK = pytest.mark.soak(seconds=5)
 ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
-SMALL = ["data.batch_size=16", "data.accumulate=1", "monitor.progress=false", "logger=none", "threads=1"]
+SMALL = [
+    "data.batch_size=16",
+    "data.accumulate=1",
+    "monitor.progress=false",
+    "logger=none",
+    "threads=1",
+]
 TINY = [*ROWS, *SMALL, "model.embedding=8", "model.hidden=8"]
 
 
@@ -62,7 +87,12 @@ def tiny_words(experiment: str) -> list[str]:
     if isinstance(config.data, SequenceDataConfig):
         cells = ["data.sample.cells=2", "data.sample.cycles=2", "data.sample.samples=130"]
         is_theirs = config.data.time == "date"
-        ours = ["data.target=[voltage,soc]", "data.time=time_s", "data.split_by=auto", "data.split_at=null"]
+        ours = [
+            "data.target=[voltage,soc]",
+            "data.time=time_s",
+            "data.split_by=auto",
+            "data.split_at=null",
+        ]
         return [*SMALL, *cells, *(["data.source=null", *ours] if is_theirs else [])]
     if isinstance(config.data.sample, PeopleConfig):
         # A two-step hash solves its exposure report in 25 s; the other encodings write theirs.
@@ -91,7 +121,9 @@ def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
     assert {"default", "cpu", "gpu", "ddp", "fsdp"} <= set(options_of("trainer"))
     assert {"default", "none"} <= set(options_of("callbacks"))
     assert {"overfit", "one_batch", "profile"} <= set(options_of("debug"))
-    assert {"text", "headlines", "tweets", "tagged_tweets", "bits", "people"} <= set(options_of("data"))
+    assert {"text", "headlines", "tweets", "tagged_tweets", "bits", "people"} <= set(
+        options_of("data")
+    )
 
 
 @pytest.mark.parametrize("name", options_of("sweep"))
@@ -104,7 +136,9 @@ def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(nam
     assert composed.hydra.sweeper.space.keys() <= set(known_keys())
 
 
-@pytest.mark.parametrize("name", at_once(*options_of("experiment")[::4], of=options_of("experiment"), seconds=1))
+@pytest.mark.parametrize(
+    "name", at_once(*options_of("experiment")[::4], of=options_of("experiment"), seconds=1)
+)
 def test_every_experiment_opens_with_its_command_and_names_its_runs(name):
     assert compose_run([f"+experiment={name}"]).name == name
     head = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
@@ -115,17 +149,27 @@ def test_every_experiment_opens_with_its_command_and_names_its_runs(name):
 @pytest.mark.parametrize("name", OF_ENCODERS)
 def test_an_experiment_with_an_encoder_opens_with_hardware_time_and_score(name):
     lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    head = " ".join(line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+    head = " ".join(
+        line.removeprefix("# ")
+        for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    )
     assert re.search(r"\d CPU cores?\b", head), "hardware"
     assert re.search(r"\d (s|seconds|minutes?)\b", head), "time"
     assert re.search(r"(accuracy|recall|F1)( of \w+ \w+| of \w+)? \d+\.\d", head), "score"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in UNLIKE else SOAK) for name in options_of("experiment")]
+    "name",
+    [pytest.param(name, marks=[] if name in UNLIKE else SOAK) for name in options_of("experiment")],
 )
 def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
-    words = [f"+experiment={name}", *tiny_words(name), "trainer.devices=1", f"output={tmp_path}", "+debug=one_batch"]
+    words = [
+        f"+experiment={name}",
+        *tiny_words(name),
+        "trainer.devices=1",
+        f"output={tmp_path}",
+        "+debug=one_batch",
+    ]
     assert run_train([*words, "hydra.mode=RUN"], monkeypatch) == 0
     folder = only_folder(tmp_path / name)
     summary = read_summary(folder)
@@ -144,7 +188,9 @@ def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", at_once("default", "ddp", of=["default", "cpu", "ddp"], seconds=2))
+@pytest.mark.parametrize(
+    "option", at_once("default", "ddp", of=["default", "cpu", "ddp"], seconds=2)
+)
 def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     words = [f"trainer={option}", *TINY, "debug=one_batch", f"output={tmp_path}"]
     assert run_train(words, monkeypatch) == 0
@@ -164,7 +210,9 @@ def test_a_trainer_option_trains_one_batch_on_two_cpu_processes(option, tmp_path
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_the_gpu_option_refuses_a_machine_without_one(tmp_path, monkeypatch, capsys):
     assert run_train(["trainer=gpu", *TINY, f"output={tmp_path}"], monkeypatch) == 2
-    refused = "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    refused = (
+        "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    )
     assert capsys.readouterr().err.splitlines() == [refused]
 
 
@@ -209,7 +257,10 @@ def test_a_profile_to_debug_with_leaves_a_trace_of_a_short_run(tmp_path, monkeyp
 
 
 def test_debug_overrides_an_experiment_in_whatever_order_they_are_typed():
-    for words in (["debug=one_batch", "experiment=headlines_cnn"], ["experiment=headlines_cnn", "+debug=one_batch"]):
+    for words in (
+        ["debug=one_batch", "experiment=headlines_cnn"],
+        ["experiment=headlines_cnn", "+debug=one_batch"],
+    ):
         config = compose_run(words)
         assert (config.trainer["max_epochs"], config.name) == (1, "headlines_cnn")
 
@@ -248,7 +299,9 @@ def test_a_sample_is_an_option_of_data(option, kind):
 def test_tagged_tweets_and_people_are_options_of_data():
     tagged = compose_run(["data=tagged_tweets", *TAGS]).data
     assert (tagged.problem, tagged.sample) == (Problem.tags, TaggedTweetsConfig())
-    assert compose_run(["data=people", *BITS, "data.sample.typos=0.5"]).data.sample == PeopleConfig(typos=0.5)
+    assert compose_run(["data=people", *BITS, "data.sample.typos=0.5"]).data.sample == PeopleConfig(
+        typos=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,17 +309,28 @@ def test_tagged_tweets_and_people_are_options_of_data():
     [
         ("data.tweets.rows=5", "data.tweets: no such key."),
         ("experiment=mine", "To name a run, set name=mine."),
-        ("data=tweets data.sample.classes=3", "data.sample.classes: no such key (rows, eval_rows, noise, seed)."),
-        ("data.sample.row=5", "data.sample.row: no such key (rows, eval_rows, classes, noise, seed). Did you mean"),
+        (
+            "data=tweets data.sample.classes=3",
+            "data.sample.classes: no such key (rows, eval_rows, noise, seed).",
+        ),
+        (
+            "data.sample.row=5",
+            "data.sample.row: no such key (rows, eval_rows, classes, noise, seed). Did you mean",
+        ),
         ("data.sample.rows=x", "data.sample.rows: 'x' does not fit (a whole number)"),
         ("task=tagging model=transformer data.problem=tags", "Set data=tagged_tweets."),
         ("data=tweets data.problem=tags", "data.problem: tags does not fit the built-in sample."),
-        ("debug=one_bach", "debug: no option 'one_bach' (one_batch, overfit, profile). Did you mean 'one_batch'?"),
+        (
+            "debug=one_bach",
+            "debug: no option 'one_bach' (one_batch, overfit, profile). Did you mean 'one_batch'?",
+        ),
         ("name=a/b", "name: 'a/b'"),
         ("+trainer.max_epochs=3", "Leave out the plus sign: trainer.max_epochs=3."),
     ],
 )
-def test_a_key_that_is_not_there_or_does_not_fit_is_one_message(words, message, tmp_path, monkeypatch, capsys):
+def test_a_key_that_is_not_there_or_does_not_fit_is_one_message(
+    words, message, tmp_path, monkeypatch, capsys
+):
     assert run_train([f"output={tmp_path / 'runs'}", *words.split()], monkeypatch) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -282,11 +346,15 @@ def test_a_key_that_is_not_there_is_refused_in_a_file_too(tmp_path, monkeypatch,
 
 
 def test_a_run_lies_in_the_folder_of_its_name(tmp_path, monkeypatch):
-    assert run_train(["name=mine", "debug=one_batch", *TINY, f"output={tmp_path}"], monkeypatch) == 0
+    assert (
+        run_train(["name=mine", "debug=one_batch", *TINY, f"output={tmp_path}"], monkeypatch) == 0
+    )
     assert read_summary(only_folder(tmp_path / "mine"))["experiment"] == "mine"
 
 
-@pytest.mark.parametrize("group", ["data", "model", "task", "trainer", "callbacks", "logger", "debug"])
+@pytest.mark.parametrize(
+    "group", ["data", "model", "task", "trainer", "callbacks", "logger", "debug"]
+)
 def test_the_start_page_lists_every_option_of_a_group(group):
     start = (CONF.parent / "docs" / "start.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| `{group}` \| (.+) \|$", start, re.MULTILINE)
@@ -300,5 +368,7 @@ def test_a_run_resumes_on_the_same_data_whatever_the_settings_of_an_unused_sampl
     assert require_same_run(then, now, anyway=False) == []
     with pytest.raises(UserError, match=r"optim\.name was adamw and is muon"):
         require_same_run(then, {**now, "settings": {"optim.name": "muon"}}, anyway=False)
-    with pytest.raises(UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"):
+    with pytest.raises(
+        UserError, match=r"data\.sample\.rows was 6 and is 4; the data or its encoding has changed"
+    ):
         require_same_run(then, {**now, "data": "other"}, anyway=False)

@@ -11,7 +11,15 @@ import pytest
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.composing import COMPONENTS
 from flatout.config import RunConfig
-from flatout.errors import LARGEST_SEED, About, OtherRankEnded, UserError, about_settings, check_settings, setting
+from flatout.errors import (
+    LARGEST_SEED,
+    About,
+    OtherRankEnded,
+    UserError,
+    about_settings,
+    check_settings,
+    setting,
+)
 
 
 class Way(StrEnum):
@@ -42,7 +50,12 @@ class Parts:
         ({"least": 0, "below": 1}, "0 to below 1", (0, 0.9), (1, -0.1)),
         ({"above": 0, "below": 0.5}, "above 0 and below 0.5", (0.1,), (0, 0.5)),
         ({"above": 0, "most": 1}, "above 0, at most 1", (1,), (0, 1.1)),
-        ({"least": 0, "most": LARGEST_SEED}, "0 to 2**63 - 1", (0, LARGEST_SEED), (-1, LARGEST_SEED + 1)),
+        (
+            {"least": 0, "most": LARGEST_SEED},
+            "0 to 2**63 - 1",
+            (0, LARGEST_SEED),
+            (-1, LARGEST_SEED + 1),
+        ),
         ({}, "", (-5,), (float("nan"),)),
     ],
 )
@@ -76,17 +89,24 @@ def test_choices_become_members_and_defaults_are_nobody_elses():
     assert (other.widths, other.weights) == ([8], {})
 
 
-@pytest.mark.parametrize("kind", [RunConfig, *(each for group in COMPONENTS.values() for each in group.values())])
+@pytest.mark.parametrize(
+    "kind", [RunConfig, *(each for group in COMPONENTS.values() for each in group.values())]
+)
 def test_every_field_of_every_config_says_what_it_does(kind):
     assert [each.name for each in fields(kind) if each.name not in about_settings(kind)] == []
 
 
 def test_every_logger_says_what_its_settings_do():
-    assert all(about_settings(kind).keys() == {each.name for each in fields(kind)} for kind in LOGGERS.values())
+    assert all(
+        about_settings(kind).keys() == {each.name for each in fields(kind)}
+        for kind in LOGGERS.values()
+    )
 
 
 @pytest.mark.parametrize("kind", [UserError, OtherRankEnded])
 def test_a_mistake_found_in_another_process_is_the_same_here(kind):
-    mistake = kind("data.text", "no column 'txt'", allowed="text, label", hint="Did you mean 'text'?")
+    mistake = kind(
+        "data.text", "no column 'txt'", allowed="text, label", hint="Did you mean 'text'?"
+    )
     found = pickle.loads(pickle.dumps(mistake))
     assert (type(found), str(found), found.parts) == (kind, str(mistake), mistake.parts)

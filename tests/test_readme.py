@@ -25,11 +25,17 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
 
 
 def test_the_measured_rows_are_those_that_the_chart_draws():
-    written = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| `(\w+)` (\w+) \|$", README, re.MULTILINE)
-    published = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))["rows"]
+    written = re.findall(
+        r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| `(\w+)` (\w+) \|$", README, re.MULTILINE
+    )
+    published = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))[
+        "rows"
+    ]
     assert len(written) == len(published) <= 10
     for row, found in zip(written, published, strict=True):
-        assert row[:3] + row[4:] == tuple(found[name] for name in ("claim", "ours", "other", "bench", "commit"))
+        assert row[:3] + row[4:] == tuple(
+            found[name] for name in ("claim", "ours", "other", "bench", "commit")
+        )
         assert row[3] in (f"{found['ratio']:g}×", f"**{found['ratio']:g}×**", "**loss**")
         assert ("**" in row[3]) == (found["ratio"] < 1)
 
@@ -37,7 +43,9 @@ def test_the_measured_rows_are_those_that_the_chart_draws():
 def test_every_key_of_the_summary_is_explained():
     listed = set(re.findall(r"`([\w.]+)`", page("summary")))
     for key, value in empty_summary().items():
-        explained = {key} | {f"{key}.{name}" for name in value} if isinstance(value, dict) else {key}
+        explained = (
+            {key} | {f"{key}.{name}" for name in value} if isinstance(value, dict) else {key}
+        )
         assert explained & listed, key
 
 
@@ -63,4 +71,8 @@ def test_bits_are_promised_on_a_gpu_only_with_deterministic_kernels():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     promising = [path for path in pages if "bit for bit" in path.read_text(encoding="utf-8")]
     assert ROOT / "docs" / "resume.md" in promising
-    assert [path.name for path in promising if "trainer.deterministic" not in path.read_text(encoding="utf-8")] == []
+    assert [
+        path.name
+        for path in promising
+        if "trainer.deterministic" not in path.read_text(encoding="utf-8")
+    ] == []

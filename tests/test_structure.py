@@ -42,7 +42,9 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def when_imported(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements that run when a module is imported: none of functions, none for a type checker."""
+    """The statements that run when a module is imported: none of functions, none for a type
+    checker.
+    """
     for child in ast.iter_child_nodes(node):
         is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
         if is_for_types or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -53,7 +55,9 @@ def when_imported(node: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def imports(*, everywhere: bool) -> Graph:
-    """Which modules each module imports: `everywhere` in its file, or just when it is imported itself."""
+    """Which modules each module imports: `everywhere` in its file, or just when it is imported
+    itself.
+    """
     graph = {}
     for name, path in modules().items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -71,7 +75,9 @@ def find_cycle(graph: Graph) -> list[str]:
             return [*above[above.index(name) :], name]
         if name in finished:
             return []
-        found = next(filter(None, (visit(other, [*above, name]) for other in sorted(graph[name]))), [])
+        found = next(
+            filter(None, (visit(other, [*above, name]) for other in sorted(graph[name]))), []
+        )
         finished.add(name)
         return found
 
@@ -119,11 +125,17 @@ def test_no_chain_of_imports_is_longer_than_eleven_modules():
 
 
 def names_of(path: Path) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)}
+    return {
+        node.id
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name)
+    }
 
 
 def test_nothing_below_the_run_reads_its_settings():
-    readers = {name for name, path in modules().items() if "RunConfig" in names_of(path)} - AT_THE_EDGE
+    readers = {
+        name for name, path in modules().items() if "RunConfig" in names_of(path)
+    } - AT_THE_EDGE
     assert [name for name in sorted(readers) if not name.startswith(READ_THE_SETTINGS)] == []
 
 
@@ -131,7 +143,13 @@ def test_five_modules_beside_the_table_of_kinds_ask_which_settings_or_task_they_
     from tests.house import asked_for_a_kind  # it reads this module
 
     asking = {place.partition(":")[0].removeprefix("flatout.") for place in asked_for_a_kind()}
-    assert asking <= {"checkpoints.exact", "config", "perf.scale_batch", "run.launch", "tasks.networks"}
+    assert asking <= {
+        "checkpoints.exact",
+        "config",
+        "perf.scale_batch",
+        "run.launch",
+        "tasks.networks",
+    }
 
 
 def test_a_cycle_is_found_and_a_diamond_is_none():

@@ -1,4 +1,5 @@
-"""Commands in children of the warm server: they start in a tenth of a second, as everything is imported there.
+"""Commands in children of the warm server: they start in a tenth of a second, as everything is
+imported there.
 
 A test whose subject is the start of a process takes `tests.started` instead.
 """
@@ -25,13 +26,18 @@ from flatout.distributed.processes import end_with_parent, redirect_output, warm
 _MAIN = {"train": "train", "flatout": "flatout.__main__"}
 """Where `main` is of what stands behind `python -m`."""
 _OF_SERVER = ("_forkserver_address", "_forkserver_authkey")
-"""How a process reaches the server that it was forked from, so that its own children come from there too."""
+"""How a process reaches the server that it was forked from, so that its own children come from
+there too."""
 
 
 class Command:
-    """A running command, with the methods of `subprocess.Popen` that tests use; all that it prints is one text."""
+    """A running command, with the methods of `subprocess.Popen` that tests use; all that it prints
+    is one text.
+    """
 
-    def __init__(self, function: Any, *arguments: Any, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, function: Any, *arguments: Any, environment: dict[str, str] | None = None
+    ) -> None:
         warm_start()
         number, name = tempfile.mkstemp(suffix=".txt")
         os.close(number)
@@ -93,7 +99,9 @@ def _of_server() -> dict[str, Any]:
     return {name: vars(server)[name] for name in _OF_SERVER if name in vars(server)}
 
 
-def _child(here: tuple[str, dict[str, str], dict[str, Any]], function: Any, arguments: tuple[Any, ...]) -> None:
+def _child(
+    here: tuple[str, dict[str, str], dict[str, Any]], function: Any, arguments: tuple[Any, ...]
+) -> None:
     folder, environment, of_server = here
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,7 +28,13 @@ from flatout.bits.task import GramsConfig
 from flatout.data import SequenceData, TagData, TextData
 from flatout.models.encoder.network import Windows
 from flatout.models.window_mlp import WindowMLPConfig
-from flatout.tasks import Classifier, MaskedLanguageModel, SequenceLabeller, SequenceRegressor, Tagger
+from flatout.tasks import (
+    Classifier,
+    MaskedLanguageModel,
+    SequenceLabeller,
+    SequenceRegressor,
+    Tagger,
+)
 
 OPTIM = OptimConfig(lr=0.01, ema=0.9)
 SMALL: dict[str, Any] = {"hidden": 16, "layers": 2, "heads": 2}
@@ -50,7 +56,8 @@ class Case:
     calls: tuple[str, ...] = ()
     """Operators that a GPU's step calls, besides the optimizer's."""
     waits: bool = False
-    """Whether the host has to know if a gradient is finite, as the optimizer cannot be told to leave a step out."""
+    """Whether the host has to know if a gradient is finite, as the optimizer cannot be told to
+    leave a step out."""
 
 
 def _text(times: int, model: Any) -> Parts:
@@ -71,7 +78,9 @@ def _windows(times: int, how: str) -> Parts:
 
 def _cells(times: int, model: Any, **settings: Any) -> Parts:
     sample = replace(CELLS, cycles=3 * times)
-    return SequenceData(sample=sample, batch_size=2, **settings), SequenceRegressor(model, optim=OPTIM)
+    return SequenceData(sample=sample, batch_size=2, **settings), SequenceRegressor(
+        model, optim=OPTIM
+    )
 
 
 def _words(times: int) -> Parts:
@@ -91,9 +100,17 @@ def _bits(times: int) -> Parts:
 
 def _labels(times: int) -> Parts:
     place = np.arange(20)
-    parts = [{"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]} for n in range(60 * times)]
-    rows = {name: np.concatenate([np.broadcast_to(part[name], 20) for part in parts]) for name in parts[0]}
-    data = SequenceData(source=rows, features=["a"], target="kind", group=["run"], problem="label", batch_size=8)
+    parts = [
+        {"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]}
+        for n in range(60 * times)
+    ]
+    rows = {
+        name: np.concatenate([np.broadcast_to(part[name], 20) for part in parts])
+        for name in parts[0]
+    }
+    data = SequenceData(
+        source=rows, features=["a"], target="kind", group=["run"], problem="label", batch_size=8
+    )
     return data, SequenceLabeller(RNNConfig(hidden=8, bidirectional=True), optim=OPTIM)
 
 
@@ -110,12 +127,16 @@ CASES: dict[str, Case] = {
     ),
     "textcnn": Case(lambda times: _text(times, TextCNNConfig(embedding=8, filters=4))),
     "bert": Case(_encoder, calls=(FLASH,)),
-    "bert in fp32": Case(lambda times: _encoder(times, attention_dropout=0.0), "fp32", (EFFICIENT,)),
+    "bert in fp32": Case(
+        lambda times: _encoder(times, attention_dropout=0.0), "fp32", (EFFICIENT,)
+    ),
     "an optimizer that is not fused": Case(
         lambda times: _encoder(times, OptimConfig(name="muon")), "fp16", (FLASH,), True
     ),
     "modernbert": Case(lambda times: _encoder(times, family="modernbert"), calls=(FLASH,)),
-    "deberta": Case(lambda times: _encoder(times, family="deberta-v2", gradient_checkpointing=True)),
+    "deberta": Case(
+        lambda times: _encoder(times, family="deberta-v2", gradient_checkpointing=True)
+    ),
     "mpnet": Case(lambda times: _encoder(times, family="mpnet"), "fp32"),
     "eurobert": Case(lambda times: _encoder(times, family="eurobert"), calls=(FLASH,)),
     "means of windows": Case(lambda times: _windows(times, "mean"), calls=(FLASH,)),
@@ -126,12 +147,22 @@ CASES: dict[str, Case] = {
     "bits": Case(_bits),
     "rnn": Case(lambda times: _cells(times, RNNConfig(hidden=8, smoothing="ema"))),
     "rnn with a carried state": Case(lambda times: _cells(times, RNNConfig(hidden=8), chunk=20)),
-    "gru": Case(lambda times: _cells(times, RNNConfig(hidden=8, cell="gru", layers=2), lookback=12, stride=5), "fp16"),
+    "gru": Case(
+        lambda times: _cells(
+            times, RNNConfig(hidden=8, cell="gru", layers=2), lookback=12, stride=5
+        ),
+        "fp16",
+    ),
     "forecast": Case(_forecast),
     "labels of recordings": Case(_labels),
     "window mlp": Case(
         lambda times: _cells(
-            times, WindowMLPConfig(), lookback=12, stride=5, low_pass={"voltage": 0.5}, feed="threaded"
+            times,
+            WindowMLPConfig(),
+            lookback=12,
+            stride=5,
+            low_pass={"voltage": 0.5},
+            feed="threaded",
         ),
         "fp32",
     ),

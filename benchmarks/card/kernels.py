@@ -1,4 +1,6 @@
-"""Attention's kernels against rectangles of the CPU: answers and gradients, and the mask that dropout has backwards."""
+"""Attention's kernels against rectangles of the CPU: answers and gradients, and the mask that
+dropout has backwards.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ _KERNELS = {
     Kernel.efficient: ((FP32, FP16), ("all", "first")),
     Kernel.padded: ((FP32, BF16), ("all", "all, window", "first")),
 }
-_DROPPING = ((Kernel.varlen, BF16), (Kernel.varlen, FP16), (Kernel.padded, FP32), (Kernel.padded, BF16))
+_DROPPING = (
+    (Kernel.varlen, BF16),
+    (Kernel.varlen, FP16),
+    (Kernel.padded, FP32),
+    (Kernel.padded, BF16),
+)
 _BATCHES = {"5 rows": [3, 17, 30, 64, 100], "1 row": [30]}
 """The tokens of rows; a bound of 64 tokens is above all those of the second."""
 _HEADS = ((4, 12), (12, 64))
@@ -59,24 +66,44 @@ def kernel_claims(place: Place) -> Iterator[Claim]:
                     for heads, width in _HEADS
                 }
                 worst = max(found, key=lambda name: found[name])
-                yield bounded(next(rows), found[worst], "", most=_ALLOWED[dtype], note=f"worst: {worst}")
+                yield bounded(
+                    next(rows), found[worst], "", most=_ALLOWED[dtype], note=f"worst: {worst}"
+                )
     for kernel, dtype in _DROPPING:
         gap, kept = dropout_gap(place.device, kernel, dtype)
-        note = f"of the answers' squares; dropout of a half leaves {kept:.2f} times the size of the answers without"
+        note = (
+            f"of the answers' squares; dropout of a half leaves {kept:.2f} times the size of the"
+            " answers without"
+        )
         yield bounded(next(rows), gap, "", most=_ALLOWED[dtype], note=note)
 
 
 def difference(
-    device: torch.device, kernel: Kernel, dtype: torch.dtype, mode: str, batch: str, heads: tuple[int, int]
+    device: torch.device,
+    kernel: Kernel,
+    dtype: torch.dtype,
+    mode: str,
+    batch: str,
+    heads: tuple[int, int],
 ) -> float:
-    """The largest of answers and gradients on the device from those of rectangles, in parts of the largest number."""
+    """The largest of answers and gradients on the device from those of rectangles, in parts of the
+    largest number.
+    """
     is_first, window = _MODES[mode]
     ours = attended(device, kernel, dtype, _BATCHES[batch], heads, is_first=is_first, window=window)
     theirs = attended(
-        torch.device("cpu"), Kernel.rectangles, dtype, _BATCHES[batch], heads, is_first=is_first, window=window
+        torch.device("cpu"),
+        Kernel.rectangles,
+        dtype,
+        _BATCHES[batch],
+        heads,
+        is_first=is_first,
+        window=window,
     )
     parts = zip(ours, theirs, strict=True)
-    return max(float((found - expected).abs().max() / expected.abs().max()) for found, expected in parts)
+    return max(
+        float((found - expected).abs().max() / expected.abs().max()) for found, expected in parts
+    )
 
 
 def attended(
@@ -89,10 +116,15 @@ def attended(
     is_first: bool,
     window: int | None,
 ) -> list[Tensor]:
-    """Answers and gradients on the host, of numbers that are rounded alike for every kernel; rectangles take fp32."""
+    """Answers and gradients on the host, of numbers that are rounded alike for every kernel;
+    rectangles take fp32.
+    """
     random = torch.Generator().manual_seed(0)
     tokens, asking = sum(lengths), len(lengths) if is_first else sum(lengths)
-    drawn = [torch.randn(count, *heads, generator=random).to(dtype) for count in (asking, tokens, tokens, asking)]
+    drawn = [
+        torch.randn(count, *heads, generator=random).to(dtype)
+        for count in (asking, tokens, tokens, asking)
+    ]
     kind = FP32 if kernel is Kernel.rectangles else dtype
     query, key, value, goal = (part.to(device, kind) for part in drawn)
     parts = [part.requires_grad_() for part in (query, key, value)]
@@ -107,13 +139,19 @@ def attended(
 
 def _rows(device: torch.device, kernel: Kernel, lengths: list[int]) -> FlatRows:
     ends = torch.tensor(lengths).cumsum(0)
-    return FlatRows(torch.tensor(lengths), torch.cat((torch.zeros(1, dtype=ends.dtype), ends)).to(device), kernel)
+    return FlatRows(
+        torch.tensor(lengths),
+        torch.cat((torch.zeros(1, dtype=ends.dtype), ends)).to(device),
+        kernel,
+    )
 
 
 def dropout_gap(device: torch.device, kernel: Kernel, dtype: torch.dtype) -> tuple[float, float]:
-    """How far answers times themselves are from values times their gradients, and how large answers are by dropout.
+    """How far answers times themselves are from values times their gradients, and how large answers
+    are by dropout.
 
-    An answer is a line in the values, so both are the same number where the mask is the same forwards and backwards.
+    An answer is a line in the values, so both are the same number where the mask is the same
+    forwards and backwards.
     """
     random = torch.Generator().manual_seed(0)
     lengths, heads = _BATCHES["5 rows"], _HEADS[1]
@@ -125,4 +163,6 @@ def dropout_gap(device: torch.device, kernel: Kernel, dtype: torch.dtype) -> tup
     (gradient,) = torch.autograd.grad(found, qkv, found.detach())
     squares = found.detach().double().square().sum()
     backwards = (qkv.detach()[:, 2].double() * gradient[:, 2].double()).sum()
-    return float((squares - backwards).abs() / squares), float(found.detach().norm() / whole.detach().norm())
+    return float((squares - backwards).abs() / squares), float(
+        found.detach().norm() / whole.detach().norm()
+    )

@@ -45,7 +45,9 @@ class Trained:
 
 
 def begin(words: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    """`python -m` these words, at the head of a group of processes; what it says can be read as one text."""
+    """`python -m` these words, at the head of a group of processes; what it says can be read as one
+    text.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         text=True,
@@ -132,6 +134,9 @@ def side_by_side(**curves: Sequence[float]) -> str:
     """Five places of some curves, for a note."""
     shortest = min(map(len, curves.values()))
     places = sorted({round(part * (shortest - 1) / 4) for part in range(5)})
-    parts = [f"{name} " + " ".join(f"{curve[place]:.4f}" for place in places) for name, curve in curves.items()]
+    parts = [
+        f"{name} " + " ".join(f"{curve[place]:.4f}" for place in places)
+        for name, curve in curves.items()
+    ]
     steps = " ".join(str(place + 1) for place in places)
     return f"steps {steps}: {'; '.join(parts)}"

@@ -31,7 +31,9 @@ _DIES_AT = 3
 
 
 def rank_claims(place: Place) -> Iterator[Claim]:
-    """Losses of two ranks against those of one with twice the rows, then how soon a run ends that loses a rank."""
+    """Losses of two ranks against those of one with twice the rows, then how soon a run ends that
+    loses a rank.
+    """
     alone = train(place, "alone", 2)
     for row, (name, allowed) in zip(RANK_ROWS, _ALLOWED.items(), strict=False):
         if name == "ddp_bf16" and not place.is_gpu:
@@ -53,7 +55,9 @@ def killed(place: Place) -> Claim:
         note = str(broken).strip().splitlines()[-1]
     seconds = time.perf_counter() - started
     is_named = "rank 1 of 2 was ended by SIGKILL" in note
-    return Claim(RANK_ROWS[-1], seconds, None, "s", None, "≤ 90 s", is_named and seconds <= 90, note)
+    return Claim(
+        RANK_ROWS[-1], seconds, None, "s", None, "≤ 90 s", is_named and seconds <= 90, note
+    )
 
 
 class Dies(L.Callback):
@@ -65,7 +69,11 @@ class Dies(L.Callback):
 
 
 def train(
-    place: Place, name: str, times: int, callbacks: dict[str, L.Callback] | None = None, **trainer: Any
+    place: Place,
+    name: str,
+    times: int,
+    callbacks: dict[str, L.Callback] | None = None,
+    **trainer: Any,
 ) -> Result:
     """A small encoder in fp32, on batches of so many times as many rows."""
     exact: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
@@ -73,7 +81,9 @@ def train(
     with quiet():
         return fit(
             TextDataConfig(
-                sample=HeadlinesConfig(rows=rows, eval_rows=50, classes=4), batch_size=16 * times, max_length=32
+                sample=HeadlinesConfig(rows=rows, eval_rows=50, classes=4),
+                batch_size=16 * times,
+                max_length=32,
             ),
             TransformerConfig(hidden=width, layers=2, heads=4, **exact),
             optim=OptimConfig(lr=1e-3, eps=1e-3),

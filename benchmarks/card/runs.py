@@ -1,4 +1,6 @@
-"""Whole runs on a card, as `python -m train` makes them: curves, resuming, memory, tuning, compiling, profiling."""
+"""Whole runs on a card, as `python -m train` makes them: curves, resuming, memory, tuning,
+compiling, profiling.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,24 @@ from flatout.run.launch import fit
 
 _NO_DROPOUT = ["model.dropout=0", "model.attention_dropout=0", "model.head_dropout=0"]
 _TINY = {
-    "headlines": ["data.sample.rows=128", "data.sample.eval_rows=32", "data.sample.classes=4", "data.batch_size=16"],
-    "battery": ["data.sample.cells=3", "data.sample.cycles=2", "data.sample.samples=60", "data.chunk=20"],
-    "people": ["data.sample.rows=100", "data.batch_size=16", "data.encoding.size=64", "model.widths=[8]"],
+    "headlines": [
+        "data.sample.rows=128",
+        "data.sample.eval_rows=32",
+        "data.sample.classes=4",
+        "data.batch_size=16",
+    ],
+    "battery": [
+        "data.sample.cells=3",
+        "data.sample.cycles=2",
+        "data.sample.samples=60",
+        "data.chunk=20",
+    ],
+    "people": [
+        "data.sample.rows=100",
+        "data.batch_size=16",
+        "data.encoding.size=64",
+        "model.widths=[8]",
+    ],
 }
 _FULL = {
     "headlines": ["data.sample.rows=6400", "data.sample.eval_rows=500", "data.batch_size=128"],
@@ -47,7 +64,8 @@ EXPERIMENTS: dict[str, tuple[str, list[str]]] = {
         ["model.dropout=0", "task.exposure=false", "task.recombine=0", "trainer.max_epochs=4"],
     ),
 }
-"""The data of each, and what it is asked for; without dropout, whose numbers a GPU draws otherwise than a CPU."""
+"""The data of each, and what it is asked for; without dropout, whose numbers a GPU draws otherwise
+than a CPU."""
 _FIRST_STEPS = 20
 _PRECISIONS = ("bf16", "fp16")
 
@@ -67,13 +85,19 @@ def start_claims(place: Place) -> Iterator[Claim]:
     torch.ones(1, device=place.device)  # this process has a context, and must not hand it on
     note = look_from_fork_server(place.device)
     yield bounded(START_ROWS[0], float(bool(note)), "", most=0, note=note)
-    words = ["data.sample.rows=301", "data.sample.eval_rows=51", "trainer.max_epochs=1"] if place.options.tiny else []
+    words = (
+        ["data.sample.rows=301", "data.sample.eval_rows=51", "trainer.max_epochs=1"]
+        if place.options.tiny
+        else []
+    )
     started = time.perf_counter()
     run = place.train("default", *words)
     run.require_success()
     note = f"{time.perf_counter() - started:.1f} s with its start, on {run.device}"
     accuracy = 100 * run.summary["metrics"]["test/accuracy"]
-    yield reaching(START_ROWS[1], accuracy, "%", least=None if place.options.tiny else 75, note=note)
+    yield reaching(
+        START_ROWS[1], accuracy, "%", least=None if place.options.tiny else 75, note=note
+    )
 
 
 def look_from_fork_server(device: torch.device) -> str:
@@ -114,13 +138,18 @@ def curves_of(*names: str) -> Callable[[Place], Iterator[Claim]]:
 
 
 def curve_claims(place: Place, names: tuple[str, ...]) -> Iterator[Claim]:
-    """Losses in three precisions, and those of the CPU: an experiment's runs at once, then its curves side by side."""
+    """Losses in three precisions, and those of the CPU: an experiment's runs at once, then its
+    curves side by side.
+    """
     wanted = [each for each in _PRECISIONS if place.is_gpu or each != "fp16"]
     rows = iter(curve_rows(*names))
     for name in names:
         runs = {f"{name}_cpu": (experiment(place, name, "precision=fp32"), "cpu")}
         for precision in ("fp32", *wanted):
-            runs[f"{name}_{precision}"] = (experiment(place, name, f"precision={precision}"), place.accelerator)
+            runs[f"{name}_{precision}"] = (
+                experiment(place, name, f"precision={precision}"),
+                place.accelerator,
+            )
         found = place.train_all(runs)
         whole, host = found[f"{name}_fp32"], found[f"{name}_cpu"]
         yield first_steps(next(rows), whole, host)
@@ -134,23 +163,41 @@ def curve_claims(place: Place, names: tuple[str, ...]) -> Iterator[Claim]:
 
 
 def first_steps(row: str, ours: Trained, theirs: Trained) -> Claim:
-    """The largest difference of the first steps, in parts of the loss; later ones part by rounding alone."""
+    """The largest difference of the first steps, in parts of the loss; later ones part by rounding
+    alone.
+    """
     ours.require_success()
     theirs.require_success()
     pairs = list(zip(ours.losses, theirs.losses, strict=True))[:_FIRST_STEPS]
     most = max(abs(a - b) / max(abs(b), 1e-6) for a, b in pairs)
-    note = side_by_side(**{f"{run.folder.name}, {run.device}": run.losses for run in (ours, theirs)})
+    note = side_by_side(
+        **{f"{run.folder.name}, {run.device}": run.losses for run in (ours, theirs)}
+    )
     return bounded(row, most, "", most=0.02, note=note)
 
 
 def last_steps(row: str, ours: Trained, theirs: Trained) -> Claim:
-    """The mean of the last quarter of the steps: a tenth of what was learnt, or 1 % of the loss, from that of fp32."""
+    """The mean of the last quarter of the steps: a tenth of what was learnt, or 1 % of the loss,
+    from that of fp32.
+    """
     ours.require_success()
     theirs.require_success()
-    ends = [sum(run.losses[-(count := max(1, len(run.losses) // 4)) :]) / count for run in (ours, theirs)]
+    ends = [
+        sum(run.losses[-(count := max(1, len(run.losses) // 4)) :]) / count
+        for run in (ours, theirs)
+    ]
     allowed = max(0.1 * abs(theirs.losses[0] - ends[1]), 0.01 * abs(ends[1]))
     note = side_by_side(ours=ours.losses, fp32=theirs.losses)
-    return Claim(row, ends[0], ends[1], "", ends[0] / ends[1], "near", abs(ends[0] - ends[1]) <= allowed, note)
+    return Claim(
+        row,
+        ends[0],
+        ends[1],
+        "",
+        ends[0] / ends[1],
+        "near",
+        abs(ends[0] - ends[1]) <= allowed,
+        note,
+    )
 
 
 RESUMED = ("headlines_bilstm", "bert_tiny", "battery_soc")
@@ -158,7 +205,9 @@ RESUME_ROWS = tuple(f"{name}: killed and resumed, bytes that differ" for name in
 
 
 def resume_claims(place: Place, names: tuple[str, ...] = RESUMED) -> Iterator[Claim]:
-    """The weights of a deterministic run that is killed and resumed are those of one that is left alone."""
+    """The weights of a deterministic run that is killed and resumed are those of one that is left
+    alone.
+    """
     with ThreadPoolExecutor(len(names)) as pool:
         yield from pool.map(lambda name: resumed(place, name), names)
 
@@ -171,12 +220,23 @@ def resumed(place: Place, name: str) -> Claim:
     killed = kill_after_save(place, f"{name}_killed", words)
     again = place.train(f"{name}_killed", *words, f"resume={place.folder / f'{name}_killed'}")
     again.require_success()
-    differing = sum(a != b for a, b in zip(_weights(whole.folder), _weights(again.folder), strict=True))
+    differing = sum(
+        a != b for a, b in zip(_weights(whole.folder), _weights(again.folder), strict=True)
+    )
     training = again.summary["training"]
     note = f"killed after step {training['resumed_from'] or 0} of {training['steps']}"
     is_fine = differing == 0 and killed and training["resumed_from"] is not None
     row = f"{name}: killed and resumed, bytes that differ"
-    return Claim(row, differing, None, "", None, "≤ 0", is_fine, note if killed else "it ended before it was killed")
+    return Claim(
+        row,
+        differing,
+        None,
+        "",
+        None,
+        "≤ 0",
+        is_fine,
+        note if killed else "it ended before it was killed",
+    )
 
 
 def kill_after_save(place: Place, name: str, words: list[str]) -> bool:
@@ -197,7 +257,10 @@ def _weights(folder: Path) -> bytes:
     return next((folder / "model").glob("*.safetensors")).read_bytes()
 
 
-MEMORY_ROWS = ("out of memory: times that a batch did not fit", "out of memory: largest difference of a loss")
+MEMORY_ROWS = (
+    "out of memory: times that a batch did not fit",
+    "out of memory: largest difference of a loss",
+)
 _LITTLE_BYTES = 768 * 2**20
 
 
@@ -214,7 +277,8 @@ def little_memory(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def memory_claims(
-    place: Place, little: Callable[[torch.device], AbstractContextManager[dict[str, Any]]] = little_memory
+    place: Place,
+    little: Callable[[torch.device], AbstractContextManager[dict[str, Any]]] = little_memory,
 ) -> Iterator[Claim]:
     """A batch that does not fit is trained in pieces, and the losses are those of whole batches."""
     rows = place.options.choose(16_384, 16_384, 64)
@@ -241,8 +305,12 @@ def memory_claims(
     with little(place.device) as callbacks:
         found = train("little", callbacks)
     times = found.summary["training"]["out_of_memory"] or 0
-    choice = next((each for each in found.summary["choices"] if each["name"] == "micro-batch"), None)
-    yield reaching(MEMORY_ROWS[0], times, "", least=1, note=f"trained in pieces: {choice and choice['value']}")
+    choice = next(
+        (each for each in found.summary["choices"] if each["name"] == "micro-batch"), None
+    )
+    yield reaching(
+        MEMORY_ROWS[0], times, "", least=1, note=f"trained in pieces: {choice and choice['value']}"
+    )
     ours, theirs = (losses_of(each.folder) for each in (found, whole))
     most = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(ours, theirs, strict=True))
     yield bounded(MEMORY_ROWS[1], most, "", most=0.01, note=side_by_side(pieces=ours, whole=theirs))
@@ -276,12 +344,16 @@ def tuned(place: Place) -> Claim:
 def repeated(place: Place) -> Claim:
     words = place.words("unused", *experiment(place, "headlines_cnn", "seed=1,2"))
     words = [word for word in words if not word.startswith("hydra.run.dir=")]
-    process = place.begin([words[0], "-m", *words[1:], f"hydra.sweep.dir={place.folder / 'repeated'}"])
+    process = place.begin(
+        [words[0], "-m", *words[1:], f"hydra.sweep.dir={place.folder / 'repeated'}"]
+    )
     said, _ = process.communicate(timeout=600)
     folders = [place.folder / "repeated" / str(number) for number in range(2)]
     found = [summary_of(folder) for folder in folders]
     count = sum(summary.get("status") == "finished" for summary in found)
-    note = "; ".join(f"{summary['hardware']['device']}" for summary in found if summary.get("hardware"))
+    note = "; ".join(
+        f"{summary['hardware']['device']}" for summary in found if summary.get("hardware")
+    )
     is_fine = count == 2 and process.returncode == 0
     note = note if is_fine else " | ".join(said.strip().splitlines()[-3:])
     return Claim(COMMAND_ROWS[1], count, None, "", None, "≥ 2", is_fine, note)
@@ -299,7 +371,9 @@ def compiled(place: Place) -> Claim:
 
 
 def profiled(place: Place) -> Claim:
-    run = place.train("profiled", *experiment(place, "headlines_cnn", "monitor=profile", "monitor.profile.wait=2"))
+    run = place.train(
+        "profiled", *experiment(place, "headlines_cnn", "monitor=profile", "monitor.profile.wait=2")
+    )
     run.require_success()
     with gzip.open(run.folder / "trace.json.gz", "rt", encoding="utf-8") as file:
         kind = '"cat": "kernel"' if place.is_gpu else '"cat": "cpu_op"'

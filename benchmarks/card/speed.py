@@ -1,4 +1,6 @@
-"""How fast a card trains: an encoder against transformers' Trainer at its best, an LSTM against the usual loop."""
+"""How fast a card trains: an encoder against transformers' Trainer at its best, an LSTM against the
+usual loop.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,24 @@ ENCODER_ROWS = (
     "BERT-base: MFU of real tokens",
     "BERT-base: waits for the device in",
 )
-"""How the rows of `bench bert` for GPUs begin: 32 texts of some 128 tokens, 32 tweets, 16,384 tokens a pass."""
+"""How the rows of `bench bert` for GPUs begin: 32 texts of some 128 tokens, 32 tweets, 16,384
+tokens a pass."""
 
 
 def encoder_claims(place: Place, shape: dict[str, Any] | None = None) -> Iterator[Claim]:
-    """In one round; `--quick` leaves the compiled Trainer out. `shape`: another encoder than BERT-base."""
-    yield from base_claims(place.folder, replace(place.options, asked_rounds=1), place.device, shape)
+    """In one round; `--quick` leaves the compiled Trainer out.
+
+    `shape`: another encoder than BERT-base.
+    """
+    yield from base_claims(
+        place.folder, replace(place.options, asked_rounds=1), place.device, shape
+    )
 
 
-LSTM_ROWS = ("LSTM: training epoch against the usual loop", "LSTM: training epoch against a tuned loop")
+LSTM_ROWS = (
+    "LSTM: training epoch against the usual loop",
+    "LSTM: training epoch against a tuned loop",
+)
 _HIDDEN, _BATCH, _LOOKBACK = 32, 32, 30
 
 
@@ -47,36 +58,68 @@ def lstm_claims(place: Place) -> Iterator[Claim]:
     samples = place.options.choose(20_000, 6_000, 400)
     values = np.random.default_rng(0).standard_normal((samples, 4)).cumsum(0)
     table = pa.table({name: values[:, number] for number, name in enumerate(["a", "b", "c", "y"])})
-    cut = {"split_by": "time", "split_at": [int(samples * 0.98), samples], "batch_size": _BATCH, "lookback": _LOOKBACK}
-    config: dict[str, Any] = {"features": ["a", "b", "c"], "target": "y", "cache": str(place.folder / "lstm"), **cut}
+    cut = {
+        "split_by": "time",
+        "split_at": [int(samples * 0.98), samples],
+        "batch_size": _BATCH,
+        "lookback": _LOOKBACK,
+    }
+    config: dict[str, Any] = {
+        "features": ["a", "b", "c"],
+        "target": "y",
+        "cache": str(place.folder / "lstm"),
+        **cut,
+    }
     data = SequenceData(source=table, log=Silent(), **config)
     data.setup()
     scaled = np.asarray(data.info.rows_of("train").values[: int(samples * 0.98)])
     inputs, targets = copy_windows(scaled, _LOOKBACK, 3)
     device = str(place.device)
-    usual, tuned = (kind(inputs, targets, _HIDDEN, _BATCH, device=device) for kind in (UsualLoop, TunedLoop))
+    usual, tuned = (
+        kind(inputs, targets, _HIDDEN, _BATCH, device=device) for kind in (UsualLoop, TunedLoop)
+    )
 
     def ours() -> float:
         clock = WaitingClock(place.device)
         task = SequenceRegressor(
-            RNNConfig(hidden=_HIDDEN), SequenceRegressionConfig(baselines=False), OptimConfig(lr=1e-3)
+            RNNConfig(hidden=_HIDDEN),
+            SequenceRegressionConfig(baselines=False),
+            OptimConfig(lr=1e-3),
         )
         with quiet():
-            trainer_of(place, clock).fit(task, datamodule=SequenceData(source=table, log=Silent(), **config))
+            trainer_of(place, clock).fit(
+                task, datamodule=SequenceData(source=table, log=Silent(), **config)
+            )
         return clock.ended - clock.started
 
     fast, slow, less_slow = in_turn([ours, usual.epoch, tuned.epoch], place.options.rounds)
-    note = f"{len(inputs):,} windows of {_LOOKBACK}, batch {_BATCH}, hidden {_HIDDEN}, fp32, a second epoch"
+    note = (
+        f"{len(inputs):,} windows of {_LOOKBACK}, batch {_BATCH}, hidden {_HIDDEN}, fp32, a second"
+        " epoch"
+    )
     for row, theirs, goal in zip(LSTM_ROWS, (slow, less_slow), (3.0, 1.3), strict=True):
         yield at_least(row, len(inputs) / fast, len(inputs) / theirs, "windows/s", goal, note)
 
 
 def trainer_of(place: Place, clock: L.Callback) -> L.Trainer:
     """Two epochs of ours, of which the clock times the second."""
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     callbacks = [clock, FastLoop(), RunCurves([])]
-    settings: dict[str, Any] = {"accelerator": place.accelerator, "devices": 1, "max_epochs": 2, "limit_val_batches": 0}
-    return L.Trainer(gradient_clip_val=CLIP, callbacks=callbacks, default_root_dir=place.folder, **settings, **off)
+    settings: dict[str, Any] = {
+        "accelerator": place.accelerator,
+        "devices": 1,
+        "max_epochs": 2,
+        "limit_val_batches": 0,
+    }
+    return L.Trainer(
+        gradient_clip_val=CLIP,
+        callbacks=callbacks,
+        default_root_dir=place.folder,
+        **settings,
+        **off,
+    )
 
 
 class WaitingClock(Clock):

@@ -1,4 +1,6 @@
-"""Steps of every task and model while whatever would let the host wait for the device is an error."""
+"""Steps of every task and model while whatever would let the host wait for the device
+is an error.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,36 @@ def step_claims(place: Place) -> Iterator[Claim]:
 def what_waits(place: Place, case: Case) -> str:
     """The first thing that waits, or fails otherwise; empty where nothing does."""
     steps, forbids = place.options.choose(_STEPS, _STEPS, 2), ForbidsWaits(place.device)
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     names: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-    settings: dict[str, Any] = {"accelerator": place.accelerator, "devices": 1, "precision": names[case.precision]}
+    settings: dict[str, Any] = {
+        "accelerator": place.accelerator,
+        "devices": 1,
+        "precision": names[case.precision],
+    }
     settings |= {"max_steps": steps, "limit_val_batches": 0, "gradient_clip_val": 0.5, **off}
     try:
         data, task = case.make(place.options.choose(_TIMES, _TIMES, 1))
-        trainer = L.Trainer(callbacks=[FastLoop(), forbids], default_root_dir=place.folder, **settings)
+        trainer = L.Trainer(
+            callbacks=[FastLoop(), forbids], default_root_dir=place.folder, **settings
+        )
         with quiet():
             trainer.fit(task, datamodule=data)
-    except Exception as error:  # of any class: a card's minutes are rare, so the models after it have their rows, too
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    except Exception as error:
+        # of any class: a card's minutes are rare, so the models after it have their rows, too
+        return (
+            f"{type(error).__name__}:"
+            f" {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )
     finally:
         forbids.allow()
-    return "" if trainer.global_step == steps else f"ended after {trainer.global_step} steps of {steps}"
+    return (
+        ""
+        if trainer.global_step == steps
+        else f"ended after {trainer.global_step} steps of {steps}"
+    )
 
 
 class ForbidsWaits(L.Callback):

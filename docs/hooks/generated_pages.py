@@ -1,6 +1,8 @@
-"""Pages that are made when the site is built: settings, commands, curves, measurements, and the project's own files.
+"""Pages that are made when the site is built: settings, commands, curves, measurements, and the
+project's own files.
 
-mkdocs calls `on_config` and `on_files`. Each page is a function that returns Markdown, so tests read them too.
+mkdocs calls `on_config` and `on_files`. Each page is a function that returns Markdown, so tests
+read them too.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Add a page for each table of `benchmarks/` below Benchmarks."""
     for section in config.nav or []:
         if "Benchmarks" in section:
-            section["Benchmarks"].extend({_title_of(path): f"measured/{path.name}"} for path in MEASURED)
+            section["Benchmarks"].extend(
+                {_title_of(path): f"measured/{path.name}"} for path in MEASURED
+            )
     return config
 
 
@@ -46,7 +50,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in PAGES.items():
         files.append(File.generated(config, name, content=page()))
     for path in MEASURED:
-        files.append(File.generated(config, f"measured/{path.name}", content=path.read_text(encoding="utf-8")))
+        files.append(
+            File.generated(
+                config, f"measured/{path.name}", content=path.read_text(encoding="utf-8")
+            )
+        )
     return files
 
 
@@ -55,8 +63,14 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Each word of the command line is `key=value`. `python -m flatout settings KEY` prints one of these settings",
-        "in a terminal. Start with [the ten that people set first](start.md#the-settings-that-people-set-first).",
+        (
+            "Each word of the command line is `key=value`. `python -m flatout settings KEY` prints"
+            " one of these settings"
+        ),
+        (
+            "in a terminal. Start with [the ten that people set"
+            " first](start.md#the-settings-that-people-set-first)."
+        ),
         "",
     ]
     for option, settings in groupby(all_settings(), key=lambda each: each.option):
@@ -96,8 +110,14 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "`python -m train [key=value …]` trains; `python -m train --help` lists what people set first.",
-        "`python -m flatout VERB` does everything else. After installation `flatout-train` and `flatout` are the same.",
+        (
+            "`python -m train [key=value …]` trains; `python -m train --help` lists what people set"
+            " first."
+        ),
+        (
+            "`python -m flatout VERB` does everything else. After installation `flatout-train` and"
+            " `flatout` are the same."
+        ),
         "",
         "| command | does |",
         "|---|---|",
@@ -122,7 +142,17 @@ def _verb_section(verb: str, about: str) -> list[str]:
     arguments = [each for each in parser._actions if each.dest != "help"]
     rows = [f"| {_code(_name_of(each))} | {_cell(_help_of(parser, each))} |" for each in arguments]
     table = ["| argument | is |", "|---|---|", *rows, ""] if rows else []
-    return [f"## {verb}", "", f"{about[:1].upper()}{about[1:]}.", "", "```text", usage, "```", "", *table]
+    return [
+        f"## {verb}",
+        "",
+        f"{about[:1].upper()}{about[1:]}.",
+        "",
+        "```text",
+        usage,
+        "```",
+        "",
+        *table,
+    ]
 
 
 def _name_of(action: argparse.Action) -> str:
@@ -134,9 +164,14 @@ def _name_of(action: argparse.Action) -> str:
 
 def _help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     text = action.help or ""
-    with contextlib.suppress(KeyError, ValueError, TypeError):  # a help text with a lone per cent sign
+    # a help text with a lone per cent sign
+    with contextlib.suppress(KeyError, ValueError, TypeError):
         text = parser._get_formatter()._expand_help(action) if text else text
-    choices = ", ".join(map(str, action.choices)) if action.choices and not isinstance(action.choices, dict) else ""
+    choices = (
+        ", ".join(map(str, action.choices))
+        if action.choices and not isinstance(action.choices, dict)
+        else ""
+    )
     return f"{text} ({choices})" if choices and choices not in text else text
 
 
@@ -147,8 +182,14 @@ def curves_page() -> str:
         [
             "# Curves",
             "",
-            "These are the columns of `metrics.csv`, and the curves of every logger. A flush is every",
-            "`monitor.flush_every` steps. In TensorBoard the page CUSTOM SCALARS groups them ([speed](speed.md)).",
+            (
+                "These are the columns of `metrics.csv`, and the curves of every logger. A flush is"
+                " every"
+            ),
+            (
+                "`monitor.flush_every` steps. In TensorBoard the page CUSTOM SCALARS groups them"
+                " ([speed](speed.md))."
+            ),
             "",
             "| curve | shows |",
             "|---|---|",
@@ -165,7 +206,9 @@ def _project_file(name: str) -> Callable[[], str]:
 
     def page() -> str:
         text = (ROOT / name).read_text(encoding="utf-8")
-        return re.sub(r"\]\(docs/([\w/]+\.md)", r"](\1", re.sub(r"`docs/(\w+)\.md`", r"[\1](\1.md)", text))
+        return re.sub(
+            r"\]\(docs/([\w/]+\.md)", r"](\1", re.sub(r"`docs/(\w+)\.md`", r"[\1](\1.md)", text)
+        )
 
     return page
 
@@ -173,7 +216,9 @@ def _project_file(name: str) -> Callable[[], str]:
 def _title_of(path: Path) -> str:
     """The first heading of a page as plain text, with the date of its file name."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    title = next(line.removeprefix("# ").replace("`", "") for line in lines if line.startswith("# "))
+    title = next(
+        line.removeprefix("# ").replace("`", "") for line in lines if line.startswith("# ")
+    )
     date = path.stem.rpartition("_")[2]
     return title if date in title else f"{title}, {date}"
 

@@ -1,6 +1,8 @@
-"""Drawings: the way of the data, the house, and measured ratios. `python -m docs.pictures.drawings` writes them.
+"""Drawings: the way of the data, the house, and measured ratios. `python -m docs.pictures.drawings`
+writes them.
 
-Each drawing is a list of boxes, arrows and texts on a white page. No font and no picture is fetched.
+Each drawing is a list of boxes, arrows and texts on a white page. No font and no picture is
+fetched.
 """
 
 from __future__ import annotations
@@ -27,22 +29,38 @@ class Drawing:
     height: int
     parts: list[str] = field(default_factory=list)
 
-    def box(self, x: int, y: int, width: int, height: int, title: str, lines: list[str], fill: str) -> None:
+    def box(
+        self, x: int, y: int, width: int, height: int, title: str, lines: list[str], fill: str
+    ) -> None:
         """A rounded box with a title and small lines below it."""
-        shape = f'x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{fill}" stroke="{EDGE}"'
+        shape = (
+            f'x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="{fill}"'
+            f' stroke="{EDGE}"'
+        )
         self.parts.append(f"<rect {shape}/>")
         self.text(x + width / 2, y + 24, title, size=15, weight=600)
         for number, line in enumerate(lines):
             self.text(x + width / 2, y + 44 + 16 * number, line, size=12, colour=SOFT)
 
     def text(
-        self, x: float, y: float, words: str, *, size: int, weight: int = 400, colour: str = INK, anchor: str = "middle"
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: int,
+        weight: int = 400,
+        colour: str = INK,
+        anchor: str = "middle",
     ) -> None:
         style = f'font-size="{size}" font-weight="{weight}" fill="{colour}" text-anchor="{anchor}"'
         self.parts.append(f'<text x="{x:g}" y="{y:g}" {style}>{html.escape(words)}</text>')
 
     def arrow(self, x1: int, y1: int, x2: int, y2: int) -> None:
-        line = f'x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{SOFT}" stroke-width="1.5" marker-end="url(#head)"'
+        line = (
+            f'x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{SOFT}" stroke-width="1.5"'
+            ' marker-end="url(#head)"'
+        )
         self.parts.append(f"<line {line}/>")
 
     def bar(self, x: float, y: float, width: float, height: float, fill: str) -> None:
@@ -51,13 +69,15 @@ class Drawing:
 
     def svg(self, title: str) -> str:
         """The whole picture."""
-        size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
+        size = (
+            f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
+        )
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="system-ui, sans-serif">\n'
-            f"<title>{html.escape(title)}</title>\n"
-            '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-            f'orient="auto"><path d="M0 0 10 5 0 10z" fill="{SOFT}"/></marker></defs>\n'
-            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="system-ui,'
+            f' sans-serif">\n<title>{html.escape(title)}</title>\n<defs><marker id="head"'
+            ' viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7"'
+            f' orient="auto"><path d="M0 0 10 5 0 10z" fill="{SOFT}"/></marker></defs>\n<rect'
+            f' width="{self.width}" height="{self.height}" fill="#ffffff"/>\n'
         )
         return head + "\n".join(self.parts) + "\n</svg>\n"
 
@@ -81,19 +101,35 @@ def data_way() -> str:
     drawing.text(788, 24, "for each step", size=12, colour=SOFT, anchor="start")
     drawing.arrow(872, 124, 872, 168)
     drawing.box(
-        692, 170, 268, 104, "Flat batch", ["", "tokens of all rows, end to end;", "offsets, targets, row numbers"], BLUE
+        692,
+        170,
+        268,
+        104,
+        "Flat batch",
+        ["", "tokens of all rows, end to end;", "offsets, targets, row numbers"],
+        BLUE,
     )
     for number, length in enumerate((52, 30, 74, 40)):
         x = 716 + sum((52, 30, 74, 40)[:number])
         drawing.bar(x, 206, length - 3, 10, ("#60a5fa", "#34d399", "#fbbf24", "#f472b6")[number])
     drawing.arrow(692, 222, 644, 222)
     drawing.box(
-        452, 170, 190, 104, "Network", ["a plain nn.Module", "flat, or rectangles of", "rows of like length"], LILAC
+        452,
+        170,
+        190,
+        104,
+        "Network",
+        ["a plain nn.Module", "flat, or rectangles of", "rows of like length"],
+        LILAC,
     )
     drawing.arrow(452, 222, 404, 222)
-    drawing.box(212, 170, 190, 104, "Task", ["loss over the rows of", "the whole step, metrics"], LILAC)
+    drawing.box(
+        212, 170, 190, 104, "Task", ["loss over the rows of", "the whole step, metrics"], LILAC
+    )
     drawing.arrow(212, 222, 164, 222)
-    drawing.box(20, 170, 142, 104, "Fast loop", ["one optimizer step;", "no sync with", "the device"], ROSE)
+    drawing.box(
+        20, 170, 142, 104, "Fast loop", ["one optimizer step;", "no sync with", "the device"], ROSE
+    )
     return drawing.svg("The way of the data")
 
 
@@ -123,8 +159,8 @@ def house() -> str:
         drawing.text(430, y + 27, about, size=13, colour=SOFT, anchor="start")
     drawing.arrow(40, 24, 40, drawing.height - 24)
     drawing.parts.append(
-        f'<text x="26" y="{drawing.height / 2:g}" font-size="12" fill="{SOFT}" text-anchor="middle" '
-        f'transform="rotate(-90 26 {drawing.height / 2:g})">imports point down</text>'
+        f'<text x="26" y="{drawing.height / 2:g}" font-size="12" fill="{SOFT}" text-anchor="middle"'
+        f' transform="rotate(-90 26 {drawing.height / 2:g})">imports point down</text>'
     )
     return drawing.svg("The layers of the source")
 
@@ -133,14 +169,27 @@ def ratios() -> str:
     """The published ratios of speed, losses in red, on a scale of factors of ten."""
     rows = published_rows()
     drawing = Drawing(900, 50 + 30 * len(rows))
-    drawing.text(450, 24, "times as fast as the other way (1×: equal), measured side by side", size=13, colour=SOFT)
+    drawing.text(
+        450,
+        24,
+        "times as fast as the other way (1×: equal), measured side by side",
+        size=13,
+        colour=SOFT,
+    )
     one = 440  # where a ratio of 1 stands
     for number, row in enumerate(rows):
         y, reach = 40 + 30 * number, 190 * math.log10(row["ratio"])
         claim = row["claim"].replace("*", "").replace("`", "")
         drawing.text(360, y + 15, claim, size=12, anchor="end")
         drawing.bar(min(one, one + reach), y, max(abs(reach), 2), 20, WIN if reach >= 0 else LOSS)
-        drawing.text(max(one, one + reach) + 8, y + 15, f"{row['ratio']:g}×", size=12, weight=600, anchor="start")
+        drawing.text(
+            max(one, one + reach) + 8,
+            y + 15,
+            f"{row['ratio']:g}×",
+            size=12,
+            weight=600,
+            anchor="start",
+        )
     drawing.bar(one - 0.5, 36, 1, 30 * len(rows) - 2, SOFT)
     return drawing.svg("Measured ratios")
 

@@ -1,7 +1,8 @@
 """Publish measured ladders: their tables in docs/ladder.md, and pictures of their pages.
 
-`python -m docs.pictures.ladders FOLDER...` takes folders of ladders, or folders above them. Of each ladder the newest
-run with a comparison of quality is shown, else the newest; the other runs are its repeats.
+`python -m docs.pictures.ladders FOLDER...` takes folders of ladders, or folders above them. Of each
+ladder the newest run with a comparison of quality is shown, else the newest; the other runs are its
+repeats.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from flatout.ladder.results import FILE, PAGE, closing_lines, figures, write_lad
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER.parent / "ladder.md"
-BEGIN, END = "<!-- measured ladders: python -m docs.pictures.ladders -->", "<!-- end of measured ladders -->"
+BEGIN, END = (
+    "<!-- measured ladders: python -m docs.pictures.ladders -->",
+    "<!-- end of measured ladders -->",
+)
 ORDER = ("headlines", "tweets", "bloom", "lyrics", "battery")
 PICTURED = ("headlines", "tweets")
 """Ladders whose pages are shown."""
@@ -24,16 +28,24 @@ HEIGHT = 1400
 Found = dict[str, Any]
 
 REASONS = {
-    "tokenise once": "on a CPU the model itself is the time: tokenising is a few per cent of a step",
+    "tokenise once": (
+        "on a CPU the model itself is the time: tokenising is a few per cent of a step"
+    ),
     "batch size found": "a CPU is busy with eight rows already; a larger batch fills a GPU",
     "8 workers": "workers and model share the cores",
     "persistent workers": "starting workers is paid once an epoch, and little beside it",
-    "no workers": "a worker sends each batch through memory that both must map; small rows cost less to make",
+    "no workers": (
+        "a worker sends each batch through memory that both must map; small rows cost less to make"
+    ),
     "batch 32": "a CPU is busy with sixteen rows already; a larger batch fills a GPU",
-    "parallel loading": "the loader only cuts rows that are numbers already; workers and model share the cores",
+    "parallel loading": (
+        "the loader only cuts rows that are numbers already; workers and model share the cores"
+    ),
     "dynamic padding": "a CPU computes each padded token at its full price",
     "checkpointing": "the forward pass is computed twice",
-    "sixteen bits": "embeddings, softmax and the optimizer stay fp32; of a small model they are much",
+    "sixteen bits": (
+        "embeddings, softmax and the optimizer stay fp32; of a small model they are much"
+    ),
     "bf16": "embeddings, softmax and the optimizer stay fp32; of a small model they are much",
     "one read": "reading a number waits for a GPU; on a CPU there is nothing to wait for",
     "log each 100": "small batches make a log line a large fraction of a step",
@@ -47,7 +59,10 @@ REASONS = {
 def main() -> None:
     runs = read_runs(Path(word) for word in sys.argv[1:])
     if not runs:
-        raise SystemExit("ladders: no ladder.json in these folders. Climb first: python -m flatout ladder +ladder=NAME")
+        raise SystemExit(
+            "ladders: no ladder.json in these folders. Climb first: python -m flatout ladder"
+            " +ladder=NAME"
+        )
     DOCUMENT.write_text(published(DOCUMENT.read_text(encoding="utf-8"), runs), encoding="utf-8")
     print(DOCUMENT)
     for name in PICTURED:
@@ -62,11 +77,17 @@ def read_runs(folders: Iterable[Path]) -> dict[str, list[Found]]:
     for path in paths:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["whole"] and values.get("seconds"):  # one that was ended midway has no total
-            command = " ".join(word for word in values["command"].split() if not word.startswith("output="))
-            found.setdefault(values["name"], []).append(values | {"folder": str(path.parent), "command": command})
+            command = " ".join(
+                word for word in values["command"].split() if not word.startswith("output=")
+            )
+            found.setdefault(values["name"], []).append(
+                values | {"folder": str(path.parent), "command": command}
+            )
     for runs in found.values():
         runs.sort(key=lambda run: (run["quality"] is not None, run["folder"]), reverse=True)
-    names = sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    names = sorted(
+        found, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
+    )
     return {name: found[name] for name in names}
 
 
@@ -84,7 +105,9 @@ def published(text: str, runs: Mapping[str, Sequence[Found]]) -> str:
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise SystemExit(f"{DOCUMENT.name}: no lines {BEGIN!r} and {END!r}. Put them where the tables belong.")
+        raise SystemExit(
+            f"{DOCUMENT.name}: no lines {BEGIN!r} and {END!r}. Put them where the tables belong."
+        )
     return "\n".join([before + BEGIN, "", *document_lines(runs), "", END + after])
 
 
@@ -104,14 +127,21 @@ def document_lines(runs: Mapping[str, Sequence[Found]]) -> list[str]:
 def summary_table(runs: Mapping[str, Sequence[Found]]) -> list[str]:
     """A row for each ladder: speed-up, its repeat, quality before and after."""
     lines = [
-        "| ladder | promised in all | measured | again | an epoch before | after | quality | difference in points |"
+        "| ladder | promised in all | measured | again | an epoch before | after | quality |"
+        " difference in points |"
     ]
     lines.append("|---|---|---|---|---|---|---|---|")
     for name, each in runs.items():
         found, whole = each[0], each[0]["whole"]
-        again = ", ".join(_repeat(whole["ratio"]["value"], run["whole"]["ratio"]["value"]) for run in each[1:])
+        again = ", ".join(
+            _repeat(whole["ratio"]["value"], run["whole"]["ratio"]["value"]) for run in each[1:]
+        )
         cells = [f"`{name}`", found["in_all"] or "none", written(whole["ratio"]), again or "–"]
-        cells += [_time(whole["minutes_before"]), _time(whole["minutes_after"]), *_quality(found["quality"])]
+        cells += [
+            _time(whole["minutes_before"]),
+            _time(whole["minutes_after"]),
+            *_quality(found["quality"]),
+        ]
         lines.append(_row(cells))
     return lines
 
@@ -127,7 +157,10 @@ def _quality(quality: Mapping[str, Any] | None) -> list[str]:
     before, after = (f"{group['mean']:.2f}" for group in quality["groups"])
     found = quality["difference"]
     sure = "" if found["low"] is None else f" ({found['low']:+.2f} to {found['high']:+.2f})"
-    return [f"{quality['metric']} {before} → {after}, {quality['seeds']} seeds", f"{found['value']:+.2f}{sure}"]
+    return [
+        f"{quality['metric']} {before} → {after}, {quality['seeds']} seeds",
+        f"{found['value']:+.2f}{sure}",
+    ]
 
 
 def promise_lines(shown: Sequence[Found]) -> list[str]:
@@ -135,8 +168,12 @@ def promise_lines(shown: Sequence[Found]) -> list[str]:
     promised = [(found, rung) for found in shown for rung in found["rungs"] if rung["factor"]]
     measured = [(found["name"], rung) for found, rung in promised if rung["measured"]]
     counts = [judge(rung) for _, rung in measured]
-    missing = [f"{rung['name']} (`{found['name']}`)" for found, rung in promised if not rung["measured"]]
-    counted = ", ".join(f"{counts.count(word)} {about}" for word, about in ABOUT.items() if word in counts)
+    missing = [
+        f"{rung['name']} (`{found['name']}`)" for found, rung in promised if not rung["measured"]
+    ]
+    counted = ", ".join(
+        f"{counts.count(word)} {about}" for word, about in ABOUT.items() if word in counts
+    )
     lines = [
         f"Of {len(measured)} promises that could be measured here: {counted}."
         + (f" Not measurable here: {', '.join(missing)}." if missing else ""),
@@ -144,10 +181,14 @@ def promise_lines(shown: Sequence[Found]) -> list[str]:
         "| ladder | rung | promised | measured | | why |",
         "|---|---|---|---|---|---|",
     ]
-    for name, rung in sorted(measured, key=lambda each: each[1]["measured"]["value"] / each[1]["factor"][0]):
+    for name, rung in sorted(
+        measured, key=lambda each: each[1]["measured"]["value"] / each[1]["factor"][0]
+    ):
         word = judge(rung)
         why = "" if word in (KEPT, OPEN) else REASONS.get(rung["name"], "")
-        lines.append(_row([f"`{name}`", rung["name"], rung["promised"], _measured(rung), word, why]))
+        lines.append(
+            _row([f"`{name}`", rung["name"], rung["promised"], _measured(rung), word, why])
+        )
     return lines
 
 
@@ -161,7 +202,9 @@ ABOUT = {
 
 
 def judge(rung: Mapping[str, Any]) -> str:
-    """Whether a promise was kept; open where the value misses the promised range, and some round does not."""
+    """Whether a promise was kept; open where the value misses the promised range, and some round
+    does not.
+    """
     found, (least, most) = rung["measured"], rung["factor"]
     low, high = found["low"] or found["value"], found["high"] or found["value"]
     if least <= found["value"] <= most:
@@ -179,13 +222,18 @@ def ladder_lines(found: Found) -> list[str]:
         lines.append(_row([rung["name"], rung["promised"], *row, rung["skipped"] or verdict]))
     lines += ["", *(f"- {line}" for line in closing_lines(found) if not _is_of_table(line, found))]
     if found["name"] in PICTURED:
-        lines += ["", f"![The page of the ladder {found['name']}](pictures/ladder_{found['name']}.png)"]
+        lines += [
+            "",
+            f"![The page of the ladder {found['name']}](pictures/ladder_{found['name']}.png)",
+        ]
     return lines
 
 
 def _is_of_table(line: str, found: Found) -> bool:
     """Whether a closing line repeats what the table says of a rung."""
-    return any(line == f"{each['name']}: {each['why']}" for each in found["skipped"]) or line.endswith("not measured:")
+    return any(
+        line == f"{each['name']}: {each['why']}" for each in found["skipped"]
+    ) or line.endswith("not measured:")
 
 
 def _measured(rung: Mapping[str, Any]) -> str:

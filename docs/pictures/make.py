@@ -1,7 +1,9 @@
-"""Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER] [--only run]`.
+"""Make the pictures of README and the site from real runs. `python -m docs.pictures.make [FOLDER]
+[--only run]`.
 
-A default run, a small sweep and a short ladder are trained into FOLDER, or into a temporary one: some five minutes on
-two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless chromium. A picture has at most 300 KB.
+A default run, a small sweep and a short ladder are trained into FOLDER, or into a temporary one:
+some five minutes on two cores. The terminal becomes an SVG by rich, pages become PNGs by a headless
+chromium. A picture has at most 300 KB.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ FOLDER = Path(__file__).parent
 MOST_BYTES = 300_000
 COLUMNS = 104
 RUN = ["-m", "train"]
-SWEEP = ["-m", "flatout", "sweep", "+sweep=headlines", "data.sample.rows=4000", "trainer.max_epochs=4", "trials=12"]
+SWEEP = [
+    "-m",
+    "flatout",
+    "sweep",
+    "+sweep=headlines",
+    "data.sample.rows=4000",
+    "trainer.max_epochs=4",
+    "trials=12",
+]
 LADDER = ["-m", "flatout", "ladder", "+ladder=bloom", "for=100s"]
 STARTUP_S = 60
 """How long TensorBoard may take before it answers."""
@@ -40,7 +50,10 @@ STARTUP_S = 60
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m docs.pictures.make", description=__doc__)
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", help="where the runs are trained; a temporary one if left out"
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        help="where the runs are trained; a temporary one if left out",
     )
     parser.add_argument("--only", choices=list(MADE), help="what to picture; all if left out")
     given = parser.parse_args()
@@ -58,7 +71,13 @@ def picture_run(folder: Path) -> None:
     (report,) = folder.rglob("report.html")
     take_picture(report.resolve().as_uri(), FOLDER / "report.png", height=1500)
     with tensorboard(folder, "outputs") as address:
-        take_picture(f"{address}/#custom_scalars", FOLDER / "tensorboard.png", height=1000, width=1400, wait_s=20)
+        take_picture(
+            f"{address}/#custom_scalars",
+            FOLDER / "tensorboard.png",
+            height=1000,
+            width=1400,
+            wait_s=20,
+        )
 
 
 def picture_sweep(folder: Path) -> None:
@@ -92,16 +111,22 @@ def train(folder: Path, words: list[str]) -> str:
     folder.mkdir(parents=True)
     environment = os.environ | {"COLUMNS": str(COLUMNS), "FLATOUT_CACHE": "../cache"}
     command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.replace(f"{folder}/", "")
 
 
 def end_of_run(printed: str) -> str:
-    """The last two validations and the closing table without its classes, the command before them."""
+    """The last two validations and the closing table without its classes, the command
+    before them.
+    """
     lines = printed.splitlines()
     epochs = [number for number, line in enumerate(lines) if line.startswith("epoch")]
     closing = next(number for number, line in enumerate(lines) if line.startswith("BiLSTM"))
-    return "\n".join(["$ python -m train", "…", *lines[epochs[-2] : epochs[-1] + 1], "…", *lines[closing:]])
+    return "\n".join(
+        ["$ python -m train", "…", *lines[epochs[-2] : epochs[-1] + 1], "…", *lines[closing:]]
+    )
 
 
 def draw_terminal(text: str, title: str, path: Path) -> None:
@@ -119,13 +144,17 @@ def draw_terminal(text: str, title: str, path: Path) -> None:
 
 @contextmanager
 def tensorboard(folder: Path, name: str) -> Iterator[str]:
-    """The address of a TensorBoard on the curves below `name` in a folder; it ends with the block."""
+    """The address of a TensorBoard on the curves below `name` in a folder; it ends with
+    the block.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", name, "--port", str(port)]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         try:
             wait_for_curves(f"{address}/data/plugin/scalars/tags")
             yield address
@@ -144,23 +173,37 @@ def wait_for_curves(address: str) -> None:
     raise SystemExit(f"pictures: TensorBoard shows no curves after {STARTUP_S} s.")
 
 
-def take_picture(address: str, path: Path, *, height: int, width: int = 1100, wait_s: int = 0) -> None:
+def take_picture(
+    address: str, path: Path, *, height: int, width: int = 1100, wait_s: int = 0
+) -> None:
     """The top of a page as PNG; `wait_s` is the time that its scripts get to draw."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         raise SystemExit("pictures: no chromium. Install it, or leave the pictures as they are.")
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        size = [f"--window-size={width},{height}", f"--screenshot={shot}", f"--user-data-dir={folder}/profile"]
+        size = [
+            f"--window-size={width},{height}",
+            f"--screenshot={shot}",
+            f"--user-data-dir={folder}/profile",
+        ]
         quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         waiting = [f"--virtual-time-budget={1000 * wait_s}"] if wait_s else []
-        subprocess.run([chromium, *quiet, *size, *waiting, address], check=True, capture_output=True)
+        subprocess.run(
+            [chromium, *quiet, *size, *waiting, address], check=True, capture_output=True
+        )
         keep(path, shot.read_bytes())
 
 
 def keep(path: Path, content: bytes) -> None:
     if len(content) > MOST_BYTES:
-        raise SystemExit(f"{path.name}: {len(content):,} bytes, at most {MOST_BYTES:,}. Take a smaller window.")
+        raise SystemExit(
+            f"{path.name}: {len(content):,} bytes, at most {MOST_BYTES:,}. Take a smaller window."
+        )
     path.write_bytes(content)
     print(path, f"{len(content):,} bytes")
 

@@ -1,4 +1,5 @@
-"""Train on texts, tags, bit strings and sequences as fast as the hardware allows, and see what limited the run.
+"""Train on texts, tags, bit strings and sequences as fast as the hardware allows, and see what
+limited the run.
 
 The names below are imported when they are first used, so `import flatout` costs nothing.
 """
@@ -48,7 +49,9 @@ __all__ = sorted(" ".join(_PLACES.values()).split())
 
 
 def importer(package: str, places: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package that imports a name, of those of each place, when it is first used."""
+    """The `__getattr__` of a package that imports a name, of those of each place, when it is first
+    used.
+    """
     place_of = {name: place for place, names in places.items() for name in names.split()}
 
     def import_name(name: str) -> Any:

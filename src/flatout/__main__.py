@@ -1,4 +1,7 @@
-"""`python -m flatout VERB`: everything that is done with data and finished runs. Training is `python -m train`."""
+"""`python -m flatout VERB`: everything that is done with data and finished runs.
+
+Training is `python -m train`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from flatout.errors import EXIT_CODE, UserError, did_you_mean
 
 _HELP = Path(__file__).with_name("cli") / "help.toml"
 VERBS: dict[str, str] = tomllib.loads(_HELP.read_text("utf-8"))["verbs"]
-"""Each is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`; and what it is for."""
+"""Each is `flatout.cli.VERB`, with `add_arguments(parser)` and `run(arguments)`; and what it is
+for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,11 +48,15 @@ def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
         verbs.add_parser(verb, help=about, description=about)
     first = given[0] if given else ""
     if first not in VERBS and not first.startswith("-"):
-        what, hint = f"no verb {first!r}" if first else "no verb is named", did_you_mean(first, VERBS)
+        what, hint = (
+            f"no verb {first!r}" if first else "no verb is named",
+            did_you_mean(first, VERBS),
+        )
         hint = hint or "python -m flatout --help explains each."
         raise UserError("python -m flatout", what, allowed=", ".join(VERBS), hint=hint)
     verb = first if first in VERBS else parser.parse_args(given).verb
-    command = importlib.import_module(f"flatout.cli.{verb}")  # only the verb that is used: --help stays quick
+    # only the verb that is used: --help stays quick
+    command = importlib.import_module(f"flatout.cli.{verb}")
     verb_parser = Parser(prog=f"python -m flatout {verb}", description=VERBS[verb])
     command.add_arguments(verb_parser)
     try:
@@ -65,8 +73,14 @@ class Parser(argparse.ArgumentParser):
         if found := re.match(r"unrecognized arguments: (\S+)", message):
             word = found[1].partition("=")[0]
             what = "no such option" if word.startswith("-") else "one argument too many"
-            raise UserError(f"{self.prog}: {word}", what, hint=did_you_mean(word, self._option_string_actions) or usage)
-        if found := re.match(r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message):
+            raise UserError(
+                f"{self.prog}: {word}",
+                what,
+                hint=did_you_mean(word, self._option_string_actions) or usage,
+            )
+        if found := re.match(
+            r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message
+        ):
             name, word, known = found[1], found[2], found[3].replace("'", "")
             hint = did_you_mean(word, known.split(", "))
             raise UserError(f"{self.prog}: {name}", f"no choice {word!r}", allowed=known, hint=hint)

@@ -1,9 +1,11 @@
-"""Messages for a user's mistake: each says how to fix it; and the settings, each described once, that they speak of.
+"""Messages for a user's mistake: each says how to fix it; and the settings, each described once,
+that they speak of.
 
-They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed, how to fix it. Entry
-points print it without a traceback and exit with code 2; an error of any other class is a defect of ours and keeps its
-traceback. A field of a Config is `setting(default, sentence, …)` with its range and an example. `check_settings` holds
-values to it, and `python -m flatout settings` prints it. Models import this module and nothing else of ours.
+They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed,
+how to fix it. Entry points print it without a traceback and exit with code 2; an error of any other
+class is a defect of ours and keeps its traceback. A field of a Config is `setting(default,
+sentence, …)` with its range and an example. `check_settings` holds values to it, and `python -m
+flatout settings` prints it. Models import this module and nothing else of ours.
 """
 
 from __future__ import annotations
@@ -59,16 +61,22 @@ class RunBroke(RuntimeError):
 
 
 def write_for_launcher(error: UserError | RunBroke) -> None:
-    """Write an error where torchrun, or our own launch, looks for a rank's last words; without one nothing is done."""
+    """Write an error where torchrun, or our own launch, looks for a rank's last words; without one
+    nothing is done.
+    """
     extra: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
         extra["mistake"] = error.parts
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        Path(path).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8")
+        Path(path).write_text(
+            json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8"
+        )
 
 
 def printable(text: str) -> str:
-    """A text on one line: what a terminal would act on (line ends, escape codes, half characters) is written out."""
+    """A text on one line: what a terminal would act on (line ends, escape codes, half characters)
+    is written out.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -78,14 +86,18 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | None:
-    """The choice most like `word`, or None when none is like it; likeness is 1 for the same word."""
+    """The choice most like `word`, or None when none is like it; likeness is 1 for the
+    same word.
+    """
     by_lower = {choice.lower(): choice for choice in choices}
     found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
     return by_lower[found[0]] if found else None
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A closing sentence that names the nearest choice; empty when there is none, and for a word that is one."""
+    """A closing sentence that names the nearest choice; empty when there is none, and for a word
+    that is one.
+    """
     near = None if word in choices else nearest(word, choices)
     return f"Did you mean {near!r}?" if near else ""
 
@@ -94,7 +106,9 @@ def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
     """A member of an Enum of texts from its name, so that Python users may write either."""
     names = [str(member.value) for member in kind]
     if str(value) not in names:
-        raise UserError(where, repr(value), allowed=", ".join(names), hint=did_you_mean(str(value), names))
+        raise UserError(
+            where, repr(value), allowed=", ".join(names), hint=did_you_mean(str(value), names)
+        )
     return kind(str(value))
 
 
@@ -102,7 +116,9 @@ def as_seconds(text: str | None, where: str) -> float | None:
     """A duration such as 90s, 30m or 2h in seconds; None where there is no limit."""
     if text is None:
         return None
-    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())) is None or float(found[1]) == 0:
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())) is None or float(
+        found[1]
+    ) == 0:
         raise UserError(where, f"{str(text)!r} is no duration", allowed="such as 90s, 30m, 2h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
@@ -139,8 +155,12 @@ class About:
 
     def holds(self, number: float) -> bool:
         """Whether a finite number lies within the bounds."""
-        is_high = (self.least is None or number >= self.least) and (self.above is None or number > self.above)
-        is_low = (self.most is None or number <= self.most) and (self.below is None or number < self.below)
+        is_high = (self.least is None or number >= self.least) and (
+            self.above is None or number > self.above
+        )
+        is_low = (self.most is None or number <= self.most) and (
+            self.below is None or number < self.below
+        )
         return is_high and is_low and math.isfinite(number)
 
 
@@ -149,7 +169,9 @@ def _in_words(bound: float | None) -> str:
 
 
 def setting(default: Any, does: str, **about: Any) -> Any:
-    """A field of a Config with all that is known of it (`about`: of `About`); `default`: a value, or what makes one."""
+    """A field of a Config with all that is known of it (`about`: of `About`); `default`: a value,
+    or what makes one.
+    """
     if isinstance(default, StrEnum):
         about.setdefault("choices", type(default))
     metadata: dict[str, Any] = {_ABOUT: About(does=does, **about)}
@@ -164,8 +186,11 @@ def about_settings(kind: Any) -> dict[str, About]:
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
-    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in lists and maps."""
-    # A null is taken where the type has it; what several settings have to do with each other is checked elsewhere.
+    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in
+    lists and maps.
+    """
+    # A null is taken where the type has it; what several settings have to do with each other is
+    # checked elsewhere.
     types = {each.name: str(each.type) for each in fields(config)}
     for name, about in about_settings(config).items():
         value, where = getattr(config, name), f"{prefix}.{name}".lstrip(".")
@@ -180,32 +205,64 @@ def check_settings(config: Any, prefix: str = "") -> None:
             for place, shown, number in _numbers(where, value):
                 is_number = isinstance(number, Real)
                 words = f"{shown}" if is_number else f"{shown!r} is no number"
-                require(is_number and about.holds(number), place, words, allowed=allowed, hint=about.hint)
+                require(
+                    is_number and about.holds(number),
+                    place,
+                    words,
+                    allowed=allowed,
+                    hint=about.hint,
+                )
 
 
 def settings_of(kind: type[Settings], given: Any) -> Settings:
-    """A Config from itself, or from a mapping of plain values, those of its groups included; None: its defaults."""
+    """A Config from itself, or from a mapping of plain values, those of its groups included; None:
+    its defaults.
+    """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         allowed = "it, or a mapping of its settings"
-        require(isinstance(given, kind), kind.__name__, f"{given!r} does not belong here", allowed=allowed)
+        require(
+            isinstance(given, kind),
+            kind.__name__,
+            f"{given!r} does not belong here",
+            allowed=allowed,
+        )
         return given
     hints = typing.get_type_hints(kind)
     for name in given:
-        require(name in hints, f"{kind.__name__}.{name}", "no such setting", hint=did_you_mean(name, hints))
-    groups = {name: value for name, value in given.items() if isinstance(value, Mapping) and is_dataclass(hints[name])}
-    return kind(**{**given, **{name: settings_of(hints[name], value) for name, value in groups.items()}})
+        require(
+            name in hints,
+            f"{kind.__name__}.{name}",
+            "no such setting",
+            hint=did_you_mean(name, hints),
+        )
+    groups = {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, Mapping) and is_dataclass(hints[name])
+    }
+    return kind(
+        **{**given, **{name: settings_of(hints[name], value) for name, value in groups.items()}}
+    )
 
 
 def _numbers(where: str, value: Any) -> list[tuple[str, Any, float]]:
-    """Each number of a setting: where it stands, what of the setting a message shows, and the number."""
+    """Each number of a setting: where it stands, what of the setting a message shows, and the
+    number.
+    """
     if isinstance(value, Mapping):
         return [(f"{where}.{name}", number, number) for name, number in value.items()]
-    return [(where, value, number) for number in (value if isinstance(value, list | tuple) else [value])]
+    return [
+        (where, value, number) for number in (value if isinstance(value, list | tuple) else [value])
+    ]
 
 
-def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hint: str) -> UserError:
-    """The message when a disk refuses a write; `needed`: bytes of the whole, if known; `where`: the place's setting."""
+def out_of_space(
+    error: OSError, place: Path, needed: int | None, where: str, hint: str
+) -> UserError:
+    """The message when a disk refuses a write; `needed`: bytes of the whole, if known; `where`: the
+    place's setting.
+    """
     words = {
         errno.ENOSPC: f"no space left in {place}",
         errno.EDQUOT: f"over your quota in {place}",
@@ -224,7 +281,9 @@ def out_of_space(error: OSError, place: Path, needed: int | None, where: str, hi
 
 
 def disk_free(place: Path) -> int | None:
-    """Bytes that this user may still write on the disk of a folder, or of the nearest one above that exists."""
+    """Bytes that this user may still write on the disk of a folder, or of the nearest one above
+    that exists.
+    """
     for folder in (place, *place.absolute().parents):
         try:
             return shutil.disk_usage(folder).free
@@ -235,4 +294,10 @@ def disk_free(place: Path) -> int | None:
 
 def _megabytes(num_bytes: int) -> str:
     megabytes = num_bytes / 1e6
-    return f"{megabytes:,.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB" if megabytes >= 0.1 else "0.1 MB"
+    return (
+        f"{megabytes:,.0f} MB"
+        if megabytes >= 10
+        else f"{megabytes:.1f} MB"
+        if megabytes >= 0.1
+        else "0.1 MB"
+    )

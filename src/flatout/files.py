@@ -1,7 +1,9 @@
-"""Files that are there whole or not at all, also after a crash of the machine: written beside, synced, renamed.
+"""Files that are there whole or not at all, also after a crash of the machine: written beside,
+synced, renamed.
 
-A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's bytes, the names in
-its folder, the name in the parent's. Without them a power cut may leave a name with nothing behind it.
+A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's
+bytes, the names in its folder, the name in the parent's. Without them a power cut may leave a name
+with nothing behind it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from pathlib import Path
 
 from flatout.errors import UserError
 
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)  # errors of a disk rather than of a name
+# errors of a disk rather than of a name
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
 _TICK_S = 0.02  # file systems keep the time of a change in steps of up to ten milliseconds
 
@@ -62,8 +65,11 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, after its new text is on the disk; what UTF-8 cannot hold becomes an escape code."""
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")  # machines that share a disk may share numbers
+    """Replace a file in one step, after its new text is on the disk; what UTF-8 cannot hold becomes
+    an escape code.
+    """
+    # machines that share a disk may share numbers
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         write_synced(beside, text.encode("utf-8", "backslashreplace"))
         beside.replace(path)
@@ -79,14 +85,18 @@ def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 
 def stamp_of(path: Path) -> list[int]:
-    """What changes in a file's entry when the file does: size, times and number. Nobody can set its ctime."""
+    """What changes in a file's entry when the file does: size, times and number.
+
+    Nobody can set its ctime.
+    """
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def has_time_moved(changed_ns: int) -> bool:
     """Whether a change from now on must show in the times of what was changed then."""
-    return (time.time_ns() - changed_ns) / 1e9 >= _TICK_S  # False too when the disk's clock is ahead of ours
+    # False too when the disk's clock is ahead of ours
+    return (time.time_ns() - changed_ns) / 1e9 >= _TICK_S
 
 
 def let_time_move(changed_ns: int) -> None:
@@ -98,12 +108,18 @@ def let_time_move(changed_ns: int) -> None:
 def refused_folder(error: OSError, folder: Path) -> UserError:
     """The mistake behind a run folder that cannot be made."""
     above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
-    what = f"cannot make {folder}: {error.strerror or error}" if above.is_dir() else f"{above} is no folder"
+    what = (
+        f"cannot make {folder}: {error.strerror or error}"
+        if above.is_dir()
+        else f"{above} is no folder"
+    )
     return UserError("output", what, hint="Set output=FOLDER to a writable folder.")
 
 
 def put_in_place(beside: Path, target: Path) -> None:
-    """Give a finished folder its name; one that has the name already steps aside first and is taken away last."""
+    """Give a finished folder its name; one that has the name already steps aside first and is taken
+    away last.
+    """
     sync_folder(beside)
     aside = target.with_name(f".{target.name}{_ASIDE}")
     if target.exists():
@@ -128,14 +144,25 @@ def put_back(parent: Path) -> None:
 def is_plain_part(text: str) -> bool:
     """Whether a text can be put behind a folder and stay below it, on any system."""
     is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
-    return bool(text) and not is_rooted and ".." not in re.split(r"[/\\]", text) and text.isprintable()
+    return (
+        bool(text) and not is_rooted and ".." not in re.split(r"[/\\]", text) and text.isprintable()
+    )
 
 
-def require_inside(path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/.") -> None:
+def require_inside(
+    path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/."
+) -> None:
     """Refuse a path that is not below one of the folders, through links too."""
     is_odd = not path.isprintable() or path.startswith("~")
-    if is_odd or not any(_resolved(Path(path)).is_relative_to(_resolved(folder)) for folder in folders):
-        raise UserError(where, f"{path!r} lies outside of the folder of all runs", allowed=str(folders[0]), hint=hint)
+    if is_odd or not any(
+        _resolved(Path(path)).is_relative_to(_resolved(folder)) for folder in folders
+    ):
+        raise UserError(
+            where,
+            f"{path!r} lies outside of the folder of all runs",
+            allowed=str(folders[0]),
+            hint=hint,
+        )
 
 
 def lies_inside(name: str, folder: Path) -> bool:

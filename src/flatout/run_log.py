@@ -1,4 +1,6 @@
-"""Where the parts of a run report messages and automatic decisions: a printer, and the run's `log.txt`."""
+"""Where the parts of a run report messages and automatic decisions: a printer, and the run's
+`log.txt`.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,20 @@ class Choice(Generic[Value]):
 
 
 def print_line(text: str) -> None:
-    """Print; where the reader of a pipe has left, such as `head`, what follows is dropped and the run continues."""
+    """Print; where the reader of a pipe has left, such as `head`, what follows is dropped and the
+    run continues.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        # Python flushes once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class RunLog:
-    """Where a part reports; this one prints, for parts in a plain Trainer, and a run folder keeps what it is given."""
+    """Where a part reports; this one prints, for parts in a plain Trainer, and a run folder keeps
+    what it is given.
+    """
 
     def say(self, text: str) -> None:
         print_line(text)
@@ -48,7 +55,9 @@ def decision_line(name: str, value: object, why: str, evidence: str) -> str:
 
 
 class LogFile:
-    """Prints lines and keeps them, warnings too, with the time of day; without a file it is silent."""
+    """Prints lines and keeps them, warnings too, with the time of day; without a file
+    it is silent.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None if path is None else path.open("a", encoding="utf-8")
@@ -62,7 +71,14 @@ class LogFile:
             return self
         shown = warnings.showwarning
 
-        def keep(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        def keep(
+            message: Any,
+            category: Any,
+            filename: str,
+            lineno: int,
+            file: Any = None,
+            line: Any = None,
+        ) -> None:
             self.keep(f"warning: {message}")
             shown(message, category, filename, lineno, file, line)
 

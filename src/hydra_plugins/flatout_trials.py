@@ -1,4 +1,6 @@
-"""Hydra's side of trials: the launcher behind `-m`, and the sweeper behind `python -m flatout sweep`."""
+"""Hydra's side of trials: the launcher behind `-m`, and the sweeper behind `python -m flatout
+sweep`.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +26,67 @@ from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _OF_RESUMING = ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
 for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSettings)):
-    ConfigStore.instance().store(group=f"hydra/{_group}", name="flatout", node=_settings, provider="flatout")
+    ConfigStore.instance().store(
+        group=f"hydra/{_group}", name="flatout", node=_settings, provider="flatout"
+    )
 
 
 class TrialLauncher(Launcher):
-    """Runs the trials of any sweeper, each in a clean process; one that fails does not end the others."""
+    """Runs the trials of any sweeper, each in a clean process; one that fails does not end the
+    others.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.settings = LauncherSettings(**settings)
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
         self.loader, self.config = hydra_context.config_loader, config
         task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
         words = [word for word in task if not _is_resume(word)]
-        is_again, is_named = _asks_to_resume(task), any(word.startswith("hydra.sweep.dir=") for word in hydra)
+        is_again, is_named = (
+            _asks_to_resume(task),
+            any(word.startswith("hydra.sweep.dir=") for word in hydra),
+        )
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
-        typed = [*(word for word in hydra if not word.startswith("hydra.mode=")), *words, "resume=auto"]
+        typed = [
+            *(word for word in hydra if not word.startswith("hydra.mode=")),
+            *words,
+            "resume=auto",
+        ]
         self.conf = conf_words(config.hydra.runtime.config_sources)
         self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
         self.words, self.folder, self.is_again = words, self.begun or folder, is_again
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
         from flatout.sweep.many import Multirun, run_all
         from flatout.sweep.trial import Trial
 
         _require_one_process()
-        common = set.intersection(*(set(words) for words in job_overrides)) if len(job_overrides) > 1 else set()
+        common = (
+            set.intersection(*(set(words) for words in job_overrides))
+            if len(job_overrides) > 1
+            else set()
+        )
         trials, composed = [], []
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
             cfg, job = _compose(self.loader, self.config, words, number)
             shown = [word for word in filter_overrides(words) if word not in common]
             place, is_again = Path(str(cfg.hydra.sweep.dir)).absolute(), self.begun is not None
-            if self.begun is not None:  # each experiment has its own place, which keeps the moment of the first time
+            # each experiment has its own place, which keeps the moment of the first time
+            if self.begun is not None:
                 place = place.with_name(self.begun.name)
             folder = place / str(cfg.hydra.sweep.subdir)
-            trials.append(Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again))
+            trials.append(
+                Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again)
+            )
             composed.append(cfg)
         of = Multirun(self.folder, self.words, self.again, self.is_again)
         found = run_all(trials, of=of, launcher=self.settings)
@@ -75,8 +99,14 @@ class TrialSweeper(Sweeper):
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
 
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.loader, self.job_config, self.hydra_config = hydra_context.config_loader, config, config.hydra
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self.loader, self.job_config, self.hydra_config = (
+            hydra_context.config_loader,
+            config,
+            config.hydra,
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
         from flatout.sweep.searched import Searched
@@ -84,17 +114,31 @@ class TrialSweeper(Sweeper):
 
         _require_one_process()
         hint = "Resume it by: python -m flatout sweep resume FOLDER."
-        require(not any(map(_is_resume, arguments)), "resume", "is of runs, and this is a sweep", hint=hint)
+        require(
+            not any(map(_is_resume, arguments)),
+            "resume",
+            "is of runs, and this is a sweep",
+            hint=hint,
+        )
         if (launcher := self.hydra_config.launcher).get("_target_") != LauncherSettings._target_:
-            raise UserError("hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out.")
+            raise UserError(
+                "hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out."
+            )
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
         for override in OverridesParser.create(config_loader=self.loader).parse_overrides(written):
             hint = "Write choice(…), interval(…) or range(…)."
-            require(override.is_sweep_override(), f"space: {override.get_key_element()}", "has one value", hint=hint)
+            require(
+                override.is_sweep_override(),
+                f"space: {override.get_key_element()}",
+                "has one value",
+                hint=hint,
+            )
         fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
         settings, slots = SweeperSettings(**self.settings), LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
-        return sweep(Searched(settings, space, fixed, self._compose, folder, slots, **self._begun(fixed)))
+        return sweep(
+            Searched(settings, space, fixed, self._compose, folder, slots, **self._begun(fixed))
+        )
 
     def _compose(self, words: Sequence[str], number: int) -> Any:
         return _compose(self.loader, self.job_config, words, number)[1]
@@ -104,7 +148,9 @@ class TrialSweeper(Sweeper):
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
         typed = [word for word in typed if word.partition("=")[0] not in _OF_RESUMING]
         conf = conf_words(self.hydra_config.runtime.config_sources)
-        alone = self.loader.load_configuration(self.hydra_config.job.config_name, list(fixed), RunMode.RUN)
+        alone = self.loader.load_configuration(
+            self.hydra_config.job.config_name, list(fixed), RunMode.RUN
+        )
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
         conf_folder = conf[0].partition("=")[2] if conf else None
         line = command_of_sweep(typed, conf_folder)
@@ -115,7 +161,12 @@ def _require_one_process() -> None:
     from flatout.distributed.ranks import Ranks
 
     hint = "Start it once, and set trainer.devices for the devices of each trial."
-    require(not Ranks.here().are_several, "-m", "several ranks are running, and each would start all trials", hint=hint)
+    require(
+        not Ranks.here().are_several,
+        "-m",
+        "several ranks are running, and each would start all trials",
+        hint=hint,
+    )
 
 
 def _is_resume(word: str) -> bool:
@@ -125,12 +176,19 @@ def _is_resume(word: str) -> bool:
 def _asks_to_resume(words: Sequence[str]) -> bool:
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
     hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
-    require(asked in ([], ["auto"], ["null"]), "resume", f"{''.join(asked)} is one run, and -m are many", hint=hint)
+    require(
+        asked in ([], ["auto"], ["null"]),
+        "resume",
+        f"{''.join(asked)} is one run, and -m are many",
+        hint=hint,
+    )
     return asked == ["auto"]
 
 
 def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | None:
-    """The folder to go on in: the one that was named, or the newest one beside it that these words have begun."""
+    """The folder to go on in: the one that was named, or the newest one beside it that these words
+    have begun.
+    """
     from flatout.sweep.many import begun_with, newest_of
 
     if is_named:
@@ -146,7 +204,9 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     return found
 
 
-def _compose(loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int) -> tuple[DictConfig, Any]:
+def _compose(
+    loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int
+) -> tuple[DictConfig, Any]:
     from flatout.cli.boundary import read_config
     from flatout.run.launch import RunJob
 
@@ -167,17 +227,26 @@ def without_hydra(composed: DictConfig) -> DictConfig:
 
 def _returned(words: Sequence[str], composed: DictConfig, ending: Any) -> JobReturn:
     """What became of a trial in Hydra's words; one that was stopped has no value to compare."""
-    done = JobReturn(overrides=list(words), cfg=without_hydra(composed), hydra_cfg=composed, status=JobStatus.COMPLETED)
+    done = JobReturn(
+        overrides=list(words),
+        cfg=without_hydra(composed),
+        hydra_cfg=composed,
+        status=JobStatus.COMPLETED,
+    )
     done.return_value = float("nan") if ending.value is None else ending.value
     return done
 
 
-def _fixed_and_searched(loader: ConfigLoader, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def _fixed_and_searched(
+    loader: ConfigLoader, words: Sequence[str]
+) -> tuple[list[str], dict[str, Any]]:
     """What is the same in all trials, and what is searched: later words win over earlier ones."""
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     last = {override.get_key_element(): override for override in parsed}
     space = {key: _part(override) for key, override in last.items() if override.is_sweep_override()}
-    fixed = [f"{key}={each.get_value_element_as_str()}" for key, each in last.items() if key not in space]
+    fixed = [
+        f"{key}={each.get_value_element_as_str()}" for key, each in last.items() if key not in space
+    ]
     return fixed, space
 
 
@@ -194,5 +263,7 @@ def _part(override: Override) -> Any:
         return Interval(value.start, value.end, is_log=is_log, is_whole=is_whole)
     if isinstance(numbers, range):
         require(bool(numbers), f"sweep: {key}", "a range without numbers")
-        return Interval(min(numbers), max(numbers), is_log=is_log, is_whole=True, step=abs(numbers.step))
+        return Interval(
+            min(numbers), max(numbers), is_log=is_log, is_whole=True, step=abs(numbers.step)
+        )
     return Choice(tuple(override.sweep_string_iterator()))

@@ -1,4 +1,6 @@
-"""An encoder's view of the texts of an audit: plain means of its last layer, or a line that says why there is none."""
+"""An encoder's view of the texts of an audit: plain means of its last layer, or a line that says
+why there is none.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def texts() -> pa.RecordBatch:
 def test_a_text_is_the_mean_of_its_tokens_as_padded_rows_have_it(folder, texts):
     lines: list[str] = []
     rows = texts["text"].to_pylist()
-    found = read_encoder(TransformerConfig(pretrained=str(folder)), rows, 12, Precision.fp32, 60, lines.append)
+    found = read_encoder(
+        TransformerConfig(pretrained=str(folder)), rows, 12, Precision.fp32, 60, lines.append
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     net = AutoModelForSequenceClassification.from_pretrained(folder).base_model.eval()
     given = tokenizer(rows, padding=True, truncation=True, max_length=12, return_tensors="pt")
@@ -57,13 +61,20 @@ def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts,
     lines: list[str] = []
     model, rows = TransformerConfig(pretrained=str(folder)), texts["text"].to_pylist()
     assert read_encoder(model, rows, 12, Precision.fp32, 1e-9, lines.append) is None
-    assert read_encoder(replace(model, compute=Compute.padded), rows, 12, Precision.fp32, 60, lines.append) is None
+    assert (
+        read_encoder(
+            replace(model, compute=Compute.padded), rows, 12, Precision.fp32, 60, lines.append
+        )
+        is None
+    )
     assert "200 texts take it" in lines[0] and lines[0].endswith("Give it more time: for=TIME.")
     assert lines[1] == "encoder: left out: asked for"
 
 
 @pytest.mark.soak(seconds=3)
-def test_suspects_say_what_words_and_encoder_answer_alone(folder, texts, tmp_path, monkeypatch, capfd):
+def test_suspects_say_what_words_and_encoder_answer_alone(
+    folder, texts, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:
         rows = zip(texts["text"].to_pylist(), texts["label"].to_pylist(), strict=True)

@@ -9,17 +9,26 @@ from flatout.audit.measure import _Trained, forecast, round_number
 
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
-    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
+    probabilities = np.array(
+        [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]]
+    )
     labels = np.array([0, 0, 0, 1, 1, 1])
     found = find_suspects(probabilities, labels)
     assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
-    assert found.joint.sum() == pytest.approx(1) and mixed_up(labels, found) == [(0, 1, 1), (1, 0, 1)]
+    assert found.joint.sum() == pytest.approx(1) and mixed_up(labels, found) == [
+        (0, 1, 1),
+        (1, 0, 1),
+    ]
 
 
 def test_suspects_can_be_put_in_the_order_of_another_model():
-    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]])
-    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(np.linspace(0.9, 0.4, 6))
+    probabilities = np.array(
+        [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]]
+    )
+    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
+        np.linspace(0.9, 0.4, 6)
+    )
     assert found.places.tolist() == [2, 5] and found.likely.tolist() == [1, 0]
     assert found.sure == pytest.approx([0.7, 0.4])
 
@@ -55,7 +64,7 @@ def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors()
     assert noise_rate(right[:2_700], wrong[:200])[0] < 0.01
 
 
-def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_however_many_rows_there_are():
+def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_at_any_number_of_rows():
     random = np.random.default_rng(0)
     wrong, right = random.normal(0.6, 0.1, 200_000), random.normal(-0.6, 0.1, 900_000)
     rate, low, high = noise_rate(np.append(wrong[:100_000], right), wrong[100_000:100_200])
@@ -80,7 +89,9 @@ def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_bet
     joint = np.diag([1 / 3] * 3)
     joint[0, 1] = 0.2  # given 0, likely 1: what is really 1 is called 0
     planted, places = plant(labels, joint, 0.5)
-    assert (planted[places] != labels[places]).all() and (planted != labels).sum() == len(places) == 300
+    assert (planted[places] != labels[places]).all() and (planted != labels).sum() == len(
+        places
+    ) == 300
     of_one = planted[places][labels[places] == 1]
     assert (of_one == 0).mean() > 0.7
 
@@ -95,7 +106,11 @@ def test_a_falling_error_promises_a_gain_and_a_flat_one_none():
     falling = np.array([2.0 * sizes**-0.4] * 5)
     found = forecast(sizes, falling, 4_000, 4_000, 1_000)
     truth = 2.0 * (4_000**-0.4 - 8_000**-0.4)
-    assert found.low < truth < found.high and found.low > 0 and found.line().startswith("4,000 more rows: +")
+    assert (
+        found.low < truth < found.high
+        and found.low > 0
+        and found.line().startswith("4,000 more rows: +")
+    )
     flat = forecast(sizes, np.full((5, 4), 0.2), 4_000, 4_000, 100_000)
     assert flat.is_useless and flat.line().startswith("more rows of this kind will not help")
 

@@ -1,4 +1,6 @@
-"""The audit of recordings and bit strings: out-of-fold answers, what is answered worst, the forecast, refusals."""
+"""The audit of recordings and bit strings: out-of-fold answers, what is answered worst, the
+forecast, refusals.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ BITS = ["data=people", "data.sample.rows=600", "data.encoding.size=256"]
 
 
 def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None) -> NumberRows:
-    """Recordings whose answer is linear in three inputs; the answers of one of them may be shifted."""
+    """Recordings whose answer is linear in three inputs; the answers of one of them may
+    be shifted.
+    """
     random = torch.Generator().manual_seed(0)
     inputs_ND = torch.randn(num_rows * samples, 3, generator=random)
     answers_NO = inputs_ND @ torch.tensor([[1.0], [-2.0], [0.5]]) + 4
@@ -31,7 +35,18 @@ def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None)
     if wrong is not None:
         answers_NO[row_N == wrong] += 3
     names, splits = [f"r{number}" for number in range(num_rows)], ["train"] * num_rows
-    return NumberRows("recordings", "rmse of y", "ridge", names, splits, inputs_ND, answers_NO, row_N, _squares, 2.0)
+    return NumberRows(
+        "recordings",
+        "rmse of y",
+        "ridge",
+        names,
+        splits,
+        inputs_ND,
+        answers_NO,
+        row_N,
+        _squares,
+        2.0,
+    )
 
 
 @pytest.mark.parametrize("part", [0, 3])
@@ -43,7 +58,9 @@ def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(p
     for fold in range(4):
         taught_R = (rank_R % 4 != fold) & (rank_R < 20 * [1 / 8, 1 / 4, 1 / 2, 1][part])
         taught_N = torch.from_numpy(taught_R)[rows.row_N].numpy()
-        model = Ridge(alpha=0.5).fit(rows.inputs_ND[taught_N].numpy(), rows.answers_NO[taught_N].numpy())
+        model = Ridge(alpha=0.5).fit(
+            rows.inputs_ND[taught_N].numpy(), rows.answers_NO[taught_N].numpy()
+        )
         for number in np.flatnonzero(rank_R % 4 == fold):
             own = (rows.row_N == number).numpy()
             answers = model.predict(rows.inputs_ND[own].numpy()).reshape(-1, 1)
@@ -67,7 +84,9 @@ def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     low, high = map(float, measured.interval.split(" to "))
     assert low < measured.rows.shown(measured.loss_R.mean()) < high
     assert measured.rows.shown(measured.loss_R.mean()) == pytest.approx(2 * 0.2, rel=0.05)
-    assert measured.more_line().startswith("rows of this kind will not help: rmse of y better by 0.0")
+    assert measured.more_line().startswith(
+        "rows of this kind will not help: rmse of y better by 0.0"
+    )
 
 
 @pytest.mark.soak(seconds=6)
@@ -76,14 +95,21 @@ def test_twice_as_many_recordings_gain_no_more_than_was_said():
     for seed in range(5):
         random = torch.Generator().manual_seed(seed)
         inputs_ND = torch.randn(3_000, 60, generator=random)
-        answers_NO = inputs_ND @ torch.randn(60, 1, generator=random) / 8 + torch.randn(3_000, 1, generator=random) / 3
+        answers_NO = (
+            inputs_ND @ torch.randn(60, 1, generator=random) / 8
+            + torch.randn(3_000, 1, generator=random) / 3
+        )
         about = ("recordings", "rmse of y", "ridge")
         halves = (inputs_ND, answers_NO, torch.arange(600).repeat_interleave(5))
-        few = NumberRows(*about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _squares, 1.0)
+        few = NumberRows(
+            *about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _squares, 1.0
+        )
         said = measure_numbers(few, 5).forecast
         assert said is not None and said.more == 20
         errors = [
-            error_on_others(inputs_ND[:count], answers_NO[:count], *(each[1_000:] for each in halves[:2]))
+            error_on_others(
+                inputs_ND[:count], answers_NO[:count], *(each[1_000:] for each in halves[:2])
+            )
             for count in (300, 400)
         ]
         gains.append(errors[0] - errors[1])
@@ -93,20 +119,31 @@ def test_twice_as_many_recordings_gain_no_more_than_was_said():
 
 def error_on_others(inputs_ND, answers_NO, others_MD, answers_MO) -> float:
     """Root mean square error on other samples, by the penalty that suits them best."""
-    models = (Ridge(alpha=penalty).fit(inputs_ND.numpy(), answers_NO.numpy()) for penalty in (0.1, 1, 10, 100))
+    models = (
+        Ridge(alpha=penalty).fit(inputs_ND.numpy(), answers_NO.numpy())
+        for penalty in (0.1, 1, 10, 100)
+    )
     return min(
-        float(((model.predict(others_MD.numpy()).reshape(-1, 1) - answers_MO.numpy()) ** 2).mean() ** 0.5)
+        float(
+            ((model.predict(others_MD.numpy()).reshape(-1, 1) - answers_MO.numpy()) ** 2).mean()
+            ** 0.5
+        )
         for model in models
     )
 
 
 def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
-    assert "12 recordings are too few for a forecast: 16 or more" in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
+    assert (
+        "12 recordings are too few for a forecast: 16 or more"
+        in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
+    )
     assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
     assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
 
 
-def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_path, monkeypatch, capfd):
+def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     random, lines = np.random.default_rng(0), ["unit,round,x,y"]
     for unit in range(8):  # what a unit adds is known once a round of it was seen
@@ -116,17 +153,25 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_pa
             lines += [f"{unit},{value},{row[0]},{mark[1] * 10 + row[0] / 100}" for row in rows]
     Path("units.csv").write_text("\n".join(lines), encoding="utf-8")
     words = ["data=sequence", "data.source=units.csv", "data.features=[x]", "data.target=y"]
-    config = compose_run([*words, "data.group=[unit,round]", "data.split_by=group", "task=sequence", "model=rnn"]).data
+    config = compose_run(
+        [*words, "data.group=[unit,round]", "data.split_by=group", "task=sequence", "model=rnn"]
+    ).data
     data = SequenceData.of(config)
     data.setup()
     folds = _Folds(read_number_rows(data, 100), 4)
     assert {name.split("unit=")[1][0] for name in folds.rows.names} == set("01234567")
     of_unit = [
-        {int(folds.fold_R[row]) for row, name in enumerate(folds.rows.names) if f"unit={unit} " in name}
+        {
+            int(folds.fold_R[row])
+            for row, name in enumerate(folds.rows.names)
+            if f"unit={unit} " in name
+        }
         for unit in range(8)
     ]
     assert all(len(found) == 1 for found in of_unit) and set.union(*of_unit) == {0, 1, 2, 3}
-    Path("one.csv").write_text("\n".join(line for line in lines if line[0] in "u0"), encoding="utf-8")
+    Path("one.csv").write_text(
+        "\n".join(line for line in lines if line[0] in "u0"), encoding="utf-8"
+    )
     words[1] = "data.source=one.csv"  # a single unit leaves its rounds to be parted
     assert verb("audit", *words, "data.group=[unit,round]", "folds=7") == 2
     assert "folds: 6 recordings for 7 folds. Set folds to fewer" in capfd.readouterr().err
@@ -144,7 +189,12 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(tmp_pa
                     "voltage",
                 ),
                 (
-                    ["data=bits", "data.sample.rows=300", "data.encoding.kind=twostep", "data.vocabulary=256"],
+                    [
+                        "data=bits",
+                        "data.sample.rows=300",
+                        "data.encoding.kind=twostep",
+                        "data.vocabulary=256",
+                    ],
                     ["bit string", "split"],
                     "Dice",
                 ),
@@ -160,13 +210,21 @@ def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_
     monkeypatch.chdir(tmp_path)
     assert verb("audit", *words) == 0
     printed = capfd.readouterr().out
-    assert score in printed and "more:   " in printed and "audit/worst.csv, audit/audit.html:" in printed
+    assert (
+        score in printed
+        and "more:   " in printed
+        and "audit/worst.csv, audit/audit.html:" in printed
+    )
     first, *rows = table(tmp_path / "audit" / "worst.csv")
     assert first[: len(heads)] == heads
     values = [float(row[2]) for row in rows]
     assert values == sorted(values, reverse=heads[0] == "recording") and len(values) > 15
     page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
-    assert "Answered worst, out of fold" in page and "<svg" in page and "Labels that look wrong" not in page
+    assert (
+        "Answered worst, out of fold" in page
+        and "<svg" in page
+        and "Labels that look wrong" not in page
+    )
 
 
 @pytest.mark.soak(seconds=4)
@@ -178,12 +236,23 @@ def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatc
         rows = zip(value, 2 * value + 1, value * 1e-7 + random.normal(size=40) / 10, strict=True)
         lines = "\n".join(["a,b,y", *(",".join(map(str, row)) for row in rows)])
         Path(f"r{number}.csv").write_text(lines, encoding="utf-8")
-    words = ["data=sequence", f"data.source={tmp_path}/*.csv", "data.features=[a,b]", "data.target=y", "folds=4"]
+    words = [
+        "data=sequence",
+        f"data.source={tmp_path}/*.csv",
+        "data.features=[a,b]",
+        "data.target=y",
+        "folds=4",
+    ]
     printed = {}
     for scale in ("none", "standard"):
         assert verb("audit", *words, f"data.scale={scale}", f"out=of/{scale}") == 0
-        printed[scale] = [line for line in capfd.readouterr().out.splitlines() if line.startswith("score")]
-    assert printed["none"][0] == printed["standard"][0] and "score:  rmse of y 0.1" in printed["none"][0]
+        printed[scale] = [
+            line for line in capfd.readouterr().out.splitlines() if line.startswith("score")
+        ]
+    assert (
+        printed["none"][0] == printed["standard"][0]
+        and "score:  rmse of y 0.1" in printed["none"][0]
+    )
 
 
 @pytest.mark.soak(seconds=2)
@@ -198,47 +267,73 @@ def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch,
             for v, w, e in zip(value, other, random.normal(size=40), strict=True)
         ]
         Path(f"r{number}.csv").write_text("\n".join(["v,w,y", *lines]), encoding="utf-8")
-    words = ["data=sequence", f"data.source={tmp_path}/*.csv", "data.features=[v,w]", "data.target=y", "out=of"]
+    words = [
+        "data=sequence",
+        f"data.source={tmp_path}/*.csv",
+        "data.features=[v,w]",
+        "data.target=y",
+        "out=of",
+    ]
     assert verb("audit", *words, f"data.scale={scale}") == 0
     assert (
         "/r4.csv "
-        in next(line for line in capfd.readouterr().out.splitlines() if line.startswith("rows:")).split(",")[0]
+        in next(
+            line for line in capfd.readouterr().out.splitlines() if line.startswith("rows:")
+        ).split(",")[0]
     )
 
 
 @pytest.mark.soak(seconds=3)
-def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path, monkeypatch, capfd):
+def test_recordings_with_labels_are_audited_by_the_share_that_is_right(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     random, folder = np.random.default_rng(0), tmp_path / "waves"
     folder.mkdir()
     for number in range(24):
-        wave = np.sin(np.arange(30) * (0.2 if number % 2 else 0.9)) * (1 + number % 2) + 0.1 * random.normal(size=30)
+        wave = np.sin(np.arange(30) * (0.2 if number % 2 else 0.9)) * (
+            1 + number % 2
+        ) + 0.1 * random.normal(size=30)
         label = "slow" if number % 2 else "fast"
         text = "\n".join(["x,kind", *(f"{value:.4f},{label}" for value in wave)])
         (folder / f"w{number:02}.csv").write_text(text, encoding="utf-8")
     words = [f"data.source={folder}", "data.features=[x]", "data.target=kind", "data.problem=label"]
     assert verb("audit", "data=sequence", *words, "folds=3") == 0
-    assert "score:  accuracy 1, ridge on means and ends, out of fold" in (printed := capfd.readouterr().out)
+    assert "score:  accuracy 1, ridge on means and ends, out of fold" in (
+        printed := capfd.readouterr().out
+    )
     assert "all are answered rightly" in printed
     one = folder / "w05.csv"
     one.write_text(one.read_text("utf-8").replace("slow", "fast"), encoding="utf-8")
-    flat = "\n".join(["x,kind", *(f"{value:.4f},slow" for value in 1.2 * np.sin(np.arange(30) * 0.8))])
-    (folder / "w09.csv").write_text(flat, encoding="utf-8")  # even more like the others, and read later
+    flat = "\n".join(
+        ["x,kind", *(f"{value:.4f},slow" for value in 1.2 * np.sin(np.arange(30) * 0.8))]
+    )
+    # even more like the others, and read later
+    (folder / "w09.csv").write_text(flat, encoding="utf-8")
     assert verb("audit", "data=sequence", *words, "folds=3") == 2
     assert "out: audit/worst.csv is there already. Name another" in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "folds=3", "out=again") == 0
     heads, first, second, third, *_ = table(tmp_path / "again" / "worst.csv")
-    assert heads[3:] == ["given", "likely"] and first[0].endswith("w09.csv") and first[2:] == ["0", "slow", "fast"]
+    assert (
+        heads[3:] == ["given", "likely"]
+        and first[0].endswith("w09.csv")
+        and first[2:] == ["0", "slow", "fast"]
+    )
     assert second[0].endswith("w05.csv") and second[2:] == ["0", "fast", "slow"] and third[2] == "1"
     printed = capfd.readouterr().out
-    assert "w09.csv (given slow, likely fast), " in printed and "w05.csv (given fast, likely slow)" in printed
+    assert (
+        "w09.csv (given slow, likely fast), " in printed
+        and "w05.csv (given fast, likely slow)" in printed
+    )
     assert "2 of the 24 recordings are answered otherwise" in printed
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv", "out=more") == 2
     assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "for=2m", "out=more") == 2
     assert "for: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "rows=90", "out=more") == 2
-    assert "rows: all recordings are read in an audit of them. Leave it out." in capfd.readouterr().err
+    assert (
+        "rows: all recordings are read in an audit of them. Leave it out." in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +345,9 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(tmp_path,
 )
 def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(sizes, num_folds):
     groups = [f"g{number}" for number, size in enumerate(sizes) for _ in range(size)]
-    measured = measure_numbers(replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds)
+    measured = measure_numbers(
+        replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds
+    )
     assert np.isfinite(measured.curve).all() and measured.curve.shape == (num_folds, 4)
     assert measured.rows.shown(measured.loss_R.mean()) < 1
 
@@ -258,11 +355,17 @@ def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(s
 @pytest.mark.soak(seconds=4)
 def test_rows_of_a_group_that_are_alike_do_not_narrow_the_interval():
     rows = made_up(12, 5, noise=0.0)
-    answers_NO = rows.answers_NO + torch.randn(12, 1, generator=torch.Generator().manual_seed(1))[rows.row_N]
+    answers_NO = (
+        rows.answers_NO + torch.randn(12, 1, generator=torch.Generator().manual_seed(1))[rows.row_N]
+    )
     once = replace(rows, answers_NO=answers_NO)
     five = {name: torch.cat([getattr(once, name)] * 5) for name in ("inputs_ND", "answers_NO")}
     row_N = torch.cat([rows.row_N + 12 * copy for copy in range(5)])
-    names = {"names": rows.names * 5, "splits": rows.splits * 5, "groups": [f"g{number}" for number in range(12)] * 5}
+    names = {
+        "names": rows.names * 5,
+        "splits": rows.splits * 5,
+        "groups": [f"g{number}" for number in range(12)] * 5,
+    }
     often = replace(once, **five, **names, row_N=row_N)
     widths = []
     for each in (once, often, replace(often, groups=[])):
@@ -274,7 +377,9 @@ def test_rows_of_a_group_that_are_alike_do_not_narrow_the_interval():
 def test_a_forecast_gains_no_more_than_there_is_to_gain():
     random = torch.Generator().manual_seed(0)
     rows = made_up(20, 4, noise=1e-6)
-    few = replace(rows, inputs_ND=torch.cat([rows.inputs_ND, torch.randn(80, 9, generator=random)], 1))
+    few = replace(
+        rows, inputs_ND=torch.cat([rows.inputs_ND, torch.randn(80, 9, generator=random)], 1)
+    )
     measured = measure_numbers(few, 5)
     assert measured.forecast is not None
     assert 0 <= measured.forecast.high <= np.sqrt(measured.loss_R.mean()) * 1.2
@@ -283,13 +388,25 @@ def test_a_forecast_gains_no_more_than_there_is_to_gain():
 @pytest.mark.soak(seconds=5)
 def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ["+experiment=battery_soc", *SMALL[1:], "debug=one_batch", f"output={tmp_path}/runs", "logger=none"]
+    words = [
+        "+experiment=battery_soc",
+        *SMALL[1:],
+        "debug=one_batch",
+        f"output={tmp_path}/runs",
+        "logger=none",
+    ]
     assert run_train(words, monkeypatch) == 0
     capfd.readouterr()
     printed = []
     for named in ([str(only_folder(tmp_path / "runs" / "battery_soc"))], words[:-3]):
         assert verb("audit", *named, f"out={tmp_path}/of{len(printed)}") == 0
-        printed.append([line for line in capfd.readouterr().out.splitlines() if line.startswith(("score", "rows"))])
+        printed.append(
+            [
+                line
+                for line in capfd.readouterr().out.splitlines()
+                if line.startswith(("score", "rows"))
+            ]
+        )
     assert printed[0] == printed[1] and printed[0][0].startswith("score:  rmse of soc")
 
 

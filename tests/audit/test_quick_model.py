@@ -23,12 +23,18 @@ def test_it_learns_the_built_in_headlines_and_gives_the_same_answers_each_time()
     found = QuickModel(Problem.single, num_classes).fit(texts, targets).predict(others)
     assert (found.argmax(axis=1) == truths).mean() > 0.8
     assert found.sum(axis=1) == pytest.approx(np.ones(300))
-    assert (QuickModel(Problem.single, num_classes).fit(texts, targets).predict(others) == found).all()
+    assert (
+        QuickModel(Problem.single, num_classes).fit(texts, targets).predict(others) == found
+    ).all()
 
 
 def test_two_classes_have_one_model_and_two_columns():
     texts = ["soup oven", "recipe oven", "goal match", "striker match"]
-    found = QuickModel(Problem.single, 2).fit(texts, np.array([0, 0, 1, 1])).predict(["soup recipe", "goal", ""])
+    found = (
+        QuickModel(Problem.single, 2)
+        .fit(texts, np.array([0, 0, 1, 1]))
+        .predict(["soup recipe", "goal", ""])
+    )
     assert found.shape == (3, 2) and found.sum(axis=1) == pytest.approx(np.ones(3))
     assert found[0, 0] > 0.5 > found[1, 0]
 
@@ -40,10 +46,14 @@ def test_a_class_without_rows_is_all_but_impossible():
 
 
 def test_one_class_alone_is_certain():
-    assert QuickModel(Problem.single, 2).fit(["a", "b"], np.array([1, 1])).predict(["c"])[0, 1] > 0.99
+    assert (
+        QuickModel(Problem.single, 2).fit(["a", "b"], np.array([1, 1])).predict(["c"])[0, 1] > 0.99
+    )
 
 
-@pytest.mark.parametrize("texts", [["!" * n for n in range(1, 61)], [str(1000 + 37 * n) for n in range(60)]])
+@pytest.mark.parametrize(
+    "texts", [["!" * n for n in range(1, 61)], [str(1000 + 37 * n) for n in range(60)]]
+)
 def test_texts_that_share_no_word_leave_it_unsure(texts):
     found = QuickModel(Problem.single, 2).fit(texts, np.arange(60) % 2).predict(["some words"])
     assert found[0] == pytest.approx([0.5, 0.5], abs=0.05)
@@ -58,15 +68,27 @@ def test_several_labels_have_a_probability_each():
 
 def test_a_pair_is_read_as_two_sides_and_what_they_share():
     words = "soup goal rain snow match oven".split()
-    pairs = [f"{word}{PAIR}{words[(place + shift) % 6]}" for shift in (0, 1, 2) for place, word in enumerate(words)]
+    pairs = [
+        f"{word}{PAIR}{words[(place + shift) % 6]}"
+        for shift in (0, 1, 2)
+        for place, word in enumerate(words)
+    ]
     model = QuickModel(Problem.single, 2).fit(pairs, np.repeat([1, 0, 0], 6))
     found = model.predict(
-        [f"{word}{PAIR}{words[(place + shift) % 6]}" for shift in (0, 3) for place, word in enumerate(words)]
+        [
+            f"{word}{PAIR}{words[(place + shift) % 6]}"
+            for shift in (0, 3)
+            for place, word in enumerate(words)
+        ]
     )
     assert found[:6, 1].min() > found[6:, 1].max()
 
 
 def test_numbers_are_predicted_by_a_ridge_regression():
     texts = [f"{'good ' * n}film".strip() + f" {n}" for n in range(12)]
-    found = QuickModel(Problem.regression).fit(texts, np.arange(12) * 10.0).predict(["film", "good good good film"])
+    found = (
+        QuickModel(Problem.regression)
+        .fit(texts, np.arange(12) * 10.0)
+        .predict(["film", "good good good film"])
+    )
     assert found[0] < found[1] and found.shape == (2,)

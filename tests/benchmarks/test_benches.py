@@ -1,4 +1,7 @@
-"""Every bench prints its rows, whole and in one form. Their figures are for `python -m flatout bench`."""
+"""Every bench prints its rows, whole and in one form.
+
+Their figures are for `python -m flatout bench`.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,51 @@ COLUMNS = {
 }
 """The columns of a row, which tools that read the tables rely on."""
 FIRST_ROWS = {
-    "spine": ["store to padded batches, against datasets", "framework cost a step above a bare loop"],
+    "spine": [
+        "store to padded batches, against datasets",
+        "framework cost a step above a bare loop",
+    ],
     "shortcuts": ["saved a step: plug_optimization (the fast loop)"],
-    "sources": ["reading and checking a csv, against datasets reading it", "checking rows in memory"],
-    "headlines": ["BiLSTM epoch, against the usual loop", "the same, against tokenising in the loop"],
+    "sources": [
+        "reading and checking a csv, against datasets reading it",
+        "checking rows in memory",
+    ],
+    "headlines": [
+        "BiLSTM epoch, against the usual loop",
+        "the same, against tokenising in the loop",
+    ],
     "bits": ["preparing records (bits and labels)", "encoding: Bloom filters"],
     "protections": [
         "protections above a step, an encoder of 2 layers",
         "protections above a step, bit strings",
     ],
     "sequences": ["training epoch against the usual loop", "training epoch against a tuned loop"],
-    "loaders": ["windows a second, against a Dataset of rows", "memory of a loader, against a Dataset of rows"],
-    "bert": ["albert, flat: largest difference of a logit", "albert, flat: largest difference of a gradient"],
-    "answers": ["planted faults found by verify", "encoder, exact: rows of 400 with a differing bit"],
-    "audit": ["headlines, 5 % uniform: precision of as many suspects", "headlines, 5 % uniform: recall"],
+    "loaders": [
+        "windows a second, against a Dataset of rows",
+        "memory of a loader, against a Dataset of rows",
+    ],
+    "bert": [
+        "albert, flat: largest difference of a logit",
+        "albert, flat: largest difference of a gradient",
+    ],
+    "answers": [
+        "planted faults found by verify",
+        "encoder, exact: rows of 400 with a differing bit",
+    ],
+    "audit": [
+        "headlines, 5 % uniform: precision of as many suspects",
+        "headlines, 5 % uniform: recall",
+    ],
     "reuse": [
         "an epoch that reads 4 of 6 layers, against full fine-tuning",
         "an epoch that reads 4 of 6 layers, against computing them",
     ],
     "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
-    "scale": ["bert_tiny: two processes, one thread each", "tokens of the fullest of 2 ranks above the mean"],
+    "scale": [
+        "bert_tiny: two processes, one thread each",
+        "tokens of the fullest of 2 ranks above the mean",
+    ],
     "cluster": [
         "ways to build whose bytes differ from one piece",
         "killed at 80 %: units that were done and are done again",
@@ -140,7 +167,9 @@ def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys)
 @pytest.mark.soak(seconds=60)
 def test_the_bench_of_published_data_reads_long_articles_in_windows_and_cut(tmp_path, capsys):
     write_data_set(tmp_path / "data" / "newsgroups20", ".parquet")
-    (row,) = rows_of("quality", tmp_path, "--data", str(tmp_path / "data"), "--only", "newsgroups20")
+    (row,) = rows_of(
+        "quality", tmp_path, "--data", str(tmp_path / "data"), "--only", "newsgroups20"
+    )
     assert row["claim"] == "newsgroups20, windows against cut, test accuracy"
     assert row["holds"] == (row["ours"] >= row["theirs"])
     assert "newsgroups20" in capsys.readouterr().out
@@ -154,15 +183,17 @@ def write_data_set(folder: Path, suffix: str) -> None:
     for number, split in enumerate(("train", "validation", "test")):
         rows = [(f"{'good' if row % 2 else 'bad'} day {number}{row}", row % 2) for row in range(40)]
         frame = pd.DataFrame(rows, columns=["text", "label"])
-        frame.to_csv(folder / f"{split}.csv", index=False) if suffix == ".csv" else frame.to_parquet(
-            folder / f"{split}.parquet"
-        )
+        frame.to_csv(
+            folder / f"{split}.csv", index=False
+        ) if suffix == ".csv" else frame.to_parquet(folder / f"{split}.parquet")
 
 
 def test_the_bench_of_published_data_names_the_folders_it_wants(capsys):
     assert verb("bench", "quality", "--quick") == 2
     said = capsys.readouterr().err
-    assert said.startswith("bench quality: needs published data sets. Set --data to a folder that holds")
+    assert said.startswith(
+        "bench quality: needs published data sets. Set --data to a folder that holds"
+    )
     assert all(task.folder in said for task in TASKS[:-1])
     assert verb("bench", "quality", "--only", "newsgroups20") == 2
     assert "holds newsgroups20" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The counter of `bench bert` counts what launches, and a step of ours reads nothing from the device."""
+"""The counter of `bench bert` counts what launches, and a step of ours reads nothing from the
+device.
+"""
 
 from __future__ import annotations
 

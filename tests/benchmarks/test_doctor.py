@@ -24,8 +24,12 @@ from flatout.errors import UserError
 
 
 def test_every_plant_can_be_named_on_a_command_line():
-    named = {word.rpartition(".")[2] for each in PLANTED for word in each.words if "._target_=" in word}
-    assert named == {name for name, each in inspect.getmembers(plants, inspect.isclass) if is_plant(each)}
+    named = {
+        word.rpartition(".")[2] for each in PLANTED for word in each.words if "._target_=" in word
+    }
+    assert named == {
+        name for name, each in inspect.getmembers(plants, inspect.isclass) if is_plant(each)
+    }
 
 
 def test_there_are_twenty_plants_and_more_and_ten_healthy_runs_each_under_its_name():
@@ -41,13 +45,19 @@ def test_what_needs_a_gpu_is_listed_as_not_applicable_without_one(monkeypatch):
 
 @pytest.mark.parametrize(
     ("is_native", "share", "applying"),
-    [(False, 0.5, []), (True, 0.5, ["fp32 where bf16 is faster"]), (True, 1.8, ["bf16 where fp32 is faster"])],
+    [
+        (False, 0.5, []),
+        (True, 0.5, ["fp32 where bf16 is faster"]),
+        (True, 1.8, ["bf16 where fp32 is faster"]),
+    ],
 )
 def test_the_slower_precision_applies_by_the_processor(monkeypatch, is_native, share, applying):
     monkeypatch.setattr("flatout.engine.precision.bf16_is_native_on_cpu", lambda: is_native)
     monkeypatch.setattr("benchmarks.planted.bf16_is_native_on_cpu", lambda: is_native)
     monkeypatch.setattr("flatout.engine.precision.bf16_share", lambda: share)
-    assert [each.name for each in PLANTED if each.causes == ("precision",) and not each.why_not()] == applying
+    assert [
+        each.name for each in PLANTED if each.causes == ("precision",) and not each.why_not()
+    ] == applying
 
 
 def is_plant(each: type) -> bool:
@@ -71,7 +81,11 @@ def test_a_transform_that_is_planted_goes_over_training_batches_alone(make_split
 
     counting = Counting()
     for is_shuffled, expected in ((False, 0), (True, 4)):
-        feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=2, shuffle=is_shuffled), kind=FeedKind.resident)
+        feed = Feed(
+            make_split([3] * 8),
+            PlanSettings(rows_per_batch=2, shuffle=is_shuffled),
+            kind=FeedKind.resident,
+        )
         assert len(list(feed)) == 4
         assert counting.seen == expected
 
@@ -93,18 +107,25 @@ def test_a_slow_disk_slows_what_is_read_and_not_what_lies_in_memory(make_split, 
     for kind, count in ((FeedKind.resident, 0), (FeedKind.threaded, 2)):
         list(Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=kind))
         assert len([each for each in slept if each < 1e-3]) == count
-    feed = Feed(make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=FeedKind.workers, workers=1)
+    feed = Feed(
+        make_split([3] * 8), PlanSettings(rows_per_batch=4), kind=FeedKind.workers, workers=1
+    )
     assert len(list(feed)) == 2, "workers that were forked read from the same disk"
 
 
-def diagnosed(cause: str, gain: float | None, measured: float | None, causes=("data",)) -> Diagnosed:
+def diagnosed(
+    cause: str, gain: float | None, measured: float | None, causes=("data",)
+) -> Diagnosed:
     verdict = {"cause": cause, "sentence": "", "predicted_gain": gain}
     verdict |= {"gain_low": gain and gain / 1.2, "gain_high": gain and gain * 1.2}
-    return Diagnosed("x", causes, verdict, None if measured is None else [[100.0], [100.0 * measured]])
+    return Diagnosed(
+        "x", causes, verdict, None if measured is None else [[100.0], [100.0 * measured]]
+    )
 
 
 @pytest.mark.parametrize(
-    ("gain", "measured", "is_within"), [(2.0, 2.3, True), (2.0, 2.5, False), (2.0, 1.6, False), (None, 2.0, False)]
+    ("gain", "measured", "is_within"),
+    [(2.0, 2.3, True), (2.0, 2.5, False), (2.0, 1.6, False), (None, 2.0, False)],
 )
 def test_a_fix_is_judged_by_what_came_against_the_predicted_bounds(gain, measured, is_within):
     assert diagnosed("data", gain, measured).is_within is is_within
@@ -118,7 +139,12 @@ def test_a_cause_without_a_promise_holds_when_it_is_named_and_a_wrong_one_does_n
 
 @pytest.mark.parametrize(
     ("cause", "gain", "measured", "is_quiet"),
-    [("nothing", None, None, True), ("batch", 1.5, 1.4, True), ("batch", 1.5, 1.0, False), ("data", None, None, False)],
+    [
+        ("nothing", None, None, True),
+        ("batch", 1.5, 1.4, True),
+        ("batch", 1.5, 1.0, False),
+        ("data", None, None, False),
+    ],
 )
 def test_a_healthy_run_is_quiet_or_its_gain_is_confirmed(cause, gain, measured, is_quiet):
     assert diagnosed(cause, gain, measured, causes=()).as_claim().holds is is_quiet
@@ -152,11 +178,18 @@ def test_a_row_shows_every_round_and_one_that_does_not_apply_is_marked():
 def test_the_table_ends_with_four_figures():
     found = [diagnosed("data", 2.0, 2.3), diagnosed("padding", 2.0, 0.9)]
     rows = list(summary_of(found, [diagnosed("nothing", None, None, causes=())]))
-    assert [(row.ours, row.holds) for row in rows] == [(1, False), (1, False), (1, False), (0, True)]
+    assert [(row.ours, row.holds) for row in rows] == [
+        (1, False),
+        (1, False),
+        (1, False),
+        (0, True),
+    ]
 
 
 def test_the_words_of_a_fix_are_put_into_the_script():
-    script = Script(sleeps_ms=5, every_n_train_steps=2, accumulate_grad_batches=8, val_check_interval=5)
+    script = Script(
+        sleeps_ms=5, every_n_train_steps=2, accumulate_grad_batches=8, val_check_interval=5
+    )
     words = {
         "DataLoader(num_workers=2, persistent_workers=True) torch.set_num_threads(1)": {
             "num_workers": 2,
@@ -183,6 +216,10 @@ def test_ten_scripts_are_planted_and_five_are_healthy_and_each_kind_of_module_tr
     assert len(doctor_plain.PLANTED) == 10 and len(doctor_plain.HEALTHY) == 5
     with torch.random.fork_rng():
         for module in ("mlp", "cnn", "lstm", "bert"):
-            found = doctor_plain.train(Script(module=module, rows=12, batch_size=4, max_epochs=1), judges=True)
-            assert found["rate"] > 0 and found["verdict"]["sentence"].startswith("a verdict needs 30 steps")
+            found = doctor_plain.train(
+                Script(module=module, rows=12, batch_size=4, max_epochs=1), judges=True
+            )
+            assert found["rate"] > 0 and found["verdict"]["sentence"].startswith(
+                "a verdict needs 30 steps"
+            )
     torch.set_num_threads(1)

@@ -21,8 +21,12 @@ def test_a_family_differs_from_the_library_by_less_than_rounding(family):
 
 
 def test_the_page_lists_every_family_and_whether_it_is_flat():
-    rows = re.findall(r"^\| ([\w-]+) \| (yes|no, padded) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert dict(rows) == dict.fromkeys(FLAT_FAMILIES, "yes") | dict.fromkeys(PADDED_FAMILIES, "no, padded")
+    rows = re.findall(
+        r"^\| ([\w-]+) \| (yes|no, padded) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert dict(rows) == dict.fromkeys(FLAT_FAMILIES, "yes") | dict.fromkeys(
+        PADDED_FAMILIES, "no, padded"
+    )
 
 
 @pytest.mark.soak(seconds=60)

@@ -1,7 +1,7 @@
 """Each measurement of `bench gpu` takes a device, and is run here on the CPU, at the smallest size.
 
-So the first card meets no programme that has never run. What CUDA alone has is stood in for: its operators of
-attention, little memory, and its switch that forbids waits.
+So the first card meets no programme that has never run. What CUDA alone has is stood in for: its
+operators of attention, little memory, and its switch that forbids waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def place(tmp_path) -> Place:
 
 def require_rows(found: list[Claim], rows: tuple[str, ...], *failing: str) -> None:
     assert [claim.claim[: len(row)] for claim, row in zip(found, rows, strict=True)] == list(rows)
-    assert [claim.claim for claim in found if not claim.holds] == list(failing), "\n".join(map(line, found))
+    assert [claim.claim for claim in found if not claim.holds] == list(failing), "\n".join(
+        map(line, found)
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,9 @@ def no_card(monkeypatch):
 
 def test_without_a_card_every_row_says_so(no_card):
     found = list(gpu.claims(Options()))
-    assert [claim.claim for claim in found] == [row for part in gpu.PARTS.values() for row in part.rows]
+    assert [claim.claim for claim in found] == [
+        row for part in gpu.PARTS.values() for row in part.rows
+    ]
     assert len({claim.claim for claim in found}) == len(found) > 60
     assert {claim.note for claim in found} == {"does not apply here: no card"}
     assert not any(claim.applies for claim in found)
@@ -63,7 +67,10 @@ def test_what_a_part_needs_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert gpu.what_is_missing(gpu.PARTS["two cards"]) == "1 card"
     assert gpu.what_is_missing(gpu.PARTS["start"]) == ""
-    assert gpu.what_is_missing(replace(gpu.PARTS["start"], needs="no_such_package")) == "no package no_such_package"
+    assert (
+        gpu.what_is_missing(replace(gpu.PARTS["start"], needs="no_such_package"))
+        == "no package no_such_package"
+    )
     late = list(gpu.part_claims("start", Options(), left_s=0))
     assert {claim.note for claim in late} == {"does not apply here: its time was over"}
 
@@ -88,7 +95,9 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(monkeypatch, tmp_pa
     begun = tmp_path / "begun"
     script = f"""if True:
         import subprocess, sys, time
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+        )
         open({str(begun)!r}, "w").write(str(child.pid))
         time.sleep(60)
     """
@@ -104,7 +113,12 @@ def test_the_process_of_a_part_writes_each_row_as_it_finds_it(monkeypatch, tmp_p
         raise RuntimeError("later")
 
     monkeypatch.setitem(gpu.PARTS, "start", gpu.Part(("one", "two"), measure))
-    settings = {"part": "start", "device": "cpu", "folder": str(tmp_path), "options": {"quick": True}}
+    settings = {
+        "part": "start",
+        "device": "cpu",
+        "folder": str(tmp_path),
+        "options": {"quick": True},
+    }
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(settings)))
     with pytest.raises(RuntimeError, match="later"):
         gpu.measure_part()
@@ -122,7 +136,9 @@ def test_a_kernel_that_computes_something_else_is_found(monkeypatch):
     padded = KERNELS[Kernel.padded]
     given = (CPU, Kernel.padded, torch.bfloat16)
     assert kernels.difference(*given, "all", "1 row", (2, 12)) < 0.03
-    monkeypatch.setitem(KERNELS, Kernel.padded, lambda *parts, **named: padded(*parts, **named) * 1.1)
+    monkeypatch.setitem(
+        KERNELS, Kernel.padded, lambda *parts, **named: padded(*parts, **named) * 1.1
+    )
     assert kernels.difference(*given, "all", "1 row", (2, 12)) > 0.03
 
 
@@ -148,7 +164,10 @@ def test_a_step_that_fails_names_why(place, monkeypatch):
         raise RuntimeError("called a synchronizing CUDA operation\nmore")
 
     monkeypatch.setattr(steps.ForbidsWaits, "on_train_batch_end", fails)
-    assert steps.what_waits(place, CASES["textcnn"]) == "RuntimeError: called a synchronizing CUDA operation"
+    assert (
+        steps.what_waits(place, CASES["textcnn"])
+        == "RuntimeError: called a synchronizing CUDA operation"
+    )
 
 
 def test_waits_are_forbidden_from_the_first_batch_to_the_last(monkeypatch):
@@ -164,14 +183,17 @@ def test_waits_are_forbidden_from_the_first_batch_to_the_last(monkeypatch):
 @pytest.mark.soak(seconds=6)
 def test_processes_of_the_fork_server_are_looked_at():
     assert runs.look_from_fork_server(CPU) == ""
-    why = runs.look_from_fork_server(torch.device("cuda"))  # a torch for GPUs misses the driver, another one itself
+    # a torch for GPUs misses the driver, another one itself
+    why = runs.look_from_fork_server(torch.device("cuda"))
     assert why.startswith(("AssertionError", "RuntimeError")) or torch.cuda.is_available(), why
 
 
 def test_words_of_every_run_are_known(tmp_path):
     place = Place(CPU, tmp_path, Options())
     for name in runs.EXPERIMENTS:
-        words = place.words("run", *runs.experiment(place, name, "+trainer.deterministic=true", "precision=bf16"))
+        words = place.words(
+            "run", *runs.experiment(place, name, "+trainer.deterministic=true", "precision=bf16")
+        )
         config = compose_run([word for word in words[1:] if not word.startswith("hydra.")])
         assert config.trainer["deterministic"] and config.monitor.flush_every == 1
 
@@ -180,7 +202,9 @@ def test_words_of_every_run_are_known(tmp_path):
 def test_curves_stand_side_by_side(place):
     found = list(runs.curve_claims(place, ("headlines_cnn",)))
     require_rows(found, runs.curve_rows("headlines_cnn"))
-    assert found[0].ours == 0 and found[0].note.startswith("steps 1 5 9 12 16: headlines_cnn_fp32, ")
+    assert found[0].ours == 0 and found[0].note.startswith(
+        "steps 1 5 9 12 16: headlines_cnn_fp32, "
+    )
     assert found[1].theirs and found[2].note == "does not apply here: no fp16 on a CPU"
 
 
@@ -194,8 +218,12 @@ def test_a_batch_that_does_not_fit_is_trained_in_pieces(place):
 def test_memory_is_little_within_and_whole_after(monkeypatch):
     fractions: list[float] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**34))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, device: fractions.append(part))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**34)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, device: fractions.append(part)
+    )
     with runs.little_memory(torch.device("cuda")) as more:
         assert more == {} and fractions == [3 / 64]
     assert fractions == [3 / 64, 1.0]
@@ -236,7 +264,10 @@ def test_runs_of_a_card_start(place):
 @IN_SOAK
 @pytest.mark.parametrize("name", runs.RESUMED)
 def test_runs_are_killed_and_resumed(place, name):
-    require_rows(list(runs.resume_claims(place, (name,))), (f"{name}: killed and resumed, bytes that differ",))
+    require_rows(
+        list(runs.resume_claims(place, (name,))),
+        (f"{name}: killed and resumed, bytes that differ",),
+    )
 
 
 @IN_SOAK
@@ -249,9 +280,9 @@ def test_an_encoder_is_timed_against_the_trainer(place):
     pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
     without_compiled = replace(place, options=Options(tiny=True, quick=True))
     found = list(speed.encoder_claims(without_compiled, {"hidden": 32, "layers": 1, "heads": 2}))
-    assert [claim.claim[: len(row)] for claim, row in zip(found, speed.ENCODER_ROWS, strict=True)] == list(
-        speed.ENCODER_ROWS
-    )
+    assert [
+        claim.claim[: len(row)] for claim, row in zip(found, speed.ENCODER_ROWS, strict=True)
+    ] == list(speed.ENCODER_ROWS)
 
 
 @IN_SOAK

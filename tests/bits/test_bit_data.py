@@ -30,7 +30,9 @@ class LineOfBits(L.LightningModule):
         self.rows["train"] += batch.rows[: batch.num_real].tolist()
         self.steps.append((batch.num_real, batch.step_rows))
         targets = batch.multi_hot(self.line.out_features)
-        losses = F.binary_cross_entropy_with_logits(self.line(batch.bits(torch.float32)), targets, reduction="sum")
+        losses = F.binary_cross_entropy_with_logits(
+            self.line(batch.bits(torch.float32)), targets, reduction="sum"
+        )
         return losses * self.trainer.accumulate_grad_batches / batch.step_rows
 
     def validation_step(self, batch: FlatBatch, number: int) -> None:
@@ -48,7 +50,9 @@ class LineOfBits(L.LightningModule):
 
 def bit_data(**settings) -> BitData:
     encoding = EncodingConfig(size=64, hashes=2)
-    return BitData(**{"sample": PeopleConfig(rows=200), "encoding": encoding, "batch_size": 16, **settings})
+    return BitData(
+        **{"sample": PeopleConfig(rows=200), "encoding": encoding, "batch_size": 16, **settings}
+    )
 
 
 def module_for(data: BitData) -> LineOfBits:
@@ -101,7 +105,11 @@ def test_info_describes_grams_and_encodings():
     info = data.info
     assert (info.num_inputs, info.is_set, info.numbers) == (64, False, None)
     assert (info.labels.num_outputs, info.labels.hashed) == (1036, info.facts["hashed"])
-    assert info.labels.num_rows == info.summary()["rows"]["train"] == data.store.splits["train"].num_rows
+    assert (
+        info.labels.num_rows
+        == info.summary()["rows"]["train"]
+        == data.store.splits["train"].num_rows
+    )
     assert info.text_columns == ["GivenName", "Surname", "Birthday"]
     assert info.lines[1].startswith("records: train ")
 
@@ -125,5 +133,7 @@ def test_mistakes_are_one_sentence():
         BitData(bit="bloomfilter")
     data = bit_data(accumulate=2)
     module = module_for(data)
-    with pytest.raises(UserError, match=r"data.accumulate: 2, but the Trainer takes 3 batches a step"):
+    with pytest.raises(
+        UserError, match=r"data.accumulate: 2, but the Trainer takes 3 batches a step"
+    ):
         quiet_trainer(accumulate_grad_batches=3).fit(module, datamodule=data)

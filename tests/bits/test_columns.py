@@ -1,4 +1,6 @@
-"""Encodings are read as they are written, whatever the form, and what does not fit is named by row."""
+"""Encodings are read as they are written, whatever the form, and what does not fit is
+named by row.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,31 @@ def test_bits_come_back_as_they_were_written(rows, form):
 def test_written_forms_are_those_of_everybody(rows):
     packed = packed_of(rows)
     assert write_bits(packed, Form.hex).to_pylist() == [row.hex() for row in rows]
-    assert write_bits(packed, Form.base64).to_pylist() == [base64.b64encode(row).decode().rstrip("=") for row in rows]
-    assert write_bits(packed, Form.binary).to_pylist() == ["".join(f"{byte:08b}" for byte in row) for row in rows]
+    assert write_bits(packed, Form.base64).to_pylist() == [
+        base64.b64encode(row).decode().rstrip("=") for row in rows
+    ]
+    assert write_bits(packed, Form.binary).to_pylist() == [
+        "".join(f"{byte:08b}" for byte in row) for row in rows
+    ]
 
 
 def test_base64_with_its_padding_is_read_too():
     row = bytes(range(16))
-    found = BitColumn("bits", "file", Form.base64).read(pa.array([base64.b64encode(row).decode()]), ROWS)
+    found = BitColumn("bits", "file", Form.base64).read(
+        pa.array([base64.b64encode(row).decode()]), ROWS
+    )
     assert found.tobytes() == row
 
 
 @pytest.mark.parametrize(
     ("value", "form"),
-    [("0110", Form.binary), ("01f0", Form.hex), ("AB+/", Form.base64), ("[1, 2]", Form.numbers), ("7 8", Form.numbers)],
+    [
+        ("0110", Form.binary),
+        ("01f0", Form.hex),
+        ("AB+/", Form.base64),
+        ("[1, 2]", Form.numbers),
+        ("7 8", Form.numbers),
+    ],
 )
 def test_the_form_is_read_off_the_first_value(value, form):
     assert written_form(value) is form
@@ -69,25 +83,51 @@ def test_lists_of_zeros_and_ones_are_bits():
 
 
 MISTAKES = {
-    "a length": (["0110", "011"], r"people.csv row 12: column 'bits': 3 characters where others have 4"),
-    "a character": (["0110", "01x0"], r"people.csv row 12: column 'bits': 'x' at place 3 is no binary digit"),
+    "a length": (
+        ["0110", "011"],
+        r"people.csv row 12: column 'bits': 3 characters where others have 4",
+    ),
+    "a character": (
+        ["0110", "01x0"],
+        r"people.csv row 12: column 'bits': 'x' at place 3 is no binary digit",
+    ),
     "nothing": (["0110", None], r"people.csv row 12: column 'bits': no value"),
-    "an empty text": (["0110", ""], r"people.csv row 12: column 'bits': 0 characters where others have 4"),
-    "a set": (["[1, 2]", "[1, b]"], r"people.csv row 12: column 'bits': '\[1, b\]' is no set of numbers"),
+    "an empty text": (
+        ["0110", ""],
+        r"people.csv row 12: column 'bits': 0 characters where others have 4",
+    ),
+    "a set": (
+        ["[1, 2]", "[1, b]"],
+        r"people.csv row 12: column 'bits': '\[1, b\]' is no set of numbers",
+    ),
     "lists": ([[1, 0], [1]], r"people.csv row 12: column 'bits': 1 values where others have 2"),
     "bytes": ([b"ab", b"a"], r"people.csv row 12: column 'bits': 1 values where others have 2"),
     "a type": ([1.5, 2.5], r"column 'bits' of people.csv holds double \(texts of 0 and 1"),
-    "a number too large": (["[1, 99999999999]", "[2]"], r"column 'bits' of people.csv holds .*99999999999"),
-    "a list with a gap": ([[1, None], [0, 1]], r"people.csv row 4: .* a list without one of its values"),
+    "a number too large": (
+        ["[1, 99999999999]", "[2]"],
+        r"column 'bits' of people.csv holds .*99999999999",
+    ),
+    "a list with a gap": (
+        [[1, None], [0, 1]],
+        r"people.csv row 4: .* a list without one of its values",
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("form", "values"),
-    [("packed", ["0aff"]), ("packed", [[300, 1]]), ("packed", [5]), ("numbers", [b"ab"]), ("hex", [[0, 1]])],
+    [
+        ("packed", ["0aff"]),
+        ("packed", [[300, 1]]),
+        ("packed", [5]),
+        ("numbers", [b"ab"]),
+        ("hex", [[0, 1]]),
+    ],
 )
 def test_values_that_are_not_of_the_form_that_was_named_are_told(form, values):
-    with pytest.raises(UserError, match=rf"column 'bits' of people.csv holds .*({form}|range).*data.form=hex"):
+    with pytest.raises(
+        UserError, match=rf"column 'bits' of people.csv holds .*({form}|range).*data.form=hex"
+    ):
         BitColumn("bits", "people.csv", Form(form)).read(pa.array(values), np.array([3]))
 
 
@@ -102,11 +142,21 @@ def test_what_does_not_fit_is_named_by_row(mistake):
     ("characters", "text"),
     [(100, "01" * 50), (130, "10" * 65), (33, "0fA" * 11), (25, "c" * 25), (19, "aZ/" * 6 + "a")],
 )
-def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as_many_bits(characters, text):
-    column, reader, of_model = pa.array([text, text]), BitColumn("bits", "file"), BitColumn("bits", "file")
+def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as_many_bits(
+    characters, text
+):
+    column, reader, of_model = (
+        pa.array([text, text]),
+        BitColumn("bits", "file"),
+        BitColumn("bits", "file"),
+    )
     first, again = reader.read(column, ROWS), reader.read(column, ROWS)
     of_model.num_bits = 8 * first.shape[1]
-    assert len(text) == characters and (first == again).all() and (of_model.read(column, ROWS) == first).all()
+    assert (
+        len(text) == characters
+        and (first == again).all()
+        and (of_model.read(column, ROWS) == first).all()
+    )
 
 
 def test_a_model_of_so_many_bits_names_the_row_that_has_others():
@@ -119,7 +169,9 @@ def test_a_model_of_so_many_bits_names_the_row_that_has_others():
 def test_one_odd_row_at_the_beginning_decides_neither_form_nor_length():
     with pytest.raises(UserError, match="row 1: column 'bits': 'x' at place 1 is no binary digit"):
         BitColumn("bits", "file").read(pa.array(["x110", "0110", "0111"]), ROWS)
-    with pytest.raises(UserError, match=r"row 1: .* 3 characters where others have 4\. Correct this row\.$"):
+    with pytest.raises(
+        UserError, match=r"row 1: .* 3 characters where others have 4\. Correct this row\.$"
+    ):
         BitColumn("bits", "file").read(pa.array(["011", "0110", "0111"]), ROWS)
 
 

@@ -1,4 +1,6 @@
-"""Records become the same store whatever they are written in; what is wrong is named by file and row."""
+"""Records become the same store whatever they are written in; what is wrong is named by file and
+row.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def with_bits(form: Form, rows: int = 60) -> pa.Table:
 
 def content(store) -> dict[str, list]:
     return {
-        name: [split.fixed("tokens").tolist(), split.ragged("targets").values.tolist(), split.fixed("rows").tolist()]
+        name: [
+            split.fixed("tokens").tolist(),
+            split.ragged("targets").values.tolist(),
+            split.fixed("rows").tolist(),
+        ]
         for name, split in store.splits.items()
     }
 
@@ -79,7 +85,9 @@ def test_arrays_on_disk_are_read_too(tmp_path):
     packed = np.array([list(row) for row in table["bloomfilter"].to_pylist()], dtype=np.uint8)
     columns = {name: np.array(table[name].to_pylist()) for name in (*FIELDS, "uid")}
     kinds = [(name, columns[name].dtype) for name in FIELDS]
-    array = np.empty(60, dtype=[*kinds, ("bloomfilter", np.uint8, (8,)), ("uid", columns["uid"].dtype)])
+    array = np.empty(
+        60, dtype=[*kinds, ("bloomfilter", np.uint8, (8,)), ("uid", columns["uid"].dtype)]
+    )
     for name in (*FIELDS, "uid"):
         array[name] = columns[name]
     array["bloomfilter"] = packed
@@ -129,7 +137,9 @@ def test_joining_ragged_rows_keeps_their_order():
 def test_texts_are_kept_with_their_fields_apart():
     data = open_store(BitsDataConfig(source=people(), encoding=SMALL))
     rows = data.store.splits["test"].fixed("rows")
-    expected = [FIELD_END.join(row[name] for name in FIELDS).lower() for row in people().to_pylist()]
+    expected = [
+        FIELD_END.join(row[name] for name in FIELDS).lower() for row in people().to_pylist()
+    ]
     assert data.texts("test").to_pylist() == [expected[row] for row in rows]
 
 
@@ -152,7 +162,8 @@ def test_sets_of_numbers_know_the_commonest():
     assert read.is_set and read.num_inputs == 100
     for split in ("train", "test"):
         assert np.array_equal(
-            read.store.splits[split].ragged("tokens").values, made.store.splits[split].ragged("tokens").values
+            read.store.splits[split].ragged("tokens").values,
+            made.store.splits[split].ragged("tokens").values,
         )
     assert "100 of" in read.facts["lines"][2]
 
@@ -160,7 +171,11 @@ def test_sets_of_numbers_know_the_commonest():
 def test_more_than_65_536_numbers_are_told_apart():
     plain, random = people(300), np.random.default_rng(0)
     lists = [sorted(random.choice(200_000, 400, replace=False).tolist()) for _ in range(300)]
-    found = open_store(BitsDataConfig(source=plain.add_column(3, "twostephash", pa.array(lists)), vocabulary=100_000))
+    found = open_store(
+        BitsDataConfig(
+            source=plain.add_column(3, "twostephash", pa.array(lists)), vocabulary=100_000
+        )
+    )
     places = found.store.splits["train"].ragged("tokens").values
     assert found.num_inputs > 66_000 and places.max() > 65_536
 
@@ -168,14 +183,22 @@ def test_more_than_65_536_numbers_are_told_apart():
 def test_the_text_columns_are_those_before_the_encoding():
     assert open_store(BitsDataConfig(source=with_bits(Form.hex))).facts["columns"] == list(FIELDS)
     reordered = with_bits(Form.hex).select(["bloomfilter", "uid", *FIELDS])
-    with pytest.raises(UserError, match=r"data.columns: no column of table in memory stands before the encoding"):
+    with pytest.raises(
+        UserError, match=r"data.columns: no column of table in memory stands before the encoding"
+    ):
         open_store(BitsDataConfig(source=reordered))
-    assert open_store(BitsDataConfig(source=reordered, columns=["Surname"])).facts["columns"] == ["Surname"]
+    assert open_store(BitsDataConfig(source=reordered, columns=["Surname"])).facts["columns"] == [
+        "Surname"
+    ]
 
 
 def test_files_for_validation_and_test_are_used_whole():
     table = with_bits(Form.hex, 90)
-    data = open_store(BitsDataConfig(source=table.slice(0, 50), validation=table.slice(50, 25), test=table.slice(75)))
+    data = open_store(
+        BitsDataConfig(
+            source=table.slice(0, 50), validation=table.slice(50, 25), test=table.slice(75)
+        )
+    )
     assert data.summary()["rows"] == {"train": 50, "validation": 25, "test": 15}
 
 
@@ -186,14 +209,22 @@ def test_an_opened_store_says_the_same_as_a_built_one():
 
 
 def test_the_secret_is_not_kept():
-    data = open_store(BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish")))
+    data = open_store(
+        BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="swordfish"))
+    )
     assert "swordfish" not in (data.store.folder / "manifest.json").read_text(encoding="utf-8")
-    other = open_store(BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="another")))
+    other = open_store(
+        BitsDataConfig(source=people(), encoding=EncodingConfig(size=64, secret="another"))
+    )
     assert not other.report.hit
 
 
 def table_with(**columns) -> pa.Table:
-    rows = {"name": ["ann", "bob"] * 20, "bloomfilter": ["0f", "f0"] * 20, "uid": [str(i) for i in range(40)]} | columns
+    rows = {
+        "name": ["ann", "bob"] * 20,
+        "bloomfilter": ["0f", "f0"] * 20,
+        "uid": [str(i) for i in range(40)],
+    } | columns
     return pa.table(rows)
 
 
@@ -219,12 +250,17 @@ MISTAKES = {
         r"row 31: column 'bloomfilter': 'g' at place 2 is no hex digit",
     ),
     "a foreign character in another file": (
-        lambda: BitsDataConfig(source=table_with(), test={"name": ["x"], "bloomfilter": ["zz"], "uid": ["1"]}),
+        lambda: BitsDataConfig(
+            source=table_with(), test={"name": ["x"], "bloomfilter": ["zz"], "uid": ["1"]}
+        ),
         r"row 1: column 'bloomfilter': 'z' at place 1 is no hex digit",
     ),
     "the same bits in every record": (
         lambda: BitsDataConfig(source=table_with(bloomfilter=["0000"] * 40)),
-        r"data.bits: every record of table in memory has the same bits\. Name the column of the encodings\.",
+        (
+            r"data.bits: every record of table in memory has the same bits\. Name the column of the"
+            r" encodings\."
+        ),
     ),
     "no such column": (
         lambda: BitsDataConfig(source=table_with(), bits="blomfilter"),
@@ -232,7 +268,10 @@ MISTAKES = {
     ),
     "two encodings": (
         lambda: BitsDataConfig(source=table_with(minhash=["00"] * 40)),
-        r"data.bits: table in memory has several encodings \(bloomfilter, minhash\). Name one: data.bits=bloomfilter.",
+        (
+            r"data.bits: table in memory has several encodings \(bloomfilter, minhash\). Name one:"
+            r" data.bits=bloomfilter."
+        ),
     ),
     "a file of another shape": (
         lambda: BitsDataConfig(source=table_with(), test=pa.table({"name": ["x"]})),
@@ -258,7 +297,10 @@ MISTAKES = {
         lambda: BitsDataConfig(test="a.csv"),
         r"data.test: is set without training rows. Set data.source=FILE",
     ),
-    "no columns": (lambda: BitsDataConfig(source=table_with(), columns=[]), r"data.columns: an empty list"),
+    "no columns": (
+        lambda: BitsDataConfig(source=table_with(), columns=[]),
+        r"data.columns: an empty list",
+    ),
 }
 
 
@@ -273,4 +315,8 @@ def test_nothing_half_written_is_left_by_a_mistake(tmp_path):
     source = table_with(bloomfilter=["0f"] * 39 + ["0g"])
     with pytest.raises(UserError):
         open_store(BitsDataConfig(source=source, cache=str(tmp_path / "stores")))
-    assert not [path for path in (tmp_path / "stores").iterdir() if not path.name.startswith((".lock-", NOTES))]
+    assert not [
+        path
+        for path in (tmp_path / "stores").iterdir()
+        if not path.name.startswith((".lock-", NOTES))
+    ]

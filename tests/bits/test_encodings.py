@@ -1,4 +1,6 @@
-"""Encodings of whole columns are those of a slow and plain reference, and of filters made by others."""
+"""Encodings of whole columns are those of a slow and plain reference, and of filters made by
+others.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from flatout.bits.encodings import (
 from flatout.bits.grams import raw_texts
 from flatout.errors import UserError
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "names_fakename" / "persons_2k_bloom1024.csv.gz"
+PUBLISHED = (
+    Path(__file__).parents[3] / "shared" / "data" / "names_fakename" / "persons_2k_bloom1024.csv.gz"
+)
 PUBLISHED_SECRET = "SuperSecretSalt1337"
 """As it stands in encode_datasets.py of the repository the filters come from."""
 NAMES = st.lists(st.text(alphabet="abcdé1/ ", max_size=9), max_size=12)
@@ -54,15 +58,22 @@ def slow_bloom(text: str, config: EncodingConfig) -> list[int]:
         half = len(bits) // 2
         bits = [left ^ right for left, right in zip(bits[:half], bits[half:], strict=True)]
     if config.diffusion:
-        order = random_stream(config.secret, "diffusion").random((len(bits), len(bits))).argsort(axis=1)
-        bits = [sum(bits[source] for source in order[place, : config.diffusion]) % 2 for place in range(len(bits))]
+        order = (
+            random_stream(config.secret, "diffusion").random((len(bits), len(bits))).argsort(axis=1)
+        )
+        bits = [
+            sum(bits[source] for source in order[place, : config.diffusion]) % 2
+            for place in range(len(bits))
+        ]
     return bits
 
 
 def slow_minhash(text: str, config: EncodingConfig) -> list[int]:
     encoder = MinHashEncoder(config)
     hashes = [encoder.hashes(gram).tolist() for gram in grams_of(text, config.padding)]
-    return [min(column) & 1 for column in zip(*hashes, strict=True)] if hashes else [0] * config.size
+    return (
+        [min(column) & 1 for column in zip(*hashes, strict=True)] if hashes else [0] * config.size
+    )
 
 
 def slow_two_step(text: str, config: EncodingConfig) -> list[int]:
@@ -75,7 +86,9 @@ def slow_two_step(text: str, config: EncodingConfig) -> list[int]:
         pattern = sum(row[column] << number for number, row in enumerate(matrix))
         if pattern:
             codes.append(column << 24 | pattern)
-    return sorted(int(number) >> 33 for number in mixed(np.array(codes, dtype=np.uint64), config.secret))
+    return sorted(
+        int(number) >> 33 for number in mixed(np.array(codes, dtype=np.uint64), config.secret)
+    )
 
 
 BLOOM = [
@@ -146,14 +159,19 @@ def test_the_keyed_bits_are_those_of_published_filters():
     ]
 
 
-# Their licence keeps the published rows out of this project; the bits of one gram are checked above without them.
+# Their licence keeps the published rows out of this project; the bits of one gram are checked above
+# without them.
 @pytest.mark.skipif(not PUBLISHED.is_file(), reason="the published filters are not at hand")
 def test_two_thousand_published_filters_come_out_bit_for_bit():
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    fields = [pa.array([row[name] for row in rows]) for name in ("GivenName", "Surname", "Birthday")]
+    fields = [
+        pa.array([row[name] for row in rows]) for name in ("GivenName", "Surname", "Birthday")
+    ]
     made = EncodingConfig(secret=PUBLISHED_SECRET).build().encode(raw_texts(fields))
-    published = np.array([np.frombuffer(row["bloomfilter"].encode(), np.uint8) - ord("0") for row in rows])
+    published = np.array(
+        [np.frombuffer(row["bloomfilter"].encode(), np.uint8) - ord("0") for row in rows]
+    )
     assert np.array_equal(np.unpackbits(made, axis=1), published)
 
 
@@ -165,7 +183,9 @@ def test_another_secret_gives_other_bits():
 
 def test_keys_are_those_of_rfc_5869():
     # Test case 3 of the RFC has no salt and no info; its 42 bytes are the beginning of ours.
-    expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    expected = (
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    )
     assert derived_keys("\x0b" * 22, 1)[0][:42].hex() == expected
 
 
@@ -178,8 +198,14 @@ def test_keys_are_those_of_rfc_5869():
         ({"hashes": 0}, r"encoding.hashes: 0 \(1 or more\)"),
         ({"kind": "blom"}, r"Did you mean 'bloom'\?"),
         ({"kind": "minhash", "diffusion": 3}, r"encoding.diffusion: 3 does not apply to minhash"),
-        ({"kind": "minhash", "hashes": 20}, r"encoding.hashes: 20 does not apply to minhash. Set it to 10, or"),
-        ({"kind": "twostep", "hashing": "double"}, r"encoding.hashing: double does not apply to twostep"),
+        (
+            {"kind": "minhash", "hashes": 20},
+            r"encoding.hashes: 20 does not apply to minhash. Set it to 10, or",
+        ),
+        (
+            {"kind": "twostep", "hashing": "double"},
+            r"encoding.hashing: double does not apply to twostep",
+        ),
         ({"kind": "twostep", "hashes": 30}, r"encoding.hashes: 30 \(1 to 24 for twostep\)"),
         ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits. Set it to 64 or less"),
         ({"size": 1 << 17}, r"at most 65,536 bits"),
@@ -191,5 +217,9 @@ def test_settings_that_cannot_be_are_refused(settings_of, message):
 
 
 def test_an_encoding_says_in_words_what_it_is():
-    assert EncodingConfig(fold=1, diffusion=4).line().endswith("(keyed), folded 1×, diffused over 4 bits")
+    assert (
+        EncodingConfig(fold=1, diffusion=4)
+        .line()
+        .endswith("(keyed), folded 1×, diffused over 4 bits")
+    )
     assert "10 rows of 1000 columns" in EncodingConfig(kind="twostep", size=1000).line()

@@ -7,14 +7,24 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.bits.grams import LABEL_INDEX, LABELS, GramIndex, code_points, distinct, plain_texts, raw_texts
+from flatout.bits.grams import (
+    LABEL_INDEX,
+    LABELS,
+    GramIndex,
+    code_points,
+    distinct,
+    plain_texts,
+    raw_texts,
+)
 
 TEXTS = st.lists(st.text(max_size=12), max_size=20)
 CLOSE = st.lists(st.text(alphabet="ab1 é/\U0001f600", max_size=12), max_size=20)
 
 
 def split(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
+    return (
+        [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
+    )
 
 
 def plain_grams(text: str) -> set[str]:
@@ -37,14 +47,18 @@ def test_the_labels_are_the_published_ones():
 def test_an_index_numbers_the_pairs_that_a_plain_loop_finds(texts):
     index = GramIndex()
     rows = split(*index.rows(pa.array(texts, pa.large_string())))
-    assert [{index.names[number] for number in row} for row in rows] == [plain_grams(text) for text in texts]
+    assert [{index.names[number] for number in row} for row in rows] == [
+        plain_grams(text) for text in texts
+    ]
     assert all(row == sorted(set(row)) for row in rows)
 
 
 @given(TEXTS | CLOSE)
 def test_a_frozen_index_leaves_out_what_it_does_not_know(texts):
     rows = split(*LABEL_INDEX.rows(pa.array(texts, pa.large_string())))
-    assert [{LABELS[number] for number in row} for row in rows] == [plain_grams(t) & set(LABELS) for t in texts]
+    assert [{LABELS[number] for number in row} for row in rows] == [
+        plain_grams(t) & set(LABELS) for t in texts
+    ]
 
 
 @given(TEXTS)
@@ -53,7 +67,9 @@ def test_numbers_do_not_depend_on_how_a_column_is_cut(texts):
     column = pa.array(["xx", *texts, "yy"], pa.large_string())
     expected = split(*whole.rows(column.slice(1, len(texts))))
     found = [row for text in texts for row in split(*cut.rows(pa.array([text], pa.large_string())))]
-    assert [{whole.names[i] for i in row} for row in expected] == [{cut.names[i] for i in row} for row in found]
+    assert [{whole.names[i] for i in row} for row in expected] == [
+        {cut.names[i] for i in row} for row in found
+    ]
 
 
 @given(TEXTS)

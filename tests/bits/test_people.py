@@ -1,4 +1,6 @@
-"""The built-in people: the same everywhere, any number of them, long-tailed, mistyped on request."""
+"""The built-in people: the same everywhere, any number of them, long-tailed, mistyped
+on request.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ def test_fewer_people_are_the_first_of_more():
 
 def test_the_people_of_a_generator_version_never_change():
     rows = read(rows=200)
-    found = xxhash.xxh3_64_hexdigest("\n".join(" ".join(row.values()) for row in rows.to_pylist()).encode())
+    found = xxhash.xxh3_64_hexdigest(
+        "\n".join(" ".join(row.values()) for row in rows.to_pylist()).encode()
+    )
     assert (GENERATOR_VERSION, found) == (1, "08238fd4e6040af8")
 
 
 def test_everybody_has_a_name_a_birthday_and_a_number_of_their_own():
     rows = read(rows=20_000)
     assert pc.count_distinct(rows["uid"]).as_py() == 20_000
-    assert all(re.fullmatch(r"[A-Z][a-z]{2,}", name) for column in FIELDS[:2] for name in rows[column].to_pylist())
+    assert all(
+        re.fullmatch(r"[A-Z][a-z]{2,}", name)
+        for column in FIELDS[:2]
+        for name in rows[column].to_pylist()
+    )
     for birthday in rows["Birthday"].to_pylist():
         month, day, year = map(int, birthday.split("/"))
         assert 1 <= month <= 12 and 1 <= day <= 31 and 1930 < year <= 2006
@@ -43,7 +51,9 @@ def test_everybody_has_a_name_a_birthday_and_a_number_of_their_own():
 
 
 def test_a_few_names_are_common_and_most_are_rare():
-    counts = pc.value_counts(read(rows=20_000)["Surname"].combine_chunks()).field("counts").to_pylist()
+    counts = (
+        pc.value_counts(read(rows=20_000)["Surname"].combine_chunks()).field("counts").to_pylist()
+    )
     assert max(counts) > 100
     assert sum(count <= 3 for count in counts) > len(counts) / 2
 
@@ -52,13 +62,19 @@ def test_typing_errors_change_one_letter_of_the_share_asked_for():
     given, surnames = (set(names.to_pylist()) for names in _names())
     rows = read(rows=16_000, typos=0.3)
     odd = [
-        row["GivenName"] not in given or row["Surname"] not in surnames for row in rows.select(FIELDS[:2]).to_pylist()
+        row["GivenName"] not in given or row["Surname"] not in surnames
+        for row in rows.select(FIELDS[:2]).to_pylist()
     ]
-    assert 0.2 < sum(odd) / len(odd) < 0.3  # a letter may be replaced by itself, or the error be another name
+    # a letter may be replaced by itself, or the error be another name
+    assert 0.2 < sum(odd) / len(odd) < 0.3
     assert (
         read(rows=1_000, typos=0.0)["Surname"]
         .combine_chunks()
-        .filter(pc.invert(pc.is_in(read(rows=1_000)["Surname"].combine_chunks(), pa.array(sorted(surnames)))))
+        .filter(
+            pc.invert(
+                pc.is_in(read(rows=1_000)["Surname"].combine_chunks(), pa.array(sorted(surnames)))
+            )
+        )
         .to_pylist()
         == []
     )

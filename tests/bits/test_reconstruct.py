@@ -1,4 +1,6 @@
-"""Texts are rebuilt from their grams: exactly where grams leave no doubt, likeliest first where they do."""
+"""Texts are rebuilt from their grams: exactly where grams leave no doubt, likeliest first where
+they do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def people() -> tuple[list[str], GramIndex, LetterOrder]:
     raw = raw_texts([table[name].combine_chunks() for name in FIELDS])
     grams = GramIndex()
     grams.rows(padded(raw))
-    return raw.to_pylist(), GramIndex(grams.names, is_frozen=True), LetterOrder.learn(raw, grams.names)
+    return (
+        raw.to_pylist(),
+        GramIndex(grams.names, is_frozen=True),
+        LetterOrder.learn(raw, grams.names),
+    )
 
 
 def certain(texts: list[str], grams: GramIndex, sureness: float = 0.999) -> np.ndarray:
@@ -45,7 +51,9 @@ def test_a_text_whose_grams_allow_one_walk_is_found_at_the_first_try(letters, le
 def test_most_texts_are_among_the_first_ten(people):
     texts, grams, order = people
     wanted = texts[:200]
-    found = rates(list(Reconstructor(grams.names, order).candidates(certain(wanted, grams))), wanted)
+    found = rates(
+        list(Reconstructor(grams.names, order).candidates(certain(wanted, grams))), wanted
+    )
     assert found.at_10 > 0.6
     assert found.at_1 <= found.at_5 <= found.at_10
     assert found.at_1 + found.wrong + found.without == pytest.approx(1.0)
@@ -60,7 +68,9 @@ def test_every_walk_is_made_of_grams_that_follow_each_other(people):
         assert list(each.values()) == sorted(each.values(), reverse=True)
         for text in each:
             whole = f" {text} "
-            assert all(whole[place : place + 2] in set(grams.names) for place in range(len(whole) - 1))
+            assert all(
+                whole[place : place + 2] in set(grams.names) for place in range(len(whole) - 1)
+            )
 
 
 def test_records_are_rebuilt_alike_alone_and_among_many(people):
@@ -86,7 +96,11 @@ def test_the_order_of_letters_is_kept_on_disk(people, tmp_path):
     order.save(tmp_path / "letters.safetensors")
     loaded = LetterOrder.load(tmp_path / "letters.safetensors", grams.names)
     assert np.array_equal(loaded.log_next, order.log_next)
-    assert (loaded.shapes, loaded.longest, loaded.letters) == (order.shapes, order.longest, order.letters)
+    assert (loaded.shapes, loaded.longest, loaded.letters) == (
+        order.shapes,
+        order.longest,
+        order.letters,
+    )
 
 
 def test_what_usually_follows_two_letters_is_likelier():
@@ -118,7 +132,8 @@ def test_grams_are_counted_sorted_and_gathered_by_frequency():
 
 
 @pytest.mark.parametrize(
-    ("dice", "words"), [(0.25, "Hardly anything"), (0.4, "Some of"), (0.8, "Much of"), (0.99, "Nearly all")]
+    ("dice", "words"),
+    [(0.25, "Hardly anything"), (0.4, "Some of"), (0.8, "Much of"), (0.99, "Nearly all")],
 )
 def test_the_conclusion_is_in_plain_words(dice, words):
     said = conclusion(dice, 0.23, Rates(0.5, 0.6, 0.7, 0.5, 0.0, 1000))

@@ -21,8 +21,13 @@ from flatout.data.batches.plan import PlanSettings
 @pytest.fixture(params=["bloom", "twostep"])
 def feeds(request) -> tuple[Feed, Feed, tuple]:
     encoding = EncodingConfig(kind=request.param, size=64, hashes=2)
-    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=300), encoding=encoding, vocabulary=80))
-    made = (Feed(data.store.splits[name], PlanSettings(rows_per_batch=64)) for name in ("train", "validation"))
+    data = open_store(
+        BitsDataConfig(sample=PeopleConfig(rows=300), encoding=encoding, vocabulary=80)
+    )
+    made = (
+        Feed(data.store.splits[name], PlanSettings(rows_per_batch=64))
+        for name in ("train", "validation")
+    )
     return (*made, (data, data.labels, torch.device("cpu")))
 
 
@@ -81,7 +86,12 @@ def plain_scores(scores: np.ndarray, targets: np.ndarray, threshold: float) -> d
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 10_000), st.sampled_from([0.25, 0.5, 0.75]))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 12),
+    st.integers(0, 10_000),
+    st.sampled_from([0.25, 0.5, 0.75]),
+)
 def test_scores_are_those_of_a_plain_loop_over_records(rows, grams, seed, threshold):
     random = np.random.default_rng(seed)
     scores = random.random((rows, grams)).astype(np.float32)
@@ -102,7 +112,9 @@ def test_the_best_threshold_is_found_among_all():
     values = metrics.compute()
     tried = [plain_scores(scores, targets, place / 256)["dice"] for place in range(256)]
     assert values["dice"] == pytest.approx(max(tried), abs=1e-6)
-    assert plain_scores(scores, targets, metrics.threshold)["dice"] == pytest.approx(values["dice"], abs=1e-6)
+    assert plain_scores(scores, targets, metrics.threshold)["dice"] == pytest.approx(
+        values["dice"], abs=1e-6
+    )
 
 
 def test_scores_beyond_the_ends_count_as_the_nearer_end():

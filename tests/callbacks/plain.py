@@ -1,4 +1,6 @@
-"""A small module and loader of nobody's framework, and a plain Trainer with a table of all that is logged."""
+"""A small module and loader of nobody's framework, and a plain Trainer with a table of all that is
+logged.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ class Small(L.LightningModule):
     def __init__(self, **slow_s: float) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 2)
-        self.slow_s = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "validation": 0.0} | slow_s
+        self.slow_s = {
+            "forward": 0.0,
+            "backward": 0.0,
+            "optimizer": 0.0,
+            "validation": 0.0,
+        } | slow_s
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         time.sleep(self.slow_s["forward"])

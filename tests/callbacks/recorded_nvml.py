@@ -1,4 +1,6 @@
-"""NVML as it answers on several machines: records of cards, behind the names and the errors of the real library."""
+"""NVML as it answers on several machines: records of cards, behind the names and the errors of the
+real library.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Record:
 
 @dataclass
 class RecordedNvml:
-    """Constants and errors are those of the real library; everything else comes from the records."""
+    """Constants and errors are those of the real library; everything else comes from
+    the records.
+    """
 
     cards: list[Record]
     has_driver: bool = True
@@ -87,7 +91,9 @@ class RecordedNvml:
             "MaxMigDeviceCount": lambda card: 7,
             "GpuInstanceId": lambda card: card.instance[0],
             "ComputeInstanceId": lambda card: card.instance[1],
-            "UtilizationRates": lambda card: _named(card.utilisation, gpu=card.utilisation, memory=0),
+            "UtilizationRates": lambda card: _named(
+                card.utilisation, gpu=card.utilisation, memory=0
+            ),
             "MemoryInfo": lambda card: _named(card.memory, used=card.memory, total=2**34),
             "PowerUsage": lambda card: card.power_mw,
             "Temperature": lambda card, kind: card.temperature,
@@ -123,7 +129,11 @@ def _named(value: Any, **parts: Any) -> Any:
 
 
 def _processes(found: list[tuple[int, int | None]] | None) -> Any:
-    return None if found is None else [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in found]
+    return (
+        None
+        if found is None
+        else [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in found]
+    )
 
 
 def clocks(sm: int, memory: int) -> dict[int, int]:
@@ -156,7 +166,9 @@ def a16_board() -> RecordedNvml:
 
 
 def cut_a100() -> RecordedNvml:
-    """An A100 in three slices, of which the driver tells no load; beside it a T4 of an older driver's making."""
+    """An A100 in three slices, of which the driver tells no load; beside it a T4 of an older
+    driver's making.
+    """
     slices = {
         place: Record(
             uuid=f"MIG-5{place}11ce00-aaaa-bbbb-cccc-dddd0000000{place}",
@@ -214,7 +226,9 @@ def hot_4090() -> RecordedNvml:
 
 
 def shared_card(mine: int | None = ME) -> RecordedNvml:
-    """Two others compute beside this process; `mine` is None where the driver sees other numbers than the container."""
+    """Two others compute beside this process; `mine` is None where the driver sees other numbers
+    than the container.
+    """
     machine = hot_4090()
     own = 77_001 if mine is None else mine
     machine.cards[0].processes = [(own, 5 * 10**9), (31_337, 3 * 10**9), (31_338, None)]

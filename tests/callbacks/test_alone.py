@@ -14,7 +14,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    TQDMProgressBar,
+)
 from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
@@ -39,18 +44,27 @@ SLOWEST_S, SEVEN = 0.2, {"limit_train_batches": 7}
 
 
 def split_of(timer: StepTimer) -> dict[str, float]:
-    """Milliseconds of each part of training for each batch; a machine warms up in the first steps."""
+    """Milliseconds of each part of training for each batch; a machine warms up in the
+    first steps.
+    """
     return {
-        name: value for name, value in timer.times.counted().values().items() if value and name != "time/validation_ms"
+        name: value
+        for name, value in timer.times.counted().values().items()
+        if value and name != "time/validation_ms"
     }
 
 
-@pytest.mark.parametrize("part", at_once("backward", of=["forward", "backward", "optimizer"], seconds=1))
+@pytest.mark.parametrize(
+    "part", at_once("backward", of=["forward", "backward", "optimizer"], seconds=1)
+)
 def test_the_step_timer_finds_the_slow_phase_of_a_plain_module(tmp_path, part):
     timer = StepTimer(4)
     train(tmp_path, [timer], Small(**{part: SLOWEST_S}), **SEVEN)
     split = split_of(timer)
-    assert max(split, key=split.get) == f"time/{part}_ms" and split[f"time/{part}_ms"] > 1000 * SLOWEST_S
+    assert (
+        max(split, key=split.get) == f"time/{part}_ms"
+        and split[f"time/{part}_ms"] > 1000 * SLOWEST_S
+    )
     assert [step for step, _ in curve(tmp_path, f"time/{part}_ms")] == [3, 6]
 
 
@@ -76,7 +90,10 @@ def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path,
     train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)
     split = split_of(timer)
     assert split["time/callbacks_ms"] > 2000 * SLOWEST_S
-    assert sum(value for name, value in split.items() if name != "time/callbacks_ms") < split["time/callbacks_ms"]
+    assert (
+        sum(value for name, value in split.items() if name != "time/callbacks_ms")
+        < split["time/callbacks_ms"]
+    )
     assert set(timer.clock.callbacks) == {"Sleeps"} and "on_train_batch_end" not in vars(slow)
 
 
@@ -98,12 +115,15 @@ def test_the_step_timer_counts_checkpoints_of_lightning_and_validations(tmp_path
     saving = ModelCheckpoint(tmp_path / "checkpoints", every_n_train_steps=5)
     module = SlowToSave(validation=SLOW_S)
     began = time.perf_counter()
-    trainer = train(tmp_path, [timer, saving], module, enable_checkpointing=True, val_check_interval=5)
+    trainer = train(
+        tmp_path, [timer, saving], module, enable_checkpointing=True, val_check_interval=5
+    )
     wall_s = time.perf_counter() - began
     assert timer.clock.counts["checkpoint"] == 2 == timer.clock.counts["validation"]
     assert timer.clock.spent["checkpoint"] > 2 * SLOW_S
     assert timer.clock.spent["validation"] > 2 * ROWS / BATCH * SLOW_S
-    assert timer.times.total.seconds < wall_s - timer.clock.spent["validation"]  # validations are no time of training
+    # validations are no time of training
+    assert timer.times.total.seconds < wall_s - timer.clock.spent["validation"]
     assert "save_checkpoint" not in vars(trainer)
 
 
@@ -120,7 +140,9 @@ def test_the_parts_of_a_plain_training_add_up_to_its_time(tmp_path):
 
 def test_a_step_ends_where_lightning_accumulates_to(tmp_path):
     timer, throughput = StepTimer(1), Throughput(1)
-    train(tmp_path, [timer, throughput], Small(forward=0.005), accumulate_grad_batches=2, max_epochs=4)
+    train(
+        tmp_path, [timer, throughput], Small(forward=0.005), accumulate_grad_batches=2, max_epochs=4
+    )
     assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == list(range(20))
     assert timer.step_times.percentile(0.5) * 1000 > 10
     assert throughput.volume.total.rows == 4 * ROWS
@@ -151,9 +173,14 @@ def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughp
     throughput = Throughput(1)
     profile = ProfileSteps(wait=3, warmup=1, active=3, folder=tmp_path / "profile", say=said.append)
     trainer = train(tmp_path, [profile, throughput], TwoOptimizers())
-    assert trainer.global_step == 20 and (throughput.volume.total.steps, throughput.volume.total.rows) == (10, ROWS)
+    assert trainer.global_step == 20 and (
+        throughput.volume.total.steps,
+        throughput.volume.total.rows,
+    ) == (10, ROWS)
     assert said[0].startswith("profile: 3 steps, 5 to 7: ")
-    rows = csv.DictReader((tmp_path / "profile" / "operators.csv").read_text(encoding="utf-8").splitlines())
+    rows = csv.DictReader(
+        (tmp_path / "profile" / "operators.csv").read_text(encoding="utf-8").splitlines()
+    )
     assert {row["operator"]: row["calls"] for row in rows}["aten::addmm"] == str(3 * 2)
 
 
@@ -177,7 +204,11 @@ def test_throughput_counts_rows_of_any_batch(tmp_path):
     train(tmp_path, [throughput], max_epochs=2)
     assert throughput.volume.total.rows == 2 * ROWS
     names = set(table(tmp_path)[0])
-    assert "speed/rows_per_s" in names and not names & {"speed/tokens_per_s", "speed/padding_share", "speed/mfu"}
+    assert "speed/rows_per_s" in names and not names & {
+        "speed/tokens_per_s",
+        "speed/padding_share",
+        "speed/mfu",
+    }
     assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == [4, 9, 14, 19]
 
 
@@ -222,9 +253,14 @@ def test_flat_batches_have_tokens_padding_and_mfu(tmp_path):
     throughput = Throughput(2, peak=Peak(0.5, "made up"))
     batches = DataLoader([[1], [1, 2, 3]] * 6, 2, collate_fn=flat_batch)
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[throughput],
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[throughput],
+    )
     trainer.fit(Tokens(), batches)
     total = throughput.volume.total
     assert (total.rows, total.tokens, total.computed) == (12, 24, 36)
@@ -252,13 +288,19 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metric", "shown"), [("recall", ["recall"]), ("loss", ["f1", "auroc", "mae"]), (None, ["f1", "auroc", "mae"])]
+    ("metric", "shown"),
+    [("recall", ["recall"]), ("loss", ["f1", "auroc", "mae"]), (None, ["f1", "auroc", "mae"])],
 )
 def test_a_line_shows_the_metric_that_decides_wherever_it_stands_and_no_loss_twice(metric, shown):
     said: list[str] = []
     line = ProgressLine(metric=metric, say=said.append)
-    line.on_validation(1, 1.0, {f"val/{name}": 0.5 for name in ("loss", "f1", "auroc", "mae", "recall")})
-    assert said == ["epoch   1.00  step      1  val loss 0.5000  " + "  ".join(f"val {name} 0.5000" for name in shown)]
+    line.on_validation(
+        1, 1.0, {f"val/{name}": 0.5 for name in ("loss", "f1", "auroc", "mae", "recall")}
+    )
+    assert said == [
+        "epoch   1.00  step      1  val loss 0.5000  "
+        + "  ".join(f"val {name} 0.5000" for name in shown)
+    ]
 
 
 def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
@@ -275,7 +317,10 @@ def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
 def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
     said: list[str] = []
     train(tmp_path, [ProfileSteps(wait=2, warmup=1, active=3, say=said.append)])
-    train(tmp_path / "other", [ProfileSteps(wait=2, active=3, folder=tmp_path / "new" / "one", say=said.append)])
+    train(
+        tmp_path / "other",
+        [ProfileSteps(wait=2, active=3, folder=tmp_path / "new" / "one", say=said.append)],
+    )
     assert (tmp_path / "new" / "one" / "operators.csv").is_file()
     assert said[0] == "profile: 3 steps, 4 to 6: trace.json.gz for ui.perfetto.dev, operators.csv"
     with gzip.open(tmp_path / "trace.json.gz", "rt", encoding="utf-8") as trace:
@@ -290,12 +335,30 @@ def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
             self.log("train/own", loss)
             return loss
 
-    parts = [HardwareMonitor(2, every_s=0.01), StepTimer(2), Throughput(2), ProgressLine(2, say=lambda line: None)]
-    train(tmp_path, [*parts, ProfileSteps(wait=0, folder=tmp_path, say=lambda line: None)], Logs(forward=0.01))
+    parts = [
+        HardwareMonitor(2, every_s=0.01),
+        StepTimer(2),
+        Throughput(2),
+        ProgressLine(2, say=lambda line: None),
+    ]
+    train(
+        tmp_path,
+        [*parts, ProfileSteps(wait=0, folder=tmp_path, say=lambda line: None)],
+        Logs(forward=0.01),
+    )
     names = {name for row in table(tmp_path) for name, value in row.items() if value}
-    assert {"train/own", "val/loss", "speed/rows_per_s", "time/forward_ms", "host/process_memory_gb"} <= names
-    assert {name for name in names if name.partition("/")[0] in ("speed", "time", "host")} <= CURVES.keys()
-    assert parts[1].clock.counts["logging"] >= 3 * (ROWS // BATCH // 2)  # each one's writing is known to the timer
+    assert {
+        "train/own",
+        "val/loss",
+        "speed/rows_per_s",
+        "time/forward_ms",
+        "host/process_memory_gb",
+    } <= names
+    assert {
+        name for name in names if name.partition("/")[0] in ("speed", "time", "host")
+    } <= CURVES.keys()
+    # each one's writing is known to the timer
+    assert parts[1].clock.counts["logging"] >= 3 * (ROWS // BATCH // 2)
     assert parts[1].clock.spent["logging"] > 0
 
 
@@ -305,7 +368,12 @@ def test_no_callback_reads_a_number_of_the_device_in_a_step(tmp_path):
             train(tmp_path / folder, callbacks, max_epochs=2, limit_val_batches=0)
         return found.count
 
-    timed = [HardwareMonitor(every_s=0.01), StepTimer(), Throughput(), ProgressLine(say=lambda line: None)]
+    timed = [
+        HardwareMonitor(every_s=0.01),
+        StepTimer(),
+        Throughput(),
+        ProgressLine(say=lambda line: None),
+    ]
     assert reads(timed, "timed") == reads([], "bare")
 
 
@@ -328,10 +396,17 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     train(tmp_path / "first", first, enable_checkpointing=True)
     again = callbacks()
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, callbacks=again,
-    )  # fmt: skip
-    trainer.fit(Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False)
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=again,
+    )
+    trainer.fit(
+        Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False
+    )
     assert again[1].volume.total.rows == 2 * ROWS == 2 * first[1].volume.total.rows
     assert again[0].times.total.batches == 2 * ROWS // BATCH
     assert again[0].step_times.first == first[0].step_times.first
@@ -348,5 +423,7 @@ def test_the_line_names_metrics_in_full_and_parts_of_an_epoch(tmp_path):
 
     said: list[str] = []
     train(tmp_path, [ProgressLine(2, say=said.append)], module=Logs(), val_check_interval=5)
-    assert said[0].startswith("epoch   0.50  step      5") and said[1].startswith("epoch   1.00  step     10")
+    assert said[0].startswith("epoch   0.50  step      5") and said[1].startswith(
+        "epoch   1.00  step     10"
+    )
     assert said[0].endswith("val valid_loss 0.5000") and "interval" not in said[0]

@@ -1,4 +1,6 @@
-"""The clock: parts that add up to the whole, spreads in little memory, events read when the device has passed them."""
+"""The clock: parts that add up to the whole, spreads in little memory, events read when the device
+has passed them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, HookTimes, StepTimes, compiled_so_far
+from flatout.callbacks.clock import (
+    FIRST_STEPS,
+    PARTS,
+    Clock,
+    DeviceTimes,
+    HookTimes,
+    StepTimes,
+    compiled_so_far,
+)
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import Split, StepTimer
 from flatout.callbacks.throughput import Volume
@@ -103,9 +113,15 @@ def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
     clock.callbacks = {"mine": 1.2, "other": 0.6}
     curves = RunCurves([], timer=StepTimer(callbacks={}))
     curves.timer.clock = clock
-    parts = dict.fromkeys(curves.timer.times.total.parts_s, 0.0) | {"forward": 0.6, "backward": 1.2, "callbacks": 1.8}
+    parts = dict.fromkeys(curves.timer.times.total.parts_s, 0.0) | {
+        "forward": 0.6,
+        "backward": 1.2,
+        "callbacks": 1.8,
+    }
     curves.timer.times.total = Split(batches=100, seconds=2.0, parts_s=parts)
-    curves.throughput.volume.total = Volume(batches=100, steps=100, rows=200, tokens=600, computed=600, seconds=2.0)
+    curves.throughput.volume.total = Volume(
+        batches=100, steps=100, rows=200, tokens=600, computed=600, seconds=2.0
+    )
     found = evidence_of(curves, feed, "32-true", 1.0)
     assert found is not None and found.ms["callbacks"] == pytest.approx(2.0)
     assert found.callbacks == pytest.approx({"mine": 4.0 / 3, "other": 2.0 / 3})
@@ -140,7 +156,9 @@ def batches() -> Iterator[object]:
     from flatout.data.batches.flat_batch import FlatBatch
 
     one = torch.ones(1, dtype=torch.int64)
-    yield FlatBatch(tokens=one, offsets=torch.tensor([0, 1]), lengths=one, rows=one, num_real=1, step_rows=1)
+    yield FlatBatch(
+        tokens=one, offsets=torch.tensor([0, 1]), lengths=one, rows=one, num_real=1, step_rows=1
+    )
 
 
 @pytest.mark.soak(seconds=2)
@@ -153,7 +171,10 @@ def test_curves_tell_the_parts_and_the_spread_of_steps(tmp_path):
     assert len(result.summary["speed"]["first_steps_ms"]) == FIRST_STEPS
 
 
-@given(some.lists(some.floats(1e-5, 100.0), min_size=FIRST_STEPS + 1, max_size=300), some.floats(0.01, 1.0))
+@given(
+    some.lists(some.floats(1e-5, 100.0), min_size=FIRST_STEPS + 1, max_size=300),
+    some.floats(0.01, 1.0),
+)
 def test_percentiles_are_those_of_all_steps_to_a_few_percent(seconds, share):
     times = StepTimes()
     for start in range(0, len(seconds), 7):
@@ -263,7 +284,8 @@ def test_every_part_has_a_curve():
 
 
 @pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" not in os.environ, reason="groups are handed to workers; with -n0 there are none"
+    "PYTEST_XDIST_WORKER" not in os.environ,
+    reason="groups are handed to workers; with -n0 there are none",
 )
 def test_tests_that_measure_time_are_handed_to_one_worker(request):
     assert request.node.nodeid.endswith("@timing")

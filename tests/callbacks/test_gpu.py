@@ -10,7 +10,14 @@ import torch
 
 from flatout.callbacks.gpu import CURVES, find_card, visible_entries, watched_card
 from flatout.callbacks.hardware_monitor import Watch
-from tests.callbacks.recorded_nvml import RecordedNvml, a16_board, cut_a100, hot_4090, plain_t4, shared_card
+from tests.callbacks.recorded_nvml import (
+    RecordedNvml,
+    a16_board,
+    cut_a100,
+    hot_4090,
+    plain_t4,
+    shared_card,
+)
 
 
 def test_every_curve_of_a_card_that_tells_all():
@@ -63,7 +70,8 @@ def test_the_card_that_was_made_visible_is_the_one_that_is_watched(visible, numb
 
 
 @pytest.mark.parametrize(
-    ("visible", "number"), [("", 0), ("-1", 0), ("0,-1,1", 1), ("2,2", 1), ("9", 0), ("GPU-ffff", 0), ("GPU-", 0)]
+    ("visible", "number"),
+    [("", 0), ("-1", 0), ("0,-1,1", 1), ("2,2", 1), ("9", 0), ("GPU-ffff", 0), ("GPU-", 0)],
 )
 def test_a_card_that_is_hidden_unknown_or_fits_several_is_none(visible, number):
     assert find_card(a16_board(), number, visible) is None
@@ -72,7 +80,9 @@ def test_a_card_that_is_hidden_unknown_or_fits_several_is_none(visible, number):
 def test_a_place_on_the_bus_counts_more_than_a_number_for_cuda_counts_the_fastest_first():
     machine = cut_a100()
     assert find_card(machine, 0, None, "00000000:00:1E.0").whole is machine.cards[1]
-    assert find_card(machine, 0, "words of a later CUDA", "00000000:00:1E.0").whole is machine.cards[1]
+    assert (
+        find_card(machine, 0, "words of a later CUDA", "00000000:00:1E.0").whole is machine.cards[1]
+    )
     assert find_card(machine, 0, None, "00000000:FF:00.0") is None
 
 
@@ -105,7 +115,9 @@ def test_a_slice_is_found_by_both_forms_of_its_name_and_tells_what_is_its_own(vi
     assert card.facts() == {"throttled": None, "others": None, "pcie": None}
 
 
-@pytest.mark.parametrize("visible", ["MIG-ffff", "MIG-GPU-a100a100/9/0", "MIG-5", "MIG-GPU-ffff/10/0"])
+@pytest.mark.parametrize(
+    "visible", ["MIG-ffff", "MIG-GPU-a100a100/9/0", "MIG-5", "MIG-GPU-ffff/10/0"]
+)
 def test_a_slice_that_is_not_there_or_fits_several_is_none(visible):
     assert find_card(cut_a100(), 0, visible) is None
 
@@ -165,7 +177,12 @@ def test_a_link_that_narrows_when_idle_counts_as_wide_as_it_was_seen():
     for generation in (1, 4, 1):
         machine.cards[0].link = (generation, 16, 4, 16)
         card.sample()
-    assert card.facts()["pcie"] == {"generation": 4, "width": 16, "most_generation": 4, "most_width": 16}
+    assert card.facts()["pcie"] == {
+        "generation": 4,
+        "width": 16,
+        "most_generation": 4,
+        "most_width": 16,
+    }
 
 
 def test_others_on_the_card_are_counted_and_how_much_they_hold():
@@ -211,7 +228,8 @@ def test_behind_a_cuda_device_is_the_card_at_its_place_on_the_bus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: place)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert watched_card(torch.device("cuda", 0)).whole is machine.cards[2]
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())  # an older torch
+    # an older torch
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     assert watched_card(torch.device("cuda", 1)).whole is machine.cards[1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3a16")
     assert watched_card(torch.device("cuda", 0)).whole is machine.cards[3]

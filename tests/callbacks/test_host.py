@@ -38,7 +38,9 @@ def test_version_2_in_a_container_stands_at_the_top(tmp_path):
             "proc/self/cgroup": "0::/\n",
             "sys/fs/cgroup/cpu.max": "150000 100000\n",
             "sys/fs/cgroup/memory.max": "8000000000\n",
-            "sys/fs/cgroup/cpu.stat": "usage_usec 99\nnr_periods 40\nnr_throttled 10\nthrottled_usec 7\n",
+            "sys/fs/cgroup/cpu.stat": (
+                "usage_usec 99\nnr_periods 40\nnr_throttled 10\nthrottled_usec 7\n"
+            ),
         },
     )
     assert limits(root) == Limits(1.5, 8_000_000_000)
@@ -84,7 +86,9 @@ def test_version_1_on_the_machine_itself(tmp_path):
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
             "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000\n",
             "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.stat": "nr_periods 8\nnr_throttled 2\nthrottled_time 5\n",
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.stat": (
+                "nr_periods 8\nnr_throttled 2\nthrottled_time 5\n"
+            ),
         },
     )
     assert limits(root) == Limits(0.5, 2_000_000_000)

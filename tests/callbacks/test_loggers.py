@@ -132,7 +132,9 @@ def points_in_mlflow(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def records_of_wandb(path: Path) -> Iterator[bytes]:
-    """Records of an offline run: a log in blocks of 32 KiB, each piece with checksum, length and kind before it."""
+    """Records of an offline run: a log in blocks of 32 KiB, each piece with checksum, length and
+    kind before it.
+    """
     data, at, record = path.read_bytes(), 7, b""  # the file's own header has 7 bytes, too
     while at + 7 <= len(data):
         left = 2**15 - at % 2**15
@@ -155,9 +157,16 @@ def points_in_wandb(folder: Path, name: str) -> list[tuple[int, float]]:
     for data in records_of_wandb(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        items = {
+            item.key or "/".join(item.nested_key): item.value_json for item in record.history.item
+        }
         if name in items:
-            found.append((int(float(json.loads(items["trainer/global_step"]))), float(json.loads(items[name]))))
+            found.append(
+                (
+                    int(float(json.loads(items["trainer/global_step"]))),
+                    float(json.loads(items[name])),
+                )
+            )
     return found
 
 
@@ -171,7 +180,8 @@ READERS = {
 
 @pytest.mark.parametrize("logger", ALL)
 @pytest.mark.parametrize(
-    "name", ["train/loss", "train/lr", "speed/rows_per_s", "time/forward_ms", "val/loss", "val/accuracy"]
+    "name",
+    ["train/loss", "train/lr", "speed/rows_per_s", "time/forward_ms", "val/loss", "val/accuracy"],
 )
 def test_every_logger_has_the_points_of_the_run(finished, logger, name):
     folder = finished[0].folder
@@ -179,7 +189,9 @@ def test_every_logger_has_the_points_of_the_run(finished, logger, name):
     found = READERS[logger](folder, name)
     assert len(expected) >= 2
     assert [step for step, _ in found] == [step for step, _ in expected]
-    assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-5)
+    assert [value for _, value in found] == pytest.approx(
+        [value for _, value in expected], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("logger", ALL)
@@ -210,8 +222,12 @@ def test_the_summary_names_the_loggers_and_everything_lies_in_the_run_folder(fin
 
 def test_a_logger_that_fails_in_mid_run_is_dropped_with_one_warning(tmp_path):
     failing, whole = Keeps(fails_at=3), Keeps()
-    with pytest.warns(RuntimeWarning, match=r"^logger failing ends here: the network is down$") as found:
-        result = trained(tmp_path, logger={"failing": failing, "whole": whole}, callbacks={"logs": Logs()})
+    with pytest.warns(
+        RuntimeWarning, match=r"^logger failing ends here: the network is down$"
+    ) as found:
+        result = trained(
+            tmp_path, logger={"failing": failing, "whole": whole}, callbacks={"logs": Logs()}
+        )
     assert sum("ends here" in str(each.message) for each in found) == 1
     assert (failing.calls, failing.ended) == (3, [])
     assert read_summary(result.folder)["status"] == "finished"
@@ -243,14 +259,23 @@ def test_a_resumed_run_replaces_no_table_of_its_first_part(tmp_path):
     again = trained(tmp_path, logger="csv", epochs=2, resume=str(first.folder))
     assert again.folder == first.folder
     assert points_in_csv(first.folder, "val/loss")[0][0] == STEPS // 2
-    with (again.folder / "csv" / f"from-step-{STEPS // 2}" / "metrics.csv").open(encoding="utf-8") as file:
+    with (again.folder / "csv" / f"from-step-{STEPS // 2}" / "metrics.csv").open(
+        encoding="utf-8"
+    ) as file:
         steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert steps and min(steps) > STEPS // 2
 
 
 def test_names_and_settings_choose_loggers():
-    assert chosen_loggers(None) == {"tensorboard": TensorBoardConfig()} == chosen_loggers("tensorboard")
-    assert chosen_loggers(["csv", "tensorboard"]) == {"csv": CSVConfig(), "tensorboard": TensorBoardConfig()}
+    assert (
+        chosen_loggers(None)
+        == {"tensorboard": TensorBoardConfig()}
+        == chosen_loggers("tensorboard")
+    )
+    assert chosen_loggers(["csv", "tensorboard"]) == {
+        "csv": CSVConfig(),
+        "tensorboard": TensorBoardConfig(),
+    }
     assert chosen_loggers("none") == chosen_loggers([]) == {}
     own = Keeps()
     assert chosen_loggers({"own": own, "csv": CSVConfig()}) == {"own": own, "csv": CSVConfig()}
@@ -259,7 +284,10 @@ def test_names_and_settings_choose_loggers():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ("tensorbord", r"logger: 'tensorbord' \(tensorboard, csv, .*none\)\. Did you mean 'tensorboard'\?"),
+        (
+            "tensorbord",
+            r"logger: 'tensorbord' \(tensorboard, csv, .*none\)\. Did you mean 'tensorboard'\?",
+        ),
         ({"x": 3}, r"logger\.x: int is no logger"),
     ],
 )
@@ -271,7 +299,9 @@ def test_a_logger_that_does_not_exist_is_named(value, sentence):
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_that_is_not_installed_names_its_extra(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    words = rf"logger={name}: the package {name} is not installed \(tensorboard, csv need no extra\)\."
+    words = (
+        rf"logger={name}: the package {name} is not installed \(tensorboard, csv need no extra\)\."
+    )
     with pytest.raises(UserError, match=rf"^{words} pip install 'flatout\[{name}\]'\.$"):
         chosen_loggers(name)
 
@@ -307,9 +337,14 @@ def composed(words: list[str]) -> Any:
 def test_the_command_line_chooses_one_several_or_no_loggers():
     assert composed([]) == {"tensorboard": TensorBoardConfig()}
     assert composed(["logger=csv"]) == {"csv": CSVConfig()}
-    assert composed(["logger=[csv,tensorboard]"]) == {"csv": CSVConfig(), "tensorboard": TensorBoardConfig()}
+    assert composed(["logger=[csv,tensorboard]"]) == {
+        "csv": CSVConfig(),
+        "tensorboard": TensorBoardConfig(),
+    }
     assert composed(["logger=none"]) == {}
-    assert composed(["logger=[tensorboard,csv]", "logger.csv.folder=table"])["csv"] == CSVConfig(folder="table")
+    assert composed(["logger=[tensorboard,csv]", "logger.csv.folder=table"])["csv"] == CSVConfig(
+        folder="table"
+    )
 
 
 def test_settings_of_wandb_are_checked(monkeypatch, capsys):
@@ -339,7 +374,12 @@ def test_a_logger_of_ones_own_package_is_used_beside_ours(tmp_path, monkeypatch,
         "from lightning.pytorch.loggers import CSVLogger\nclass Mine(CSVLogger):\n    pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["data.sample.rows=80", "data.sample.eval_rows=20", "data.batch_size=16", "trainer.max_epochs=1"]
+    words = [
+        "data.sample.rows=80",
+        "data.sample.eval_rows=20",
+        "data.batch_size=16",
+        "trainer.max_epochs=1",
+    ]
     words += [
         "model.embedding=4",
         "model.hidden=4",
@@ -347,9 +387,15 @@ def test_a_logger_of_ones_own_package_is_used_beside_ours(tmp_path, monkeypatch,
         "monitor.progress=false",
         f"output={tmp_path}/runs",
     ]
-    words += ["+logger.mine._target_=my_logging.Mine", f"+logger.mine.save_dir={tmp_path}/runs/mine"]
+    words += [
+        "+logger.mine._target_=my_logging.Mine",
+        f"+logger.mine.save_dir={tmp_path}/runs/mine",
+    ]
     assert run_train(words, monkeypatch) == 2
-    assert "Trust a package of yours on the command line: +allow_targets=[my_logging]" in capsys.readouterr().err
+    assert (
+        "Trust a package of yours on the command line: +allow_targets=[my_logging]"
+        in capsys.readouterr().err
+    )
     assert run_train([*words, "allow_targets=[my_logging]"], monkeypatch) == 0
     [folder] = (tmp_path / "runs" / "default").iterdir()
     assert list(folder.glob("events.*"))

@@ -1,4 +1,6 @@
-"""MFU: operations of the rows that were trained, over what the devices could have done in that time."""
+"""MFU: operations of the rows that were trained, over what the devices could have done in that
+time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Keep:
     def close(self) -> None: ...
 
 
-def trained(make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings) -> tuple[Throughput, Keep]:
+def trained(
+    make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings
+) -> tuple[Throughput, Keep]:
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
     optim = OptimConfig(lr=0.01)
     task = Classifier(model, ClassificationConfig(), optim, labels=labels, total_steps=6)
@@ -70,7 +74,10 @@ def small() -> nn.Module:
 def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make_split, tmp_path):
     model = small()
     throughput, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
-    assert throughput.volume.total.flops == pytest.approx(2 * model.training_flops(np.array(LENGTHS)))  # two epochs
+    # two epochs
+    assert throughput.volume.total.flops == pytest.approx(
+        2 * model.training_flops(np.array(LENGTHS))
+    )
     assert (
         throughput.volume.total.computed > throughput.volume.total.tokens
     )  # of which padding had a part, in operations it has none
@@ -87,7 +94,9 @@ def test_several_devices_could_do_several_times_as_much():
 
 
 @pytest.mark.parametrize("peak", [None, Peak(0.5, "made up")])
-def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(make_split, tmp_path, peak):
+def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(
+    make_split, tmp_path, peak
+):
     class Own(nn.Module):
         layout = "padded"
 
@@ -123,7 +132,9 @@ def test_samples_of_the_hardware_go_to_all_listeners(make_split, tmp_path):
     monitor = HardwareMonitor(sources=[Card()], every_s=3600)
     monitor.watch.look()
     _, keep = trained(make_split, tmp_path, small(), peak=None, monitor=monitor)
-    assert [values.get("gpu/power_w") for values in keep.flushes] == [61.0] + [None] * (len(keep.flushes) - 1)
+    assert [values.get("gpu/power_w") for values in keep.flushes] == [61.0] + [None] * (
+        len(keep.flushes) - 1
+    )
     board = TensorBoardConfig().build(RunPlace(tmp_path, "made up"))
     with RunLoggers({"tensorboard": board}) as loggers:
         file = MetricsFile(tmp_path / "metrics.csv", [])

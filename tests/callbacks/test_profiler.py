@@ -23,7 +23,12 @@ def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
     data = TextDataConfig(sample=HeadlinesConfig(rows=240, eval_rows=40), batch_size=16)
     monitor = MonitorConfig(profile=profile or ProfileConfig())
     return fit(
-        data, BiLSTMConfig(embedding=8, hidden=8), epochs=epochs, monitor=monitor, output=str(output), **settings
+        data,
+        BiLSTMConfig(embedding=8, hidden=8),
+        epochs=epochs,
+        monitor=monitor,
+        output=str(output),
+        **settings,
     )
 
 
@@ -34,7 +39,9 @@ def pauses(every: int):
 def test_a_profiled_run_has_the_same_weights_to_the_last_bit(tmp_path):
     plain = trained(tmp_path, None)
     looked = trained(tmp_path, ProfileConfig(enabled=True, wait=2, warmup=2, active=3))
-    first, second = (load_file(run.folder / "model" / "model.safetensors") for run in (plain, looked))
+    first, second = (
+        load_file(run.folder / "model" / "model.safetensors") for run in (plain, looked)
+    )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not (plain.folder / "trace.json.gz").exists()
@@ -45,7 +52,9 @@ def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_
     with gzip.open(run.folder / "trace.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     marks = {event["name"] for event in events if event.get("cat") == "user_annotation"}
-    assert {mark for mark in marks if mark.startswith("ProfilerStep")} == {f"ProfilerStep#{n}" for n in (2, 3, 4)}
+    assert {mark for mark in marks if mark.startswith("ProfilerStep")} == {
+        f"ProfilerStep#{n}" for n in (2, 3, 4)
+    }
     steps = [event for event in events if event["name"] == "aten::_fused_adamw_"]
     groups = 2  # matrices decay, biases do not
     assert len(steps) == 3 * groups
@@ -84,7 +93,9 @@ def test_time_that_belongs_to_no_step_is_not_counted():
     curves = RunCurves([], 1)
     curves.leave_out(1000)
     state = curves.state_dict()
-    assert [state[part]["now"]["seconds"] for part in ("timer", "throughput")] == pytest.approx([-1000] * 2, abs=50)
+    assert [state[part]["now"]["seconds"] for part in ("timer", "throughput")] == pytest.approx(
+        [-1000] * 2, abs=50
+    )
 
 
 def test_a_window_is_laid_between_two_validations():
@@ -105,7 +116,9 @@ def test_a_window_is_laid_between_two_validations():
 )
 def test_a_window_lies_within_training_and_across_no_pause(wait, warmup, active, done, more, every):
     total = done + more
-    found = window(ProfileConfig(wait=wait, warmup=warmup, active=active), done, total, pauses(every))
+    found = window(
+        ProfileConfig(wait=wait, warmup=warmup, active=active), done, total, pauses(every)
+    )
     if more == 0:
         assert found is None
         return
@@ -119,9 +132,13 @@ def test_a_window_lies_within_training_and_across_no_pause(wait, warmup, active,
 def test_on_a_gpu_the_time_is_that_of_the_kernels():
     def entry(key, host, device, kind=DeviceType.CPU, is_user_annotation=False):
         return SimpleNamespace(
-            key=key, count=4, self_cpu_time_total=host, self_device_time_total=device, device_type=kind,
+            key=key,
+            count=4,
+            self_cpu_time_total=host,
+            self_device_time_total=device,
+            device_type=kind,
             is_user_annotation=is_user_annotation,
-        )  # fmt: skip
+        )
 
     averages = [
         entry("aten::add", 900.0, 100.0),
@@ -134,10 +151,15 @@ def test_on_a_gpu_the_time_is_that_of_the_kernels():
         ("aten::mm", 4, 0.15, 0.75),
         ("aten::add", 4, 0.05, 0.25),
     ]
-    assert [each.operator for each in slowest(averages, 2, on_device=False)] == ["aten::add", "aten::mm"]
+    assert [each.operator for each in slowest(averages, 2, on_device=False)] == [
+        "aten::add",
+        "aten::mm",
+    ]
 
 
-@pytest.mark.parametrize(("name", "value"), [("wait", -1), ("warmup", 0), ("active", 0), ("active", 5000)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("wait", -1), ("warmup", 0), ("active", 0), ("active", 5000)]
+)
 def test_settings_out_of_range_name_themselves(name, value):
     with pytest.raises(UserError, match=f"monitor.profile.{name}: {value}"):
         ProfileConfig(**{name: value})

@@ -1,4 +1,6 @@
-"""The thread that looks at the hardware: means for each flush, medians for the summary, and never in the way."""
+"""The thread that looks at the hardware: means for each flush, medians for the summary, and never
+in the way.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ class KillAfter(L.Callback):
     def __init__(self, batch: int) -> None:
         self.batch = batch
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.fit_loop.epoch_loop.total_batch_idx == self.batch:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -50,20 +52,42 @@ def parts(kind: str) -> tuple[L.LightningModule, L.LightningDataModule]:
     if kind == "foreign":
         return Small(), SmallData()
     config = BiLSTMConfig(embedding=8, hidden=8, dropout=0.3)
-    data = TextData(sample=HeadlinesConfig(rows=300, eval_rows=60, classes=4), batch_size=16, seed=SEED)
+    data = TextData(
+        sample=HeadlinesConfig(rows=300, eval_rows=60, classes=4), batch_size=16, seed=SEED
+    )
     return Classifier(config, optim=OptimConfig(lr=0.01)), data
 
 
 def train(
-    kind: str, folder: Path, *callbacks: L.Callback, resume: bool = False, every_steps: int | None = 3, **settings: Any
+    kind: str,
+    folder: Path,
+    *callbacks: L.Callback,
+    resume: bool = False,
+    every_steps: int | None = 3,
+    **settings: Any,
 ) -> torch.Tensor:
-    """Weights after two epochs; with `resume` they continue from the newest whole checkpoint of `folder`."""
+    """Weights after two epochs; with `resume` they continue from the newest whole checkpoint of
+    `folder`.
+    """
     L.seed_everything(SEED, verbose=False)
     module, data = parts(kind)
     exact = ExactCheckpoint(folder, every_steps=every_steps, every_minutes=None)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    given: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "accumulate_grad_batches": ACCUMULATE}
-    trainer = L.Trainer(**{**quiet, **given, **settings}, callbacks=[*callbacks, exact], default_root_dir=folder.parent)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    given: dict[str, Any] = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "accumulate_grad_batches": ACCUMULATE,
+    }
+    trainer = L.Trainer(
+        **{**quiet, **given, **settings},
+        callbacks=[*callbacks, exact],
+        default_root_dir=folder.parent,
+    )
     trainer.fit(module, datamodule=data, ckpt_path=exact.latest() if resume else None)
     return torch.cat([weight.detach().flatten() for weight in module.parameters()])
 

@@ -12,7 +12,9 @@ from flatout.errors import UserError
 
 STATE = {
     "state_dict": {"a.weight": torch.randn(3, 2), "b": torch.tensor(4)},
-    "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": [{"betas": (0.9, 0.99)}]}],
+    "optimizer_states": [
+        {"state": {0: {"step": torch.tensor(3.0)}, 1: {}}, "param_groups": [{"betas": (0.9, 0.99)}]}
+    ],
     "epoch": 2,
     "loops": {"fit": {"done": True, "name": None, "share": 0.5}},
     "~odd": "key",
@@ -25,7 +27,9 @@ def same(left, right) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
-        return type(left) is type(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+        return type(left) is type(right) and all(
+            same(a, b) for a, b in zip(left, right, strict=True)
+        )
     return left == right
 
 
@@ -41,7 +45,9 @@ def test_a_flipped_bit_is_refused(tmp_path):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(UserError, match=r"damaged: tensors.safetensors differ from what was written"):
+    with pytest.raises(
+        UserError, match=r"damaged: tensors.safetensors differ from what was written"
+    ):
         FolderCheckpointIO().load_checkpoint(tmp_path / "step-3")
 
 
@@ -55,7 +61,10 @@ def test_nothing_is_pickled(tmp_path):
     with pytest.raises(UserError, match="checkpoint: value /epoch is a complex"):
         FolderCheckpointIO().save_checkpoint({"epoch": 1j}, tmp_path / "step-3")
     FolderCheckpointIO().save_checkpoint({"epoch": 2, "name": None}, tmp_path / "step-4")
-    assert json.loads((tmp_path / "step-4" / "state.json").read_text()) == {"epoch": 2, "name": None}
+    assert json.loads((tmp_path / "step-4" / "state.json").read_text()) == {
+        "epoch": 2,
+        "name": None,
+    }
 
 
 def test_weights_alone_go_into_a_module(tmp_path):
@@ -67,7 +76,9 @@ def test_weights_alone_go_into_a_module(tmp_path):
 
 
 def test_tensors_are_as_aligned_after_loading_as_they_were_in_training(tmp_path):
-    """Some processors add up unaligned memory in another order: LBFGS then resumes with other last digits."""
+    """Some processors add up unaligned memory in another order: LBFGS then resumes with other last
+    digits.
+    """
     state = {f"{size}": torch.ones(size) for size in (1, 3, 45, 601)}
     FolderCheckpointIO().save_checkpoint(state, tmp_path / "step-1")
     loaded = FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")

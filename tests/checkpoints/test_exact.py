@@ -1,4 +1,6 @@
-"""`ExactCheckpoint` in a plain `L.Trainer`: a killed training continues to the same weights, bit for bit."""
+"""`ExactCheckpoint` in a plain `L.Trainer`: a killed training continues to the same weights, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 def killed(kind: str, folder: Path, loop: str, batch: int) -> None:
     """A training in another process that SIGKILL ends inside an optimizer step."""
-    process = Command(partial(train_until_killed, kind, folder, is_fast=loop == "fast", batch=batch))
+    process = Command(
+        partial(train_until_killed, kind, folder, is_fast=loop == "fast", batch=batch)
+    )
     said, _ = process.communicate(120)
     assert process.returncode == -signal.SIGKILL, said
 
@@ -87,10 +91,18 @@ def test_an_exception_between_two_steps_keeps_the_last_boundary(tmp_path):
     assert torch.equal(train("text", tmp_path / "cut", resume=True), whole)
 
 
-def test_another_datamodule_is_exact_after_whole_epochs_and_says_what_it_cannot_keep(tmp_path, capfd):
+def test_another_datamodule_is_exact_after_whole_epochs_and_says_what_it_cannot_keep(
+    tmp_path, capfd
+):
     whole = train("foreign", tmp_path / "whole", max_epochs=3, every_steps=None)
     said = capfd.readouterr().out
-    assert said.count("the loader of SmallData has no state_dict, so its position inside an epoch cannot be kept") == 1
+    assert (
+        said.count(
+            "the loader of SmallData has no state_dict, so its position inside an epoch cannot be"
+            " kept"
+        )
+        == 1
+    )
     train("foreign", tmp_path / "first", max_epochs=2, every_steps=None)
     resumed = train("foreign", tmp_path / "first", max_epochs=3, every_steps=None, resume=True)
     assert torch.equal(resumed, whole)
@@ -121,9 +133,13 @@ def test_fast_loop_and_lightning_s_own_loop_read_each_other_s_checkpoints(tmp_pa
 
 def test_the_best_and_the_newest_are_kept_and_a_test_reads_the_best(tmp_path):
     module, data = parts("text")
-    exact = ExactCheckpoint(tmp_path / "kept", every_steps=1, keep=3, monitor="val/loss", mode="min")
+    exact = ExactCheckpoint(
+        tmp_path / "kept", every_steps=1, keep=3, monitor="val/loss", mode="min"
+    )
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet)
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet
+    )
     trainer.fit(module, datamodule=data)
     last = trainer.global_step
     assert set(names(tmp_path / "kept")) >= {f"step-{last}", f"step-{last - 1}", f"step-{last - 2}"}
@@ -153,7 +169,9 @@ def test_hyperparameters_that_are_no_plain_values_are_left_out(tmp_path):
 
     exact = ExactCheckpoint(tmp_path / "kept")
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet
+    )
     with pytest.warns(UserWarning, match="Checkpoints leave /hyper_parameters/layer out"):
         trainer.fit(Odd({1, 2}), datamodule=parts("foreign")[1])
     assert exact.latest() is not None
@@ -161,14 +179,21 @@ def test_hyperparameters_that_are_no_plain_values_are_left_out(tmp_path):
 
 def test_a_checkpoint_of_other_steps_is_refused_in_one_sentence(tmp_path):
     train("text", tmp_path / "kept")
-    with pytest.raises(UserError, match="another training: rows a step was 32 and is 64; steps an epoch was 10 and"):
+    with pytest.raises(
+        UserError, match="another training: rows a step was 32 and is 64; steps an epoch was 10 and"
+    ):
         train("text", tmp_path / "kept", resume=True, accumulate_grad_batches=4)
 
 
 @pytest.mark.parametrize(
     ("monitor", "mode", "expected"),
     [
-        *[("val_loss", "auto", "min"), ("val/rmse", "auto", "min"), ("val_f1", "auto", "max"), (None, "auto", "max")],
+        *[
+            ("val_loss", "auto", "min"),
+            ("val/rmse", "auto", "min"),
+            ("val_f1", "auto", "max"),
+            (None, "auto", "max"),
+        ],
         *[("val_loss", "max", "max"), ("val_f1", "min", "min")],
     ],
 )
@@ -188,13 +213,17 @@ def test_settings_out_of_range_are_refused(tmp_path):
 def test_a_training_that_begins_anew_leaves_the_checkpoints_of_another_one_alone(tmp_path):
     train("text", tmp_path / "kept", max_epochs=1)
     before = names(tmp_path / "kept")
-    with pytest.raises(UserError, match=r"has checkpoints of another training.*ckpt_path=exact\.latest\(\)"):
+    with pytest.raises(
+        UserError, match=r"has checkpoints of another training.*ckpt_path=exact\.latest\(\)"
+    ):
         train("text", tmp_path / "kept", max_epochs=1)
     assert names(tmp_path / "kept") == before
 
 
 def test_files_of_lightning_stay_files_in_the_folder_of_exact_checkpoints(tmp_path):
-    train("text", tmp_path / "kept", ModelCheckpoint(tmp_path / "kept", save_last=True), max_epochs=1)
+    train(
+        "text", tmp_path / "kept", ModelCheckpoint(tmp_path / "kept", save_last=True), max_epochs=1
+    )
     assert (tmp_path / "kept" / "last.ckpt").is_file()
     assert torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)["global_step"] > 0
 
@@ -204,7 +233,10 @@ def test_the_best_stays_where_a_better_one_cannot_be_written(tmp_path):
         (tmp_path / f"step-{step}").mkdir()
     link(tmp_path, "best", 2)
     shelve(tmp_path, last=4, best=9, keep=1)
-    assert (tmp_path / "best").resolve().name == "step-2" and names(tmp_path) == ["step-4", "step-2"]
+    assert (tmp_path / "best").resolve().name == "step-2" and names(tmp_path) == [
+        "step-4",
+        "step-2",
+    ]
 
 
 def test_a_validation_inside_a_step_is_repeated_with_it(tmp_path):

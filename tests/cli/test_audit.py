@@ -1,4 +1,6 @@
-"""`python -m flatout audit`: planted errors are found and left out of the next run; what it refuses."""
+"""`python -m flatout audit`: planted errors are found and left out of the next run; what it
+refuses.
+"""
 
 import csv
 import json
@@ -25,14 +27,18 @@ NUM_ROWS, NUM_PLANTED = 900, 60
 def rows(tmp_path_factory) -> Path:
     """Headlines of three classes in a file, the first labels of which are wrong."""
     block = next(
-        HeadlinesTable(HeadlinesConfig(rows=NUM_ROWS, classes=3, noise=0.0), "train").blocks(["text", "label"])
+        HeadlinesTable(HeadlinesConfig(rows=NUM_ROWS, classes=3, noise=0.0), "train").blocks(
+            ["text", "label"]
+        )
     )
     labels = block["label"].to_pylist()
     names = sorted(set(labels))
     labels[:NUM_PLANTED] = [names[(names.index(label) + 1) % 3] for label in labels[:NUM_PLANTED]]
     path = tmp_path_factory.mktemp("audit") / "rows.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("text", "label"), *zip(block["text"].to_pylist(), labels, strict=True)])
+        csv.writer(file).writerows(
+            [("text", "label"), *zip(block["text"].to_pylist(), labels, strict=True)]
+        )
     return path
 
 
@@ -41,7 +47,9 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows, tmp_path, monkeypatch, capfd):
+def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
+    rows, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     assert verb("audit", f"data.source={rows}", "folds=3") == 0
     printed = capfd.readouterr().out
@@ -52,11 +60,17 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
     assert "Labels that look wrong" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
     found = check(TextDataConfig(source=str(rows), exclude="audit/suspects.csv"))
     assert sum(found.rows.values()) == NUM_ROWS - len(suspects)
-    assert any("data.exclude" in remark.what and remark.count == len(suspects) for remark in found.remarks)
+    assert any(
+        "data.exclude" in remark.what and remark.count == len(suspects) for remark in found.remarks
+    )
     relabelled = check(TextDataConfig(source=str(rows), relabel="audit/suspects.csv"))
     assert sum(relabelled.rows.values()) == NUM_ROWS and relabelled.classes != found.classes
-    Path("twice.csv").write_text(f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"data\.relabel: twice\.csv:3 gives row 5 another label than a line above"):
+    Path("twice.csv").write_text(
+        f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8"
+    )
+    with pytest.raises(
+        UserError, match=r"data\.relabel: twice\.csv:3 gives row 5 another label than a line above"
+    ):
         check(TextDataConfig(source=str(rows), relabel="twice.csv"))
     suspect = suspects[0]["row"]
     Path("both.csv").write_text(f"row,label\n{suspect},sport\n", encoding="utf-8")
@@ -67,24 +81,36 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(rows,
 
 
 @pytest.mark.soak(seconds=3)
-def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(rows, tmp_path, monkeypatch, capfd):
+def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(
+    rows, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     head, *lines = rows.read_text("utf-8").splitlines()
     wrong, right = lines[:NUM_PLANTED], lines[NUM_PLANTED:]
     for name, own in (("train", right[:500]), ("validation", right[500:600]), ("test", wrong)):
         Path(f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
-    assert verb("audit", *(f"data.{name}={name}.csv" for name in ("train", "validation", "test"))) == 0
-    findings = [line for line in capfd.readouterr().out.splitlines() if f"of {NUM_PLANTED} rows are answered" in line]
+    assert (
+        verb("audit", *(f"data.{name}={name}.csv" for name in ("train", "validation", "test"))) == 0
+    )
+    findings = [
+        line
+        for line in capfd.readouterr().out.splitlines()
+        if f"of {NUM_PLANTED} rows are answered" in line
+    ]
     assert len(findings) == 1 and "split test: " in findings[0]
 
 
 @pytest.mark.soak(seconds=7)
-def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_path, monkeypatch, capfd):
+def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     sample = TaggedTweetsTable(TaggedTweetsConfig(rows=1_500, noise=0.1), "train")
     sentences = [row for block in sample.blocks(sample.columns) for row in block.to_pylist()]
     Path("rows.jsonl").write_text(
-        "".join(json.dumps({"tokens": row["tokens"], "tags": row["tags"]}) + "\n" for row in sentences),
+        "".join(
+            json.dumps({"tokens": row["tokens"], "tags": row["tags"]}) + "\n" for row in sentences
+        ),
         encoding="utf-8",
     )
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "folds=3") == 0
@@ -92,14 +118,24 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(tmp_pat
     assert "and correct the tags in your file" in printed and "data.exclude" not in printed
     first = table(tmp_path / "audit" / "suspects.csv")[:40]
     is_wrong = [
-        sentences[int(line["row"]) - 1]["tags"] != sentences[int(line["row"]) - 1]["clean_tags"] for line in first
+        sentences[int(line["row"]) - 1]["tags"] != sentences[int(line["row"]) - 1]["clean_tags"]
+        for line in first
     ]
     assert np.mean(is_wrong) > 0.75
     for line in first:
         shown, row = line["text"], sentences[int(line["row"]) - 1]
         assert shown[shown.index("[") + 1 : shown.index("]")] in " ".join(row["tokens"])
         assert line["given"] in ("no entity", *(tag[2:] for tag in row["tags"]))
-    assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "unlabelled=rows.jsonl", "out=more") == 2
+    assert (
+        verb(
+            "audit",
+            "data.source=rows.jsonl",
+            "data.problem=tags",
+            "unlabelled=rows.jsonl",
+            "out=more",
+        )
+        == 2
+    )
     assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "top=5", "out=more") == 2
     assert "top: is for texts with one class a row. Leave it out." in capfd.readouterr().err
@@ -110,22 +146,35 @@ def test_a_row_of_words_has_the_mean_of_what_its_own_words_have():
     words[:] = [["it", "rains", "in", "Rome"], ["New", "York"]]
     spans = np.array([[0, 3, 4], [1, 0, 2], [0, 1, 2]])
     sentences, groups = Sentences(words, words, np.array([4, 2])), np.array([4, 2, 4])
-    values = {name: np.empty(3) for name in "texts shown labels files rows splits places column".split()}
-    rows = AuditRows(**values, groups=groups, classes=[], is_tagged=True, sentences=sentences, spans=spans)
+    values = {
+        name: np.empty(3) for name in "texts shown labels files rows splits places column".split()
+    }
+    rows = AuditRows(
+        **values, groups=groups, classes=[], is_tagged=True, sentences=sentences, spans=spans
+    )
     of_words = np.arange(12.0).reshape(6, 2)
     assert rows.of_spans(of_words).tolist() == [[6, 7], [9, 10], [2, 3]]
 
 
 def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp_path):
     sample = TaggedTweetsTable(TaggedTweetsConfig(rows=120), "train")
-    sentences = [row for block in sample.blocks(["tokens", "tags"]) for row in block.to_pylist()] * 2
+    sentences = [
+        row for block in sample.blocks(["tokens", "tags"]) for row in block.to_pylist()
+    ] * 2
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, sentences)), encoding="utf-8")
-    rows = read_audit_rows(TextDataConfig(source=str(tmp_path / "rows.jsonl"), problem="tags"), 2, 60)
+    rows = read_audit_rows(
+        TextDataConfig(source=str(tmp_path / "rows.jsonl"), problem="tags"), 2, 60
+    )
     folds = deal(rows, 2)
-    found, words = rows.sentences.folds(rows, folds), [" ".join(each).lower() for each in rows.sentences.words]
+    found, words = (
+        rows.sentences.folds(rows, folds),
+        [" ".join(each).lower() for each in rows.sentences.words],
+    )
     assert set(found.tolist()) == {-1, 0, 1} and len(rows) == 60 < sum(rows.of_splits.values())
     assert (found[rows.spans[:, 0]] == folds).all()
-    assert len({(text, fold) for text, fold in zip(words, found.tolist(), strict=True)}) == len(set(words))
+    assert len({(text, fold) for text, fold in zip(words, found.tolist(), strict=True)}) == len(
+        set(words)
+    )
 
 
 def test_words_that_a_network_did_not_read_are_judged_by_words_alone_and_it_says_nothing_of_them():
@@ -139,16 +188,23 @@ def test_rows_of_several_files_are_named_by_their_own_file(rows, tmp_path):
     head, *lines = rows.read_text("utf-8").splitlines()
     for name, own in (("a", lines[:300]), ("b", lines[300:400]), ("test", lines[400:600])):
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
-    data = TextDataConfig(train=[str(tmp_path / f"{name}.csv") for name in "ab"], test=str(tmp_path / "test.csv"))
+    data = TextDataConfig(
+        train=[str(tmp_path / f"{name}.csv") for name in "ab"], test=str(tmp_path / "test.csv")
+    )
     found = read_audit_rows(data, 2, 400)
-    assert found.of_splits == {"train": 360, "validation": 40, "test": 200} or found.of_splits["test"] == 200
+    assert (
+        found.of_splits == {"train": 360, "validation": 40, "test": 200}
+        or found.of_splits["test"] == 200
+    )
     for text, place in zip(found.texts, found.places, strict=True):
         file, row = place.rsplit(":", 1)
         written = Path(file).read_text("utf-8").splitlines()[int(row)]
         assert text in next(iter(csv.reader([written])))[0]
 
 
-def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_counted(tmp_path, monkeypatch, capfd):
+def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_counted(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     texts = ["".join(random.choice(list("abcdefgh"), 12)) for _ in range(300)]
@@ -157,14 +213,21 @@ def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_cou
         csv.writer(file).writerows([("text", "label"), *rows])
     assert verb("audit", "data.source=rows.csv", "folds=2") == 0
     said = capfd.readouterr().out
-    assert "how many labels are wrong cannot be known from these rows" in said and "look wrong" not in said
+    assert (
+        "how many labels are wrong cannot be known from these rows" in said
+        and "look wrong" not in said
+    )
     assert "suspects, how many" not in said  # no finding is made of it
 
 
-def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(tmp_path, monkeypatch, capfd):
+def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     words = "one two three four five six seven eight nine ten".split()
-    lines = [(a, b, "same" if a == b else "other") for a in words for b in words if a == b or a < b] * 2
+    lines = [
+        (a, b, "same" if a == b else "other") for a in words for b in words if a == b or a < b
+    ] * 2
     with Path("pairs.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("first", "second", "label"), *lines])
     config = {"source": "pairs.csv", "text": ["first", "second"], "label": "label", "pair": True}
@@ -177,9 +240,14 @@ def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(tmp_p
 def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     row = json.dumps({"tokens": ["it", "rains"], "tags": ["O", "O"]})[:-1]
-    Path("rows.jsonl").write_text("".join(f'{row}, "id": {number}}}\n' for number in range(60)), encoding="utf-8")
+    Path("rows.jsonl").write_text(
+        "".join(f'{row}, "id": {number}}}\n' for number in range(60)), encoding="utf-8"
+    )
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags") == 2
-    assert "data.label: 0 entities and words like them, of 0 types, are too few" in capfd.readouterr().err
+    assert (
+        "data.label: 0 entities and words like them, of 0 types, are too few"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +259,9 @@ def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
     ],
     ids=["semicolons, and an empty line", "blanks", "tabs, and a float"],
 )
-def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_else_has_is_told(rows, tmp_path, table_of):
+def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_else_has_is_told(
+    rows, tmp_path, table_of
+):
     path, known = tmp_path / "decided.csv", table(rows)[0]["label"]
     path.write_text(table_of.format(label=known), encoding="utf-8", newline="")
     first = check(TextDataConfig(source=str(rows), relabel=str(path)))
@@ -213,7 +283,8 @@ def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypa
     assert "next_rows.csv: 2 rows of more.csv to label next" in capfd.readouterr().out
     found = [line["text"] for line in table(tmp_path / "audit" / "next_rows.csv")]
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "out=all") == 0
-    assert len(table(tmp_path / "all" / "next_rows.csv")) == 4  # there is nothing to label in a blank text
+    # there is nothing to label in a blank text
+    assert len(table(tmp_path / "all" / "next_rows.csv")) == 4
     assert len(found) == len(set(found)) == 2 and sure not in found and all(map(str.strip, found))
 
 
@@ -238,15 +309,26 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.problem=regression"], "audit: looks at texts with one class a row, and at tags, in this version"),
+        (
+            ["data.problem=regression"],
+            "audit: looks at texts with one class a row, and at tags, in this version",
+        ),
         (["folds=1"], "folds: 1 (2 to 50)"),
         (["folds=many"], "folds: 'many' does not fit (a whole number)"),
         (["column=author"], "no column 'author'"),
-        (["top=5"], "top: says how many rows of unlabelled= to label next. Name them: unlabelled=FILE."),
-        (["data.split_by=group", "data.group=label", "folds=4"], "data.label: the training rows have only one class"),
+        (
+            ["top=5"],
+            "top: says how many rows of unlabelled= to label next. Name them: unlabelled=FILE.",
+        ),
+        (
+            ["data.split_by=group", "data.group=label", "folds=4"],
+            "data.label: the training rows have only one class",
+        ),
     ],
 )
-def test_what_an_audit_cannot_do_is_refused_in_one_sentence(rows, words, message, capfd, tmp_path, monkeypatch):
+def test_what_an_audit_cannot_do_is_refused_in_one_sentence(
+    rows, words, message, capfd, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert verb("audit", f"data.source={rows}", *words) == 2
     assert message in capfd.readouterr().err and not (tmp_path / "audit").exists()
@@ -258,23 +340,35 @@ def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, mon
     few.write_text("text,label\na good one,x\na bad one,y\nanother,x\n", encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 2
     assert "3 rows are too few to be audited (40 or more)" in capfd.readouterr().err
-    few.write_text("text,label\n" + "".join(f"text {number},x\n" for number in range(60)), encoding="utf-8")
+    few.write_text(
+        "text,label\n" + "".join(f"text {number},x\n" for number in range(60)), encoding="utf-8"
+    )
     assert verb("audit", f"data.source={few}") == 2 and "only one class" in capfd.readouterr().err
     few.write_text("text,label\n" + "a good one,x\na bad one,y\nanother,x\n" * 40, encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 2
-    assert "data.source: 3 different texts are too few to be audited (40 or more)" in capfd.readouterr().err
+    assert (
+        "data.source: 3 different texts are too few to be audited (40 or more)"
+        in capfd.readouterr().err
+    )
     assert verb("audit", "nowhere") == 2
     assert "audit: no such folder: nowhere." in capfd.readouterr().err
 
 
 @pytest.mark.soak(seconds=3)
-def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_them(rows, tmp_path, monkeypatch, capfd):
+def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_them(
+    rows, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     few = tmp_path / "few.csv"
-    few.write_text("".join(rows.read_text("utf-8").splitlines(keepends=True)[:1] + lines(rows, 150)), encoding="utf-8")
+    few.write_text(
+        "".join(rows.read_text("utf-8").splitlines(keepends=True)[:1] + lines(rows, 150)),
+        encoding="utf-8",
+    )
     assert verb("audit", f"data.source={few}") == 0
     printed = capfd.readouterr().out
-    assert re.search(r"labels: .* suspects; how many labels are wrong cannot be known from these rows", printed)
+    assert re.search(
+        r"labels: .* suspects; how many labels are wrong cannot be known from these rows", printed
+    )
     suspects = len(table(tmp_path / "audit" / "suspects.csv"))
     for worth in re.findall(r"([\d.]+) points  [\d,]+ suspects", printed):
         assert float(worth) <= 100 * suspects / 150 + 0.05

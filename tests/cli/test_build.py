@@ -33,13 +33,18 @@ SHORT = ["trainer.max_epochs=1", "monitor.verdict=false", "logger=none", "precis
 
 
 @pytest.mark.parametrize("kind", at_once("texts", of=KINDS, seconds=2))
-def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(kind, tmp_path, monkeypatch, capfd):
+def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(
+    kind, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     words = [*KINDS[kind], f"data.cache={tmp_path}/cache"]
     assert verb("build", *words) == 0
     said = capfd.readouterr().out
     (key,) = re.findall(r"^cache: (\w+) built in", said, re.MULTILINE)
-    assert f"store: {tmp_path}/cache/{key}; python -m train with the same data.… settings opens it" in said
+    assert (
+        f"store: {tmp_path}/cache/{key}; python -m train with the same data.… settings opens it"
+        in said
+    )
     assert not Path("outputs").exists()
     assert verb("build", *words) == 0
     assert f"cache: {key} opened in" in capfd.readouterr().out
@@ -52,7 +57,12 @@ def test_a_run_opens_the_store_that_build_made_and_build_opens_it_again(kind, tm
 def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 100)
-    words = ["data=tweets", "data.sample.rows=300", "data.sample.eval_rows=100", f"data.cache={tmp_path}/cache"]
+    words = [
+        "data=tweets",
+        "data.sample.rows=300",
+        "data.sample.eval_rows=100",
+        f"data.cache={tmp_path}/cache",
+    ]
     for part in ("1/2", "2/2", "2/2"):
         assert verb("build", *words, "--part", part) == 0
     said = capfd.readouterr().out
@@ -71,12 +81,18 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
     ("words", "message"),
     [
         (["--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write --part 2/8."),
-        (["--part", "1/2", *KINDS["bits"]], "--part: parts are of texts without tags. Build without it"),
+        (
+            ["--part", "1/2", *KINDS["bits"]],
+            "--part: parts are of texts without tags. Build without it",
+        ),
         (
             ["--part", "1/2", *KINDS["tags"]],
             "--part: parts are of texts without tags. Build without it",
         ),
-        (["--on", "ray", *KINDS["bits"]], "--on: parts are of texts without tags. Build without it"),
+        (
+            ["--on", "ray", *KINDS["bits"]],
+            "--on: parts are of texts without tags. Build without it",
+        ),
         (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
         (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
         (["--part", "2/3", "--parts", "3"], "--parts: is for all parts. Leave it out."),
@@ -94,18 +110,36 @@ def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "more rows later encode all rows again: the vocabulary is made of them, and data.tokenizer=FOLDER would"),
-        (["data.tokenizer=tokenizer", "data.split_by=stratified"], "again: the splits deal them out anew, and"),
+        (
+            [],
+            (
+                "more rows later encode all rows again: the vocabulary is made of them, and"
+                " data.tokenizer=FOLDER would"
+            ),
+        ),
+        (
+            ["data.tokenizer=tokenizer", "data.split_by=stratified"],
+            "again: the splits deal them out anew, and",
+        ),
         (["data.tokenizer=tokenizer"], ""),
     ],
 )
-def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(words, said, tmp_path, monkeypatch, capfd):
+def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(
+    words, said, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     rows = [f"w{number} and {'x' * (number % 9)},{'ab'[number % 2]}" for number in range(60)]
     Path("rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
     Path("tokenizer").mkdir()
-    Subwords.train([pa.array(rows)], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(Path("tokenizer"))
-    usual = ["data.source=rows.csv", f"data.cache={tmp_path}/cache", "model=transformer", "model.layers=1"]
+    Subwords.train([pa.array(rows)], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(
+        Path("tokenizer")
+    )
+    usual = [
+        "data.source=rows.csv",
+        f"data.cache={tmp_path}/cache",
+        "model=transformer",
+        "model.layers=1",
+    ]
     assert verb("build", *usual, *words) == 0
     first = capfd.readouterr().out.splitlines()[0]
     assert said in first if said else "more rows" not in first
@@ -114,9 +148,16 @@ def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(words,
 def test_data_of_your_own_have_no_store(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     classes = f"{BORING}.BoringModel", f"{BORING}.BoringDataModule"
-    words = [f"task._target_={classes[0]}", f"data._target_={classes[1]}", f"+allow_targets=[{','.join(classes)}]"]
+    words = [
+        f"task._target_={classes[0]}",
+        f"data._target_={classes[1]}",
+        f"+allow_targets=[{','.join(classes)}]",
+    ]
     assert verb("build", *words) == 2
-    assert "build: a module or data of your own have no store. Call prepare_data" in capfd.readouterr().err
+    assert (
+        "build: a module or data of your own have no store. Call prepare_data"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_wrong_column_is_one_message(tmp_path, monkeypatch, capfd):

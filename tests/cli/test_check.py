@@ -31,7 +31,10 @@ def test_a_check_ends_with_the_command_that_trains(rows, capsys):
     assert verb("check", rows, "data.max_length=4") == 0
     said = capsys.readouterr().out
     assert "columns: texts from headline, labels from category" in said
-    assert "warning" in said and "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
+    assert (
+        "warning" in said
+        and "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
+    )
     assert "; data.max_length=5" in said
     assert said.rstrip().endswith(f"to train: python -m train data.source={rows} data.max_length=4")
 
@@ -57,13 +60,18 @@ def test_strict_turns_warnings_into_exit_code_1(rows, tmp_path, capsys):
     assert verb("check", rows, "--strict") == 1
     fine = tmp_path / "fine.csv"
     words = "red blue green gold grey pink teal".split()
-    lines = [f"{a} {b} {c},{'ab'[number % 2]}" for number, (a, b, c) in enumerate(product(words, repeat=3))]
+    lines = [
+        f"{a} {b} {c},{'ab'[number % 2]}"
+        for number, (a, b, c) in enumerate(product(words, repeat=3))
+    ]
     fine.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
     assert verb("check", fine, "--strict") == 0
 
 
 def test_options_may_stand_anywhere(rows, capsys):
-    assert verb("check", rows, "--strict", "data.max_length=4", "--json", "data.label=category") == 1
+    assert (
+        verb("check", rows, "--strict", "data.max_length=4", "--json", "data.label=category") == 1
+    )
     assert json.loads(capsys.readouterr().out)["columns"]["label"] == "category"
 
 
@@ -100,7 +108,9 @@ def test_json_holds_everything_that_is_printed(rows, capsys):
         [91],
         "data.clean.empty=keep",
     )
-    assert found["lengths"]["train"]["histogram"] == [{"from": 4, "to": 7, "rows": found["rows"]["train"]}]
+    assert found["lengths"]["train"]["histogram"] == [
+        {"from": 4, "to": 7, "rows": found["rows"]["train"]}
+    ]
 
 
 def test_other_splits_make_the_source_the_training_rows(rows, tmp_path, capsys):
@@ -123,7 +133,9 @@ def test_the_training_rows_may_be_named_as_for_a_run(rows, tmp_path, capsys):
 
 def test_a_check_of_tags_ends_with_their_command(tmp_path, capsys):
     path = tmp_path / "tags.jsonl"
-    rows = [{"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)]
+    rows = [
+        {"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     command = f"python -m train data.source={path} data.problem=tags task=tagging model=transformer"
     for words in ([], ["data.problem=tags"]):
@@ -181,7 +193,9 @@ def test_settings_are_what_they_are_for_training():
     assert (config.text, config.max_length, config.label) == (["title", "body"], 64, "007")
 
 
-@pytest.mark.parametrize("line", ["import flatout.cli.check", "from flatout import BitsDataConfig, TextDataConfig"])
+@pytest.mark.parametrize(
+    "line", ["import flatout.cli.check", "from flatout import BitsDataConfig, TextDataConfig"]
+)
 def test_a_check_starts_without_torch(line):
     code = f"import sys; {line}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

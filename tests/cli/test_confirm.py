@@ -1,4 +1,6 @@
-"""`doctor RUN --confirm` runs the override and the original in turn, keeps what came, refuses what it cannot run."""
+"""`doctor RUN --confirm` runs the override and the original in turn, keeps what came, refuses what
+it cannot run.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,23 @@ from flatout.cli.doctor import train_apart, with_override
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.confirmation import FILE, Confirmation, keep_confirmation, read_confirmations
+from flatout.perf.verdict.confirmation import (
+    FILE,
+    Confirmation,
+    keep_confirmation,
+    read_confirmations,
+)
 from flatout.perf.verdict.evidence import Evidence
 from flatout.report.summary import read_summary
 from tests.verbs import verb
 
-WORDS = ["data.sample.eval_rows=40", "data.batch_size=8", "model.embedding=8", "model.hidden=8", "logger=none"]
+WORDS = [
+    "data.sample.eval_rows=40",
+    "data.batch_size=8",
+    "model.embedding=8",
+    "model.hidden=8",
+    "logger=none",
+]
 WORDS += [
     "trainer.max_epochs=1",
     "monitor.progress=false",
@@ -33,7 +46,10 @@ def slow_run(tmp_path_factory):
     """A run of a file of rows that a callback holds back."""
     warm_start()
     place = tmp_path_factory.mktemp("confirm")
-    rows = [f"word{number % 50} {'good' if number % 2 else 'bad'} day,{number % 2}" for number in range(600)]
+    rows = [
+        f"word{number % 50} {'good' if number % 2 else 'bad'} day,{number % 2}"
+        for number in range(600)
+    ]
     (place / "rows.csv").write_text("text,label\n" + "\n".join(rows), encoding="utf-8")
     words = [*WORDS, f"data.source={place}/rows.csv", f"data.cache={place}/cache", *SLOW]
     train_apart([*words, "+allow_targets=[tests]"], place / "run")
@@ -46,7 +62,9 @@ def copy(slow_run, tmp_path):
 
 
 @pytest.mark.soak(seconds=6)
-def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(copy, monkeypatch, capsys):
+def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(
+    copy, monkeypatch, capsys
+):
     monkeypatch.setattr(doctor, "ROUNDS", 1)
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 0
     said = capsys.readouterr().out
@@ -83,7 +101,9 @@ def test_a_run_of_another_version_is_refused(copy, capsys):
 
 
 def test_a_summary_of_another_schema_is_refused_in_one_sentence(copy, capsys):
-    (copy / "summary.json").write_text(json.dumps(read_summary(copy) | {"schema": 99}), encoding="utf-8")
+    (copy / "summary.json").write_text(
+        json.dumps(read_summary(copy) | {"schema": 99}), encoding="utf-8"
+    )
     assert verb("doctor", copy) == 2
     assert "whose summary.json this version cannot read" in capsys.readouterr().err
 
@@ -96,7 +116,9 @@ def test_evidence_that_another_version_wrote_otherwise_is_refused_in_one_sentenc
     assert "cannot read" in capsys.readouterr().err
 
 
-def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(copy, slow_run, tmp_path, capsys):
+def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(
+    copy, slow_run, tmp_path, capsys
+):
     words = (copy / "overrides.txt").read_text(encoding="utf-8")
     (copy / "overrides.txt").write_text(words.replace("rows.csv", "gone.csv"), encoding="utf-8")
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 2
@@ -127,10 +149,19 @@ def test_words_without_confirm_are_refused(copy, capsys):
 
 def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files(copy):
     summary = read_summary(copy) | {"tune": {"values": {"data.feed": "threaded", "compile": False}}}
-    (copy / "overrides.txt").write_text("a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n")
+    (copy / "overrides.txt").write_text(
+        "a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n"
+    )
     words = doctor.words_of(copy, summary, ["b=2"])
-    assert words[:2] == ["a=1", "~c"] and set(words) >= {"data.feed=threaded", "compile=false", "b=2", "tune=off"}
-    assert not any(word.startswith(("output", "+allow", "hydra", "-m", "tune=auto")) for word in words)
+    assert words[:2] == ["a=1", "~c"] and set(words) >= {
+        "data.feed=threaded",
+        "compile=false",
+        "b=2",
+        "tune=off",
+    }
+    assert not any(
+        word.startswith(("output", "+allow", "hydra", "-m", "tune=auto")) for word in words
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,21 +175,42 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     ],
 )
 def test_both_sides_train_the_same_number_of_rows(override, rows, steps):
-    evidence = Evidence(device="cpu", steps=500, batches=2000, rows_per_batch=rows, batch_size=rows, accumulate=4)
+    evidence = Evidence(
+        device="cpu", steps=500, batches=2000, rows_per_batch=rows, batch_size=rows, accumulate=4
+    )
     if "accumulate" not in override:
         evidence.accumulate = 1
     sides = doctor.sides_of(["data.batch_size=8"], override, evidence, 200)
-    assert [side[-1] for side in sides] == ["++trainer.max_steps=200", f"++trainer.max_steps={steps}"]
+    assert [side[-1] for side in sides] == [
+        "++trainer.max_steps=200",
+        f"++trainer.max_steps={steps}",
+    ]
 
 
 @pytest.mark.parametrize(
     ("typed", "override", "fixed"),
     [
-        (["data.feed=workers", "threads=2"], "data.feed=resident", ["threads=2", "data.feed=resident"]),
-        (["+trainer.val_check_interval=5"], "++trainer.val_check_interval=1.0", ["++trainer.val_check_interval=1.0"]),
-        (["a=1", "+callbacks.plant._target_=x.Y", "+callbacks.plant.ms=12"], "~callbacks.plant", ["a=1"]),
+        (
+            ["data.feed=workers", "threads=2"],
+            "data.feed=resident",
+            ["threads=2", "data.feed=resident"],
+        ),
+        (
+            ["+trainer.val_check_interval=5"],
+            "++trainer.val_check_interval=1.0",
+            ["++trainer.val_check_interval=1.0"],
+        ),
+        (
+            ["a=1", "+callbacks.plant._target_=x.Y", "+callbacks.plant.ms=12"],
+            "~callbacks.plant",
+            ["a=1"],
+        ),
         (["experiment=mine"], "~callbacks.plant", ["experiment=mine", "~callbacks.plant"]),
-        (["data.batch_size=4"], "data.batch_size=32 data.accumulate=1", ["data.batch_size=32", "data.accumulate=1"]),
+        (
+            ["data.batch_size=4"],
+            "data.batch_size=32 data.accumulate=1",
+            ["data.batch_size=32", "data.accumulate=1"],
+        ),
     ],
 )
 def test_an_override_takes_the_place_of_what_was_typed(typed, override, fixed):
@@ -168,7 +220,13 @@ def test_an_override_takes_the_place_of_what_was_typed(typed, override, fixed):
 def kept_one(override: str, value: float) -> Confirmation:
     gain = Interval(value, value * 0.9, value * 1.1)
     return Confirmation(
-        override=override, predicted=gain, measured=gain, steps=60, rates=((1.0,), (value,)), device="x", version="1"
+        override=override,
+        predicted=gain,
+        measured=gain,
+        steps=60,
+        rates=((1.0,), (value,)),
+        device="x",
+        version="1",
     )
 
 

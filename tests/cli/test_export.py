@@ -1,4 +1,6 @@
-"""`python -m flatout export`: what transformers and ONNX make of an exported run is what the run itself says."""
+"""`python -m flatout export`: what transformers and ONNX make of an exported run is what the run
+itself says.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from flatout import (
     BiLSTMConfig,
@@ -38,8 +44,12 @@ from tests.verbs import verb
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
 
 
-def trained(folder: Path, data: TextDataConfig | None = None, model: Any = None, **settings: Any) -> Path:
-    """The folder of a tiny finished run, its weights spread out so that rows are told apart after so few steps."""
+def trained(
+    folder: Path, data: TextDataConfig | None = None, model: Any = None, **settings: Any
+) -> Path:
+    """The folder of a tiny finished run, its weights spread out so that rows are told apart after
+    so few steps.
+    """
     data = data or TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3))
     data.cache, data.batch_size = str(folder / "cache"), 32
     model = model or TransformerConfig(hidden=32, layers=2, heads=4, **settings)
@@ -58,7 +68,9 @@ def answers(folder: Path, texts: list[Any], *pairs: list[str]) -> Tensor:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
-        logits: Tensor = model(**tokenizer(texts, *pairs, padding=True, truncation=True, return_tensors="pt")).logits
+        logits: Tensor = model(
+            **tokenizer(texts, *pairs, padding=True, truncation=True, return_tensors="pt")
+        ).logits
     return logits
 
 
@@ -132,7 +144,10 @@ def test_matrices_of_lora_are_merged(tmp_path: Path) -> None:
 def numbers(text: str) -> TextDataConfig:
     random = np.random.default_rng(0)
     values = random.integers(0, 10, 200)
-    table = {"text": [f"{text} {value} of ten" for value in values], "label": [f"{1000 + 50 * v}" for v in values]}
+    table = {
+        "text": [f"{text} {value} of ten" for value in values],
+        "label": [f"{1000 + 50 * v}" for v in values],
+    }
     return TextDataConfig(
         train=table,
         text="text",
@@ -157,7 +172,11 @@ def pairs() -> TextDataConfig:
     first, second = words[random.integers(4, size=200)], words[random.integers(4, size=200)]
     same = ["same" if a == b else "other" for a, b in zip(first, second, strict=True)]
     return TextDataConfig(
-        train={"a": [f"{word} {row}" for row, word in enumerate(first)], "b": second.tolist(), "label": same},
+        train={
+            "a": [f"{word} {row}" for row, word in enumerate(first)],
+            "b": second.tolist(),
+            "label": same,
+        },
         text=["a", "b"],
         label="label",
         join=PAIR,
@@ -206,15 +225,27 @@ def rows_of_words(run: Path, rows: list[list[str]]) -> tuple[Tensor, Tensor, lis
     begins = []
     for row in range(len(rows)):
         words = given.word_ids(row)
-        begins.append([place for place, word in enumerate(words) if word is not None and word not in words[:place]])
+        begins.append(
+            [
+                place
+                for place, word in enumerate(words)
+                if word is not None and word not in words[:place]
+            ]
+        )
     return given["input_ids"], given["attention_mask"], begins
 
 
-WORDS = [["met", "Zarbo", "in", "Velm", "tonight"], ["nothing"], "a longer row of words with ünknown 42 ones !".split()]
+WORDS = [
+    ["met", "Zarbo", "in", "Velm", "tonight"],
+    ["nothing"],
+    "a longer row of words with ünknown 42 ones !".split(),
+]
 
 
 @pytest.mark.parametrize("family", at_once("roberta", of=["bert", "roberta"], seconds=2))
-def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(tmp_path: Path, family: str) -> None:
+def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(
+    tmp_path: Path, family: str
+) -> None:
     run = tagged(tmp_path, family)
     assert verb("export", run) == 0
     tokens, mask, begins = rows_of_words(run, WORDS)
@@ -227,7 +258,9 @@ def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(tmp_
     found = predictor.tags(pa.array(WORDS, pa.list_(pa.large_string())))
     assert len(set(found.ids.tolist())) > 1, "words are told apart"
     assert found.ids.tolist() == best.indices.tolist()
-    torch.testing.assert_close(torch.from_numpy(found.probabilities), best.values, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.from_numpy(found.probabilities), best.values, rtol=1e-5, atol=1e-5
+    )
     assert opened.config.id2label == dict(enumerate(predictor.names))
 
 
@@ -241,10 +274,17 @@ class Tagger:
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
-    vocabulary = Subwords.train([pa.array(["oak fern rose slate granite"] * 9)], VocabularyConfig(min_frequency=1))
+    vocabulary = Subwords.train(
+        [pa.array(["oak fern rose slate granite"] * 9)], VocabularyConfig(min_frequency=1)
+    )
     config = TransformerConfig(family=family, hidden=32, layers=2, heads=4)
     outputs = Outputs(["O", "B-tree", "I-tree"], "tags")
-    model = config.build(outputs, vocabulary_size=vocabulary.size, padding_id=vocabulary.frame.padding, separator_id=3)
+    model = config.build(
+        outputs,
+        vocabulary_size=vocabulary.size,
+        padding_id=vocabulary.frame.padding,
+        separator_id=3,
+    )
     tagger = Tagger(model.eval(), vocabulary)
     assert export(tagger, tmp_path) < 1e-5
     opened = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
@@ -260,7 +300,9 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
     "family",
     ["bert", *(pytest.param(family, marks=pytest.mark.soak(seconds=25)) for family in FAMILIES)],
 )
-def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.CaptureFixture[str], family: str) -> None:
+def test_onnx_answers_the_same_for_any_shape(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], family: str
+) -> None:
     from onnxruntime import InferenceSession
 
     run = trained(tmp_path, family=family)
@@ -268,15 +310,23 @@ def test_onnx_answers_the_same_for_any_shape(tmp_path: Path, capfd: pytest.Captu
     assert verb("export", run, "--onnx") == 0
     said = capfd.readouterr()
     assert said.err == ""
-    assert said.out.splitlines()[-1].startswith("model.onnx: largest difference from transformers: ")
+    assert said.out.splitlines()[-1].startswith(
+        "model.onnx: largest difference from transformers: "
+    )
     assert {path.name for path in (run / "export").iterdir()} == {
-        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "model.onnx",
-    }  # fmt: skip
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.onnx",
+    }
     assert str(Path.cwd()).encode() not in (run / "export" / "model.onnx").read_bytes()
     session = InferenceSession(run / "export" / "model.onnx")
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
     for texts in (TEXTS, TEXTS[:1], TEXTS[2:]):
-        (found,) = session.run(None, dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np")))
+        (found,) = session.run(
+            None, dict(tokenizer(texts, padding=True, truncation=True, return_tensors="np"))
+        )
         expected = calibrated(run, texts)
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
 
@@ -293,14 +343,20 @@ def test_onnx_answers_tags_and_pairs_the_same(tmp_path: Path) -> None:
     with torch.inference_mode():
         opened = AutoModelForTokenClassification.from_pretrained(run / "export").eval()
         expected = opened(input_ids=tokens, attention_mask=mask).logits
-    torch.testing.assert_close(torch.from_numpy(found)[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(found)[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4
+    )
 
     run = trained(tmp_path / "pairs", pairs())
     assert verb("export", run, "--onnx") == 0
     session = InferenceSession(run / "export" / "model.onnx")
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
     given = tokenizer(["oak", "slate"], ["fern rose", "slate"], padding=True, return_tensors="np")
-    assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [each.name for each in session.get_inputs()] == [
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+    ]
     (found,) = session.run(None, dict(given))
     expected = calibrated(run, [f"oak{PAIR}fern rose", f"slate{PAIR}slate"])
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
@@ -330,12 +386,17 @@ def test_a_tokenizer_that_would_answer_otherwise_is_not_handed_over(
     ).files["tokenizer.json"]
     predictor.save(tmp_path / "run" / "model", TransformerConfig(hidden=32, layers=2, heads=4))
     assert verb("export", tmp_path / "run") == 2
-    assert "export: the saved tokenizer makes other tokens than the run's." in capsys.readouterr().err
+    assert (
+        "export: the saved tokenizer makes other tokens than the run's." in capsys.readouterr().err
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["model"]
 
 
 def test_logits_that_differ_are_not_handed_over(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from flatout.inference import export as module
 
@@ -348,21 +409,32 @@ def test_logits_that_differ_are_not_handed_over(
 
     monkeypatch.setattr(module, "_opened", moved)
     assert verb("export", finished, "--out", tmp_path / "out") == 2
-    assert "export: the exported model answers otherwise: logits differ by" in capsys.readouterr().err
+    assert (
+        "export: the exported model answers otherwise: logits differ by" in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_another_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
     assert verb("export", run) == 2
     said = capsys.readouterr().err
-    assert "a run of model=bilstm, which transformers does not know. Name a run of model=transformer." in said
+    assert (
+        "a run of model=bilstm, which transformers does not know. Name a run of model=transformer."
+        in said
+    )
     assert verb("export", Path(run).parent) == 2
-    assert f"no finished run: it has no model/ folder. Did you mean {run}?" in capsys.readouterr().err
+    assert (
+        f"no finished run: it has no model/ folder. Did you mean {run}?" in capsys.readouterr().err
+    )
     assert "Traceback" not in said
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert verb("export", tmp_path) == 2
     assert "no finished run" in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""`python -m flatout export --for here`: forms of a classifier are measured, and the best one answers without us."""
+"""`python -m flatout export --for here`: forms of a classifier are measured, and the best one
+answers without us.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("rows") / "rows.csv"
-    csv.write_csv(pa.Table.from_batches(HeadlinesTable(SAMPLE, "test").blocks(["text", "label"])), file)
+    csv.write_csv(
+        pa.Table.from_batches(HeadlinesTable(SAMPLE, "test").blocks(["text", "label"])), file
+    )
     return file
 
 
 def measured(name: str, file: str, throughput: float, score: float, size: float = 1.0) -> Measured:
     verified = Verified(name, 10, 10, [], 0.0, "", False)
-    return Measured(name, file, throughput, 1e3 / throughput, 2e3 / throughput, size, score, "", verified)
+    return Measured(
+        name, file, throughput, 1e3 / throughput, 2e3 / throughput, size, score, "", verified
+    )
 
 
 FOUND = [
@@ -66,7 +72,12 @@ FOUND = [
 
 @pytest.mark.parametrize(
     ("best", "points", "file"),
-    [("throughput", 0.5, ONNX), ("latency", 0.5, ONNX), ("size", 0.5, INT8), ("size", 0.3, WEIGHTS)],
+    [
+        ("throughput", 0.5, ONNX),
+        ("latency", 0.5, ONNX),
+        ("size", 0.5, INT8),
+        ("size", 0.3, WEIGHTS),
+    ],
 )
 def test_the_best_form_loses_no_more_than_it_may(best, points, file):
     assert choose(FOUND, best, points, Problem.single).file == file
@@ -75,26 +86,45 @@ def test_the_best_form_loses_no_more_than_it_may(best, points, file):
 def test_an_error_may_grow_by_so_many_per_cent():
     found = [measured("predict", "", 9, 2.0), measured("int8", INT8, 9, 2.02)]
     assert choose(found, "size", 1.0, Problem.regression).file == INT8
-    with pytest.raises(UserError, match=r"--allow-points: no form loses as little as 0.5 points. Allow more."):
+    with pytest.raises(
+        UserError, match=r"--allow-points: no form loses as little as 0.5 points. Allow more."
+    ):
         choose(found, "size", 0.5, Problem.regression)
 
 
 def test_a_form_that_does_not_pay_is_named():
     first, last = remarks(FOUND, FOUND[2], "throughput")
     assert first == "onnxruntime int8 does not pay here: 0.90× of transformers fp32 for throughput"
-    assert last == (
-        "best for throughput: onnxruntime fp32, 0.60× of this run's predict, which is faster but needs flatout"
+    assert (
+        last
+        == "best for throughput: onnxruntime fp32, 0.60× of this run's predict, which is faster but"
+        " needs flatout"
     )
 
 
 @pytest.mark.soak(seconds=20)
 @pytest.mark.parametrize("best", ["size", "latency"])
-def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path, monkeypatch, capfd, best):
+def test_the_folder_of_the_best_form_answers_as_the_run_does(
+    run, rows, tmp_path, monkeypatch, capfd, best
+):
     folder = tmp_path / "here"
     if best == "latency":  # then bf16 is among the forms on any processor
         monkeypatch.setattr(here, "bf16_is_native_on_cpu", lambda: True)
     assert (
-        verb("export", run, "--for", "here", "--rows", rows, "--best", best, "--allow-points", 100, "--out", folder)
+        verb(
+            "export",
+            run,
+            "--for",
+            "here",
+            "--rows",
+            rows,
+            "--best",
+            best,
+            "--allow-points",
+            100,
+            "--out",
+            folder,
+        )
         == 0
     )
     out, err = capfd.readouterr()
@@ -102,18 +132,25 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
     certificate = json.loads((folder / "verify.json").read_text())
     names = [each["name"] for each in certificate["measured"]]
     lines = out.splitlines()
-    assert [line.startswith(name) for name, line in zip(names, lines[2:], strict=False)] == [True] * len(names)
+    assert [line.startswith(name) for name, line in zip(names, lines[2:], strict=False)] == [
+        True
+    ] * len(names)
     assert names[:2] == ["predict", "transformers fp32"] and names[-3:] == [
         "onnxruntime fp32",
         "onnxruntime int8",
         "onnxruntime static int8",
     ]
     chosen = next(each for each in certificate["measured"] if each["name"] == certificate["form"])
-    assert best != "size" or chosen["size"] == min(each["size"] for each in certificate["measured"][1:])
+    assert best != "size" or chosen["size"] == min(
+        each["size"] for each in certificate["measured"][1:]
+    )
     weights = {WEIGHTS, ONNX, INT8, STATIC} & {path.name for path in folder.iterdir()}
     assert weights == {chosen["file"]}
     assert chosen["size"] == pytest.approx((folder / chosen["file"]).stat().st_size / 1e6, rel=0.05)
-    assert all(0 < each["latency"] <= each["slowest"] and each["throughput"] > 0 for each in certificate["measured"])
+    assert all(
+        0 < each["latency"] <= each["slowest"] and each["throughput"] > 0
+        for each in certificate["measured"]
+    )
 
     card = (folder / "README.md").read_text()
     (scored,) = ModelCard(card).data.eval_results or ()
@@ -123,9 +160,14 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
         "accuracy",
     )
     assert scored.metric_value == pytest.approx(chosen["score"], abs=1e-4)
-    assert "200 train rows" in card and f"accuracy {chosen['score']:.4f}" in card and "none was given" in card
+    assert (
+        "200 train rows" in card
+        and f"accuracy {chosen['score']:.4f}" in card
+        and "none was given" in card
+    )
 
-    assert verb("verify", run, rows, "--form", folder) in (0, 1)  # int8 of so small a run may answer otherwise
+    # int8 of so small a run may answer otherwise
+    assert verb("verify", run, rows, "--form", folder) in (0, 1)
     form = "transformers" if chosen["file"] == WEIGHTS else str(folder / chosen["file"])
     said = capfd.readouterr().out
     assert form in said and ("transformers" in said) == (chosen["file"] == WEIGHTS)
@@ -140,8 +182,12 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(run, rows, tmp_path
 
 
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
-def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkeypatch, capfd, problem):
-    data = {Problem.multi: several, Problem.regression: lambda: numbers("grade")}.get(problem, lambda: None)()
+def test_the_program_beside_the_weights_answers_as_the_run_does(
+    tmp_path, monkeypatch, capfd, problem
+):
+    data = {Problem.multi: several, Problem.regression: lambda: numbers("grade")}.get(
+        problem, lambda: None
+    )()
     predictor = Predictor.load(trained(tmp_path, data))
     export(predictor, tmp_path)
     least = predictor.least_shares().tolist()
@@ -157,7 +203,9 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkey
         runpy.run_path(str(tmp_path / "predict.py"))
     answers = predictor.predict(texts)
     if problem is Problem.regression:
-        assert [float(each) for each in said] == pytest.approx([each.label for each in answers], abs=1e-2)
+        assert [float(each) for each in said] == pytest.approx(
+            [each.label for each in answers], abs=1e-2
+        )
     elif problem is Problem.multi:
         assert said == [", ".join(each.label) for each in answers]
     else:
@@ -168,15 +216,24 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(tmp_path, monkey
 def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
     predictor = Predictor.load(run)
     export(predictor, tmp_path)
-    own = predictor.score_table(open_table(rows, where="FILE"), FileOptions(), [predictor], lambda rows: None)
+    own = predictor.score_table(
+        open_table(rows, where="FILE"), FileOptions(), [predictor], lambda rows: None
+    )
     predictor.roles = Roles(("headline",), "topic")
-    csv.write_csv(csv.read_csv(rows).rename_columns(["headline", "topic"]), tmp_path / "renamed.csv")
+    csv.write_csv(
+        csv.read_csv(rows).rename_columns(["headline", "topic"]), tmp_path / "renamed.csv"
+    )
     (form,) = texts_of_folder(predictor, tmp_path).values()
     table = open_table(tmp_path / "renamed.csv", where="FILE")
     found = form.score_table(table, FileOptions(), [form], lambda rows: None)
     assert found.values["accuracy"] == own.values["accuracy"]
-    words = replace(form, ask=lambda given: torch.zeros(*given["input_ids"].shape, 9), where="words.onnx")
-    with pytest.raises(UserError, match=r"words\.onnx: answers each token, not each row\. Take it out of the folder"):
+    words = replace(
+        form, ask=lambda given: torch.zeros(*given["input_ids"].shape, 9), where="words.onnx"
+    )
+    with pytest.raises(
+        UserError,
+        match=r"words\.onnx: answers each token, not each row\. Take it out of the folder",
+    ):
         words.outputs(pa.array(["a text"]))
 
 
@@ -186,7 +243,10 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
         (["--for", "here"], "--for here: needs labelled rows. Name their file with --rows FILE."),
         (["--rows", "ROWS"], "--rows: is for --for here alone. Add it."),
         (["--allow-points", "0.5"], "--allow-points: is for --for here alone. Add it."),
-        (["--for", "here", "--rows", "ROWS", "--allow-points=-1"], "--allow-points: -1 (0 or more)"),
+        (
+            ["--for", "here", "--rows", "ROWS", "--allow-points=-1"],
+            "--allow-points: -1 (0 or more)",
+        ),
         (["--for", "here", "--rows", "none.csv"], "none.csv"),
         (["--for", "here", "--rows", "UNKNOWN"], "labels that the run does not know: 'weather'"),
     ],
@@ -194,7 +254,10 @@ def test_forms_read_the_columns_of_the_run(run, rows, tmp_path):
 def test_a_mistake_is_one_sentence_and_leaves_no_folder(run, rows, tmp_path, capfd, words, said):
     (tmp_path / "unknown.csv").write_text("text,label\nrain over the lake,weather\n")
     places = {"ROWS": rows, "UNKNOWN": tmp_path / "unknown.csv"}
-    assert verb("export", run, *(places.get(word, word) for word in words), "--out", tmp_path / "out") == 2
+    assert (
+        verb("export", run, *(places.get(word, word) for word in words), "--out", tmp_path / "out")
+        == 2
+    )
     assert said in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["unknown.csv"]
 
@@ -218,12 +281,18 @@ def test_pairs_of_texts_are_refused(run, rows, tmp_path, capfd):
 
 def test_a_matrix_that_stays_in_fp32_is_named_and_others_are_not(tmp_path):
     values = np.random.default_rng(0).random((8, 8), np.float32)
-    weights = [numpy_helper.from_array(values, "weight"), numpy_helper.from_array(values[:1], "slope")]
+    weights = [
+        numpy_helper.from_array(values, "weight"),
+        numpy_helper.from_array(values[:1], "slope"),
+    ]
     nodes = [
         helper.make_node("MatMul", ["rows", "weight"], ["sums"]),
         helper.make_node("PRelu", ["sums", "slope"], ["out"]),
     ]
-    ends = [[helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 8])] for name in ("rows", "out")]
+    ends = [
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 8])]
+        for name in ("rows", "out")
+    ]
     made = helper.make_model(
         helper.make_graph(nodes, "net", *ends, weights), opset_imports=[helper.make_opsetid("", 20)]
     )

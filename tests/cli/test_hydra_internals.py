@@ -21,9 +21,13 @@ def test_the_installed_hydra_can_be_guarded():
     guard_hydra()
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("load_config", ["self", "path"]), ("load_all", ["self"])])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("load_config", ["self", "path"]), ("load_all", ["self"])]
+)
 def test_a_hydra_with_another_loader_is_refused_in_one_sentence(name, parameters):
-    with pytest.raises(UserError, match=rf"hydra-core: version 1.3.* has no ConfigRepository.{name}\(self.*Install"):
+    with pytest.raises(
+        UserError, match=rf"hydra-core: version 1.3.* has no ConfigRepository.{name}\(self.*Install"
+    ):
         require_signature(ConfigRepository, name, parameters)
 
 
@@ -52,7 +56,9 @@ def test_a_single_run_is_composed_once_to_what_hydra_composes(words, mode, times
         context.setattr(ConfigLoaderImpl, "load_configuration", count)
         overrides = list(words)
         assert hydra.get_mode("train", overrides) in (mode, None)
-        overrides += ["hydra.mode=RUN"] if "hydra.mode" not in str(words) and mode == RunMode.RUN else []
+        overrides += (
+            ["hydra.mode=RUN"] if "hydra.mode" not in str(words) and mode == RunMode.RUN else []
+        )
         ours = hydra.compose_config("train", overrides, mode)
     assert len(composed) == times
     wanted = theirs.load_configuration("train", overrides, mode)

@@ -12,7 +12,12 @@ import pytest
 
 from flatout.distributed.imports import ignored_by_children, leaving_at_once
 
-TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=100000", "checkpoint.patience=null"]
+TINY = [
+    "data.sample.rows=200",
+    "data.sample.eval_rows=40",
+    "trainer.max_epochs=100000",
+    "checkpoint.patience=null",
+]
 TRAIN = ["train", "-m", *TINY, "model.hidden=8,16"]
 SWEEP = ["flatout", "sweep", *TINY, "model.hidden=choice(8,16)"]
 MOMENTS = [  # a command, and the module after whose import the signal comes
@@ -30,7 +35,9 @@ SOAK = pytest.mark.soak(seconds=10)
 @pytest.mark.parametrize(
     ("words", "module"),
     [
-        pytest.param(*moment, id=f"{moment[0][0]} at {moment[1]}", marks=[] if moment == USUAL else [SOAK])
+        pytest.param(
+            *moment, id=f"{moment[0][0]} at {moment[1]}", marks=[] if moment == USUAL else [SOAK]
+        )
         for moment in MOMENTS
     ],
 )
@@ -58,7 +65,9 @@ def test_an_interrupt_while_a_command_starts_ends_it_without_a_traceback(words, 
             process.wait()
         process.stderr.close()
     rest = [line for line in said.splitlines() if not line.startswith("import time:")]
-    assert not [line for line in rest if "Traceback" in line or "KeyboardInterrupt" in line], said[-3000:]
+    assert not [line for line in rest if "Traceback" in line or "KeyboardInterrupt" in line], said[
+        -3000:
+    ]
 
 
 def test_what_somebody_else_answers_an_interrupt_with_stays():
@@ -90,4 +99,7 @@ def test_what_was_imported_is_never_searched_for_garbage():
         "with importing():\n    made = [[] for _ in range(5)]\n"
         "assert gc.get_freeze_count() <= kept and any(each is made for each in gc.get_objects())"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ}).returncode
+        == 0
+    )

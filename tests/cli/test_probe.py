@@ -10,14 +10,23 @@ import pytest
 from flatout.tasks.encoder_layers import LayerScore, choose_cut
 from tests.verbs import verb
 
-ENCODER = ["model.hidden=32", "model.layers=3", "model.heads=4", "trainer.accelerator=cpu", "precision=fp32"]
+ENCODER = [
+    "model.hidden=32",
+    "model.layers=3",
+    "model.heads=4",
+    "trainer.accelerator=cpu",
+    "precision=fp32",
+]
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     """Texts whose class a word tells."""
     path = tmp_path_factory.mktemp("probe") / "rows.jsonl"
-    rows = [{"text": f"w{n % 7} {'rose' if n % 2 else 'cat'} w{n % 5} {n}", "label": f"k{n % 2}"} for n in range(300)]
+    rows = [
+        {"text": f"w{n % 7} {'rose' if n % 2 else 'cat'} w{n % 5} {n}", "label": f"k{n % 2}"}
+        for n in range(300)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -25,11 +34,18 @@ def rows(tmp_path_factory):
 def test_each_layer_has_a_score_and_the_cut_is_named(rows, capfd):
     assert verb("probe", f"data.source={rows}", *ENCODER) == 0
     said = capfd.readouterr().out
-    scores = {int(n): float(score) for n, score in re.findall(r"^ +(\d)  +([\d.]+)  +[\d.]+", said, re.MULTILINE)}
+    scores = {
+        int(n): float(score)
+        for n, score in re.findall(r"^ +(\d)  +([\d.]+)  +[\d.]+", said, re.MULTILINE)
+    }
     assert scores.keys() == {0, 1, 2, 3}
     assert min(scores.values()) > 0.9  # a word tells: even random layers keep it
     assert said.count("<- the cut") == 1
-    assert re.search(r"^model\.freeze_layers=[12] \(the first layer within one standard error", said, re.MULTILINE)
+    assert re.search(
+        r"^model\.freeze_layers=[12] \(the first layer within one standard error",
+        said,
+        re.MULTILINE,
+    )
 
 
 def test_the_first_layer_near_the_best_is_chosen_never_the_embeddings_and_never_all():
@@ -45,8 +61,14 @@ def test_the_first_layer_near_the_best_is_chosen_never_the_embeddings_and_never_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data.problem=regression"], "probe: scores one class a row alone. Set data.problem=single."),
-        (["model=bilstm"], "model: has no flat layers to look at. Name an encoder with model.pretrained=FOLDER."),
+        (
+            ["data.problem=regression"],
+            "probe: scores one class a row alone. Set data.problem=single.",
+        ),
+        (
+            ["model=bilstm"],
+            "model: has no flat layers to look at. Name an encoder with model.pretrained=FOLDER.",
+        ),
     ],
 )
 def test_what_has_no_layers_or_no_classes_is_refused(words, message, rows, capfd):

@@ -1,4 +1,6 @@
-"""Runs on recordings from the command line: train, predict a folder, export to ONNX, and what is refused."""
+"""Runs on recordings from the command line: train, predict a folder, export to ONNX, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout import (
+    CellsConfig,
+    CheckpointConfig,
+    MonitorConfig,
+    OptimConfig,
+    RNNConfig,
+    SequenceDataConfig,
+    fit,
+)
 from flatout.data.samples.cells import CellsTable
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.inference.export import stream_onnx
@@ -62,7 +72,9 @@ def write_cells(folder: Path) -> Path:
     folder.mkdir()
     rows = cells_of("test")
     for number, cell in enumerate(sorted(set(rows["cell"].to_pylist()))):
-        pq.write_table(rows.filter(pa.compute.equal(rows["cell"], cell)), folder / f"{number}.parquet")
+        pq.write_table(
+            rows.filter(pa.compute.equal(rows["cell"], cell)), folder / f"{number}.parquet"
+        )
     return folder
 
 
@@ -87,25 +99,54 @@ def test_a_saved_run_answers_a_folder_as_its_task_answers_the_test_rows(tmp_path
 def test_a_file_without_the_columns_of_groups_is_one_recording(tmp_path):
     result = train(tmp_path / "runs", "gru")
     rows = cells_of("test")
-    first = rows.filter(pa.compute.and_(*(pa.compute.equal(rows[name], rows[name][0]) for name in ("cell", "cycle"))))
+    first = rows.filter(
+        pa.compute.and_(
+            *(pa.compute.equal(rows[name], rows[name][0]) for name in ("cell", "cycle"))
+        )
+    )
     pq.write_table(first, tmp_path / "grouped.parquet")
     pq.write_table(first.drop_columns(["cell", "cycle"]), tmp_path / "alone.parquet")
     for name in ("grouped", "alone"):
-        assert verb("predict", result.folder, tmp_path / f"{name}.parquet", "--out", tmp_path / f"{name}.csv") == 0
-    grouped, alone = ((tmp_path / f"{name}.csv").read_text().splitlines() for name in ("grouped", "alone"))
-    assert [line.rpartition(",")[2] for line in grouped] == [line.rpartition(",")[2] for line in alone]
+        assert (
+            verb(
+                "predict",
+                result.folder,
+                tmp_path / f"{name}.parquet",
+                "--out",
+                tmp_path / f"{name}.csv",
+            )
+            == 0
+        )
+    grouped, alone = (
+        (tmp_path / f"{name}.csv").read_text().splitlines() for name in ("grouped", "alone")
+    )
+    assert [line.rpartition(",")[2] for line in grouped] == [
+        line.rpartition(",")[2] for line in alone
+    ]
     (tmp_path / "many").mkdir()
     (tmp_path / "alone.parquet").rename(tmp_path / "many" / "a.parquet")
-    pq.write_table(rows, tmp_path / "many" / "b.parquet")  # several recordings, after a file that is one
+    # several recordings, after a file that is one
+    pq.write_table(rows, tmp_path / "many" / "b.parquet")
     assert verb("predict", result.folder, tmp_path / "many", "--out", f"{tmp_path / 'out'}/") == 0
-    assert verb("predict", result.folder, tmp_path / "many" / "b.parquet", "--out", tmp_path / "b.parquet") == 0
+    assert (
+        verb(
+            "predict",
+            result.folder,
+            tmp_path / "many" / "b.parquet",
+            "--out",
+            tmp_path / "b.parquet",
+        )
+        == 0
+    )
     assert (tmp_path / "out" / "b.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 @pytest.mark.soak(seconds=3)
 @pytest.mark.filterwarnings("ignore")  # torch's exporter, of its own code
 @pytest.mark.parametrize("kind", at_once("gru", of=SETTINGS, seconds=5))
-def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_several_rows_at_once(tmp_path, kind, capsys):
+def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_several_rows_at_once(
+    tmp_path, kind, capsys
+):
     result = train(tmp_path / "runs", kind)
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
     assert "largest difference from the run's own answers" in capsys.readouterr().out
@@ -128,7 +169,10 @@ def test_exact_answers_to_recordings_are_the_usual_ones(tmp_path, kind):
     """Each recording is answered by itself either way."""
     folder = train(tmp_path / "runs", kind).folder
     recording = next(load_predictor(folder).read(table_of(cells_of("test"))))
-    usual, exact = (load_predictor(folder, exact=is_exact).answer(recording.values) for is_exact in (False, True))
+    usual, exact = (
+        load_predictor(folder, exact=is_exact).answer(recording.values)
+        for is_exact in (False, True)
+    )
     np.testing.assert_array_equal(exact, usual)
 
 
@@ -141,11 +185,18 @@ def require_rows_at_once(folder: Path) -> None:
     assert ("state" in described) == (len(described["inputs"]) > 1)
     random = np.random.default_rng(0)
     axes = {name: shape.index("rows") for name, shape in described["inputs"].items()}
-    sizes = {name: [5 if size == "rows" else size for size in shape] for name, shape in described["inputs"].items()}
-    given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()}
+    sizes = {
+        name: [5 if size == "rows" else size for size in shape]
+        for name, shape in described["inputs"].items()
+    }
+    given = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()
+    }
     answers, *_ = session.run(None, given)
     for row in range(5):
-        alone, *_ = session.run(None, {name: values.take([row], axes[name]) for name, values in given.items()})
+        alone, *_ = session.run(
+            None, {name: values.take([row], axes[name]) for name, values in given.items()}
+        )
         np.testing.assert_allclose(alone[0], answers[row], rtol=1e-4, atol=1e-5)
 
 
@@ -154,14 +205,26 @@ def require_rows_at_once(folder: Path) -> None:
 def test_columns_far_from_zero_are_exported_to_the_same_answers(tmp_path, capsys):
     place = np.arange(120)
     columns = {"pascal": 101_325.3 + np.sin(place / 7), "kelvin": 298.15 + 0.01 * np.cos(place / 9)}
-    data = SequenceDataConfig(source=pa.table(columns), features=["pascal"], target="kelvin", batch_size=4)
-    quick = {"max_epochs": 2, "precision": "fp32", "logger": "none", "output": str(tmp_path / "runs")}
-    result = fit(data, RNNConfig(hidden=8), monitor=MonitorConfig(progress=False, verdict=False), **quick)
+    data = SequenceDataConfig(
+        source=pa.table(columns), features=["pascal"], target="kelvin", batch_size=4
+    )
+    quick = {
+        "max_epochs": 2,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "runs"),
+    }
+    result = fit(
+        data, RNNConfig(hidden=8), monitor=MonitorConfig(progress=False, verdict=False), **quick
+    )
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 0
     samples = columns["pascal"][:, None].astype(np.float32)
     whole = SequencePredictor.load(result.folder).answer(samples.astype(np.float64))
     streamed = stream_onnx(tmp_path / "onnx" / "model.onnx", samples)
-    assert np.abs(streamed - whole).max() < 2 * np.spacing(np.float32(298)) + 1e-5 * columns["kelvin"].std()
+    assert (
+        np.abs(streamed - whole).max()
+        < 2 * np.spacing(np.float32(298)) + 1e-5 * columns["kelvin"].std()
+    )
 
 
 @pytest.mark.parametrize("kind", ["chunk", "window"])
@@ -195,21 +258,33 @@ def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, 
         assert found[name] == pytest.approx(result.metrics[f"test/{name}"], rel=1e-4), name
 
 
-def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refused_where_all_are(tmp_path, capsys):
+def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refused_where_all_are(
+    tmp_path, capsys
+):
     result, folder = train(tmp_path / "runs", "forecast"), write_cells(tmp_path / "cells")
     verb("predict", result.folder, folder, "--out", tmp_path / "whole.csv")
     pq.write_table(cells_of("test").slice(0, 9), folder / "short.parquet")
     capsys.readouterr()
     assert verb("predict", result.folder, folder, "--out", tmp_path / "more.csv") == 0
-    assert "short.parquet: cell=" in (told := capsys.readouterr().err) and "(9 samples of 12)" in told
+    assert (
+        "short.parquet: cell=" in (told := capsys.readouterr().err) and "(9 samples of 12)" in told
+    )
     assert (tmp_path / "more.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
     assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "(14 samples of 15). Leave them out." in line
     pq.write_table(cells_of("test").slice(0, 9), tmp_path / "short.parquet")
-    assert verb("predict", result.folder, tmp_path / "short.parquet", "--out", tmp_path / "none.parquet") == 2
-    assert "(9 samples of 12). Leave them out." in capsys.readouterr().err and not (tmp_path / "none.parquet").exists()
+    assert (
+        verb(
+            "predict", result.folder, tmp_path / "short.parquet", "--out", tmp_path / "none.parquet"
+        )
+        == 2
+    )
+    assert (
+        "(9 samples of 12). Leave them out." in capsys.readouterr().err
+        and not (tmp_path / "none.parquet").exists()
+    )
 
 
 def waves(first: int, runs: int) -> pa.Table:
@@ -220,7 +295,14 @@ def waves(first: int, runs: int) -> pa.Table:
         wave = np.sin(place * (1 + run % 2) / 2 + run)
         kind, speed = "slow fast".split()[run % 2], 1.0 + run % 2
         parts.append(
-            pa.table({"run": [run] * len(place), "a": wave, "kind": [kind] * len(place), "speed": speed + 0 * wave})
+            pa.table(
+                {
+                    "run": [run] * len(place),
+                    "a": wave,
+                    "kind": [kind] * len(place),
+                    "speed": speed + 0 * wave,
+                }
+            )
         )
     return pa.concat_tables(parts)
 
@@ -231,7 +313,12 @@ def waves(first: int, runs: int) -> pa.Table:
 def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     pq.write_table(waves(0, 40), tmp_path / "waves.parquet")
     pq.write_table(waves(40, 20), tmp_path / "test.parquet")
-    columns: dict[str, Any] = {"features": ["a"], "target": target, "group": ["run"], "problem": "label"}
+    columns: dict[str, Any] = {
+        "features": ["a"],
+        "target": target,
+        "group": ["run"],
+        "problem": "label",
+    }
     files = {"train": str(tmp_path / "waves.parquet"), "test": str(tmp_path / "test.parquet")}
     result = fit(
         SequenceDataConfig(**files, **columns, batch_size=8),
@@ -246,7 +333,10 @@ def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     )
     assert verb("evaluate", result.folder, tmp_path / "test.parquet", "--json") == 0
     printed = capsys.readouterr().out
-    found, metric = json.loads(printed[printed.index("{\n") :]), "accuracy" if target == "kind" else "rmse"
+    found, metric = (
+        json.loads(printed[printed.index("{\n") :]),
+        "accuracy" if target == "kind" else "rmse",
+    )
     assert found["rows"] == 20
     assert found[metric] == pytest.approx(result.metrics[f"test/{metric}"], rel=1e-4)
     ends = result.summary["intervals"][f"test/{metric}"]
@@ -274,11 +364,17 @@ def set_label_scale(run: Path, scale: list[float]) -> None:
     file.write_text(json.dumps(settings))
 
 
-def test_a_label_that_the_run_never_saw_is_named_and_both_directions_are_not_exported(tmp_path, capsys):
+def test_a_label_that_the_run_never_saw_is_named_and_both_directions_are_not_exported(
+    tmp_path, capsys
+):
     pq.write_table(waves(0, 20), tmp_path / "waves.parquet")
     result = fit(
         SequenceDataConfig(
-            source=str(tmp_path / "waves.parquet"), features=["a"], target="kind", group=["run"], problem="label"
+            source=str(tmp_path / "waves.parquet"),
+            features=["a"],
+            target="kind",
+            group=["run"],
+            problem="label",
         ),
         RNNConfig(hidden=4, bidirectional=True),
         output=str(tmp_path / "runs"),
@@ -311,16 +407,29 @@ def test_another_sampling_rate_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: {"voltage": [None, *c["voltage"][1:]]}, "1 row without voltage (row 1). Write the values, or train"),
-        (lambda c: {"time_s": [9e9, *c["time_s"][1:]]}, "in row 2. Sort the rows by time, and write a file for each"),
-        (lambda c: {"voltage": c["temperature"], "temperature": None}, "data.features[2]: no column 'temperature' in"),
+        (
+            lambda c: {"voltage": [None, *c["voltage"][1:]]},
+            "1 row without voltage (row 1). Write the values, or train",
+        ),
+        (
+            lambda c: {"time_s": [9e9, *c["time_s"][1:]]},
+            "in row 2. Sort the rows by time, and write a file for each",
+        ),
+        (
+            lambda c: {"voltage": c["temperature"], "temperature": None},
+            "data.features[2]: no column 'temperature' in",
+        ),
     ],
 )
-def test_a_wrong_file_behind_a_right_one_is_one_message_and_leaves_no_answers(tmp_path, capsys, change, message):
+def test_a_wrong_file_behind_a_right_one_is_one_message_and_leaves_no_answers(
+    tmp_path, capsys, change, message
+):
     result = train(tmp_path / "runs", "chunk")
     folder = write_cells(tmp_path / "cells")
     first = pq.read_table(min(folder.iterdir())).to_pydict()
-    changed = {name: values for name, values in {**first, **change(first)}.items() if values is not None}
+    changed = {
+        name: values for name, values in {**first, **change(first)}.items() if values is not None
+    }
     pq.write_table(pa.table(changed), folder / "z.parquet")
     assert verb("predict", result.folder, folder, "--out", tmp_path / "answers.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -333,13 +442,22 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     place = rows.column_names.index("voltage")
     pq.write_table(rows, tmp_path / "volts.parquet")
     pq.write_table(
-        rows.set_column(place, "voltage", pa.array(np.array(rows["voltage"]) * 1000)), tmp_path / "mv.parquet"
+        rows.set_column(place, "voltage", pa.array(np.array(rows["voltage"]) * 1000)),
+        tmp_path / "mv.parquet",
     )
-    assert verb("predict", result.folder, tmp_path / "volts.parquet", "--out", tmp_path / "a.parquet") == 0
+    assert (
+        verb("predict", result.folder, tmp_path / "volts.parquet", "--out", tmp_path / "a.parquet")
+        == 0
+    )
     pq.write_table(rows.slice(0, 20), tmp_path / "few.parquet")
-    assert verb("predict", result.folder, tmp_path / "few.parquet", "--out", tmp_path / "few.csv") == 0
+    assert (
+        verb("predict", result.folder, tmp_path / "few.parquet", "--out", tmp_path / "few.csv") == 0
+    )
     assert "unit" not in capsys.readouterr().err
-    assert verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "b.parquet") == 0
+    assert (
+        verb("predict", result.folder, tmp_path / "mv.parquet", "--out", tmp_path / "b.parquet")
+        == 0
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning voltage is 988 times") and line.endswith(
         "the training recordings; is it in another unit?"
@@ -347,21 +465,46 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    "way", [{}, *at_once(of=[{"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}], seconds=1)]
+    "way",
+    [
+        {},
+        *at_once(
+            of=[{"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}], seconds=1
+        ),
+    ],
 )
 def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, monkeypatch, way):
     dates = np.datetime64("2026-03-01T10:00:00") + np.arange(40).astype("timedelta64[m]")
     columns = {"a": np.sin(np.arange(40)), "y": np.cos(np.arange(40))}
     pa.csv.write_csv(pa.table({"t": [f"{date}Z" for date in dates], **columns}), tmp_path / "r.csv")
-    settings = {"features": ["a"], "target": "y", "time": "t", "split_by": "time", "batch_size": 4, **way}
-    quick = {"max_epochs": 1, "precision": "fp32", "logger": "none", "output": str(tmp_path / "runs")}
+    settings = {
+        "features": ["a"],
+        "target": "y",
+        "time": "t",
+        "split_by": "time",
+        "batch_size": 4,
+        **way,
+    }
+    quick = {
+        "max_epochs": 1,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "runs"),
+    }
     data = SequenceDataConfig(source=str(tmp_path / "r.csv"), **settings)
-    result = fit(data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick)
+    result = fit(
+        data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick
+    )
     monkeypatch.setattr("flatout.inference.sequences._SAMPLES_A_BLOCK", 7)
     answers = []
     for least in (1 << 40, 0):
         monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least)
-        assert verb("predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet") == 0
+        assert (
+            verb(
+                "predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet"
+            )
+            == 0
+        )
         answers.append(pq.read_table(tmp_path / "answers.parquet"))
     small, large = answers
     assert small.equals(large)
@@ -374,7 +517,12 @@ def write_csv(folder: Path, **changes: Any) -> Path:
     folder.mkdir()
     for number in range(6):
         place, random = np.arange(50), np.random.default_rng(number)
-        columns = {"t": place * 2, "a": random.standard_normal(50), "b": place + number, "y": place * 0.1}
+        columns = {
+            "t": place * 2,
+            "a": random.standard_normal(50),
+            "b": place + number,
+            "y": place * 0.1,
+        }
         columns |= {name: change(columns, number) for name, change in changes.items()}
         pa.csv.write_csv(pa.table(columns), folder / f"r{number}.csv")
     return folder
@@ -383,30 +531,54 @@ def write_csv(folder: Path, **changes: Any) -> Path:
 COLUMNS = ("data.features=[a,b]", "data.target=y", "data.time=t")
 
 
-def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_trains(tmp_path, monkeypatch, capsys):
+def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_trains(
+    tmp_path, monkeypatch, capsys
+):
     folder = write_csv(tmp_path / "runs")
     assert verb("check", folder, *COLUMNS, "data.chunk=20") == 0
     printed = capsys.readouterr().out
     assert "train: 4 recordings, 200 samples; length 50" in printed
     assert "a sample every 2 s" in printed
-    assert "\ny " in printed and "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
+    assert (
+        "\ny " in printed
+        and "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
+    )
     words = printed.rsplit("python -m train ", 1)[1].replace("'", "").split()
     assert verb("check", folder, *COLUMNS, "data.chunk=20", "+data.noise.a=0.01") == 0
     assert capsys.readouterr().out.rstrip().endswith("data.chunk=20 +data.noise.a=0.01")
     assert verb("check", folder, *COLUMNS, "data.noise.c=0.01") == 2
     assert capsys.readouterr().err.rstrip() == "data.noise.c: no such feature (a, b)"
     assert verb("check", folder, "data.features=a", "data.target=y") == 2
-    assert capsys.readouterr().err.rstrip() == "data.features: 'a' does not fit (a list). Write data.features=[a]."
-    quick = ["trainer.max_epochs=1", "monitor.progress=false", "logger=none", f"output={tmp_path / 'out'}"]
+    assert (
+        capsys.readouterr().err.rstrip()
+        == "data.features: 'a' does not fit (a list). Write data.features=[a]."
+    )
+    quick = [
+        "trainer.max_epochs=1",
+        "monitor.progress=false",
+        "logger=none",
+        f"output={tmp_path / 'out'}",
+    ]
     assert run_train([*words, *quick], monkeypatch) == 0
 
 
 def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path, capsys):
-    splits = [write_csv(tmp_path / "train"), write_csv(tmp_path / "test", a=lambda c, _: c["a"] * 1000)]
+    splits = [
+        write_csv(tmp_path / "train"),
+        write_csv(tmp_path / "test", a=lambda c, _: c["a"] * 1000),
+    ]
     (tmp_path / "train" / "r5.csv").rename(tmp_path / "validation.csv")
-    words = [splits[0], f"data.validation={tmp_path / 'validation.csv'}", f"data.test={splits[1]}", *COLUMNS]
+    words = [
+        splits[0],
+        f"data.validation={tmp_path / 'validation.csv'}",
+        f"data.test={splits[1]}",
+        *COLUMNS,
+    ]
     assert verb("check", *words, "--strict") == 1
-    assert "times as large as in the training recordings; is it in another unit?" in capsys.readouterr().out
+    assert (
+        "times as large as in the training recordings; is it in another unit?"
+        in capsys.readouterr().out
+    )
     assert verb("check", splits[0], *COLUMNS, "data.lookback=60") == 2
     printed = capsys.readouterr().out
     assert "data.lookback=60: 60 samples are needed, the longest train recording has 50" in printed
@@ -417,7 +589,10 @@ def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path
     ("words", "message"),
     [
         ("model=bilstm", "model: bilstm does not fit sequences. Set model=rnn or model=window_mlp"),
-        ("task=classification", "task: classification with data.problem=estimate. Set task=sequence."),
+        (
+            "task=classification",
+            "task: classification with data.problem=estimate. Set task=sequence.",
+        ),
         ("data.lookback=0", "data.lookback: 0 (1 or more, or null)"),
         ("data.target=voltage", "data.features: 'voltage' is the target"),
         ("model.hiden=3", "model.hiden: no such key"),

@@ -26,13 +26,26 @@ def test_no_setting_may_be_just_anything(known):
 
 def test_every_number_and_every_mapping_has_a_range(known):
     bare = re.compile(r"(a whole number|a number|a mapping)(, null|, or null)?")
-    seeds = {"seed", "hydra.sweeper.seed", "hydra.sweeper.space", "model.settings"}  # as free as their type
-    assert [each.key for each in known if bare.fullmatch(each.allowed) and each.key not in seeds] == []
+    # as free as their type
+    seeds = {"seed", "hydra.sweeper.seed", "hydra.sweeper.space", "model.settings"}
+    assert [
+        each.key for each in known if bare.fullmatch(each.allowed) and each.key not in seeds
+    ] == []
 
 
 def test_every_key_of_the_settings_classes_is_explained(known):
     groups = {key.rpartition(".")[0] for key in known_keys()}
-    mappings = {"data", "data.sample", "model", "task", "optim", "checkpoint", "monitor", "tune", "trainer"}
+    mappings = {
+        "data",
+        "data.sample",
+        "model",
+        "task",
+        "optim",
+        "checkpoint",
+        "monitor",
+        "tune",
+        "trainer",
+    }
     assert set(known_keys()) - groups - mappings <= {each.key for each in known}
 
 
@@ -95,4 +108,7 @@ def test_without_a_key_all_are_listed(capsys, known):
 
 def test_an_unknown_key_ends_with_the_nearest_names(capsys):
     assert verb("settings", "data.batchsize") == 2
-    assert "settings data.batchsize: no such key. Did you mean data.batch_size" in capsys.readouterr().err
+    assert (
+        "settings data.batchsize: no such key. Did you mean data.batch_size"
+        in capsys.readouterr().err
+    )

@@ -20,7 +20,13 @@ from tests.composed import CONF, compose_run, run_train
 from tests.params import at_once
 
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
-TINY_RUN = [*TINY_ROWS, "trainer.max_epochs=1", "data.batch_size=64", "monitor.progress=false", "logger=none"]
+TINY_RUN = [
+    *TINY_ROWS,
+    "trainer.max_epochs=1",
+    "data.batch_size=64",
+    "monitor.progress=false",
+    "logger=none",
+]
 TINY_ENCODER = ["model.hidden=16", "model.layers=1", "model.heads=2"]
 TINY = [*TINY_RUN, "model.embedding=8"]
 
@@ -48,18 +54,24 @@ def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path("news.csv").write_text("text,label\n")
     assert run_train(["news.csv"], monkeypatch) == 2
-    message = "command line: cannot read 'news.csv'. To train on that file, write data.source=news.csv.\n"
+    message = (
+        "command line: cannot read 'news.csv'. To train on that file, write data.source=news.csv.\n"
+    )
     assert capsys.readouterr().err == message
     Path("run").mkdir()
     Path("run/overrides.txt").write_text("model=bilstm\n")
     assert run_train(["./run"], monkeypatch) == 2
-    message = "To go on with that run, write resume=./run; its settings stand in its overrides.txt.\n"
+    message = (
+        "To go on with that run, write resume=./run; its settings stand in its overrides.txt.\n"
+    )
     assert capsys.readouterr().err == f"command line: cannot read './run'. {message}"
 
 
 MISTAKES = {
     "modle=bilstm": "modle: no such key (data, model, task, optim, checkpoint,",
-    "model=bilstn": "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?",
+    "model=bilstn": (
+        "(bilstm, bitmlp, rnn, textcnn, transformer, window_mlp). Did you mean 'bilstm'?"
+    ),
     "model.hiden=3": "Did you mean 'model.hidden'?",
     "model.hidden=x": "model.hidden: 'x' does not fit (a whole number)",
     "data.pair=text_b": "data.pair: 'text_b' does not fit (true or false)",
@@ -69,33 +81,64 @@ MISTAKES = {
     "optim.schedule=linar": "(linear, cosine, constant). Did you mean 'linear'?",
     "data.vocabulary.kin=bpe": "Did you mean 'data.vocabulary.kind'?",
     "model.hidden": "command line: cannot read 'model.hidden'.",
-    "model.hidden=64,128": "model.hidden: several values (64,128) for one run. Add -m to python -m train",
-    "model=bilstm,textcnn": "model: several values (bilstm,textcnn) for one run. Add -m to python -m train",
-    "seed=range(1,4)": "seed: several values (range(1,4)) for one run. Add -m to python -m train for a run with each.",
-    "data.text=title,body": "for a run with each, or write 'data.text=[title,body]' for one run with all of",
-    "logger=csv,tensorboard": "for one run. Write 'logger=[csv,tensorboard]' for one run with all of them.",
-    "--config-dir=nowhere": "--config-dir: no such folder: nowhere. Name the folder that holds your experiment/",
+    "model.hidden=64,128": (
+        "model.hidden: several values (64,128) for one run. Add -m to python -m train"
+    ),
+    "model=bilstm,textcnn": (
+        "model: several values (bilstm,textcnn) for one run. Add -m to python -m train"
+    ),
+    "seed=range(1,4)": (
+        "seed: several values (range(1,4)) for one run. Add -m to python -m train for a run with"
+        " each."
+    ),
+    "data.text=title,body": (
+        "for a run with each, or write 'data.text=[title,body]' for one run with all of"
+    ),
+    "logger=csv,tensorboard": (
+        "for one run. Write 'logger=[csv,tensorboard]' for one run with all of them."
+    ),
+    "--config-dir=nowhere": (
+        "--config-dir: no such folder: nowhere. Name the folder that holds your experiment/"
+    ),
     "trainer.foo=3": "trainer.foo: no such key. python -m flatout settings trainer lists all.",
-    "+trainer.max_epoch=3": "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?",
-    "trainer.strategy=dpp": "(auto, ddp, ddp_bf16, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?",
-    "trainer.strategy=fsdp": "fsdp: a single device has no other to share weights with. Set trainer.devices=N",
+    "+trainer.max_epoch=3": (
+        "trainer.max_epoch: no argument of Lightning's Trainer. Did you mean 'max_epochs'?"
+    ),
+    "trainer.strategy=dpp": (
+        "(auto, ddp, ddp_bf16, ddp_find_unused_parameters_true, fsdp). Did you mean 'ddp'?"
+    ),
+    "trainer.strategy=fsdp": (
+        "fsdp: a single device has no other to share weights with. Set trainer.devices=N"
+    ),
     "trainer.devices=512": "trainer.devices: 512 (at most",
-    "+trainer.gradient_clip_val=1": "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead.",
+    "+trainer.gradient_clip_val=1": (
+        "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead."
+    ),
     "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
     "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
-    "task.weights=balanced": "'balanced' does not fit. python -m flatout settings task.weights shows an example.",
+    "task.weights=balanced": (
+        "'balanced' does not fit. python -m flatout settings task.weights shows an example."
+    ),
     "+trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch: 0 (1 or more, or null)",
-    "+trainer.val_check_interval=999": "trainer.val_check_interval: 999 of 2 batches an epoch (1 to 2, or a share).",
+    "+trainer.val_check_interval=999": (
+        "trainer.val_check_interval: 999 of 2 batches an epoch (1 to 2, or a share)."
+    ),
     "threads=999": "threads: 999 (at most ",
     "data.train=nowhere.csv": "data.train: no such file: nowhere.csv",
-    "data.test=some.csv": "data.test: is set without training rows. Set data.train=FILE or data.source=FILE.",
+    "data.test=some.csv": (
+        "data.test: is set without training rows. Set data.train=FILE or data.source=FILE."
+    ),
     "+callbacks.x._target_=torch.load": "is no class of a kind a run is made of",
     "+callbacks.x._target_=os.system": "os.system is from a package not trusted",
     "+callbacks.x._target_=lightning.pytorch.callbacks.Nothing": "there is no such class",
-    "model=transformer model.pretrained=bert-base-uncased": "data.tokenizer: no folder bert-base-uncased, and nothing",
-    "model=transformer model.lora.rank=2": "needs the package peft. Install it with pip install 'flatout[lora]'.",
+    "model=transformer model.pretrained=bert-base-uncased": (
+        "data.tokenizer: no folder bert-base-uncased, and nothing"
+    ),
+    "model=transformer model.lora.rank=2": (
+        "needs the package peft. Install it with pip install 'flatout[lora]'."
+    ),
 }
 
 
@@ -109,7 +152,9 @@ def nothing_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
     nothing_fetched(tmp_path, monkeypatch)
-    assert run_train([f"output={tmp_path / 'runs'}", *TINY_ROWS, *mistake.split()], monkeypatch) == 2
+    assert (
+        run_train([f"output={tmp_path / 'runs'}", *TINY_ROWS, *mistake.split()], monkeypatch) == 2
+    )
     said = capsys.readouterr()
     assert MISTAKES[mistake] in said.err
     assert "Traceback" not in said.err
@@ -122,19 +167,34 @@ def test_a_mistake_is_one_message_and_exit_code_2(mistake, tmp_path, monkeypatch
     [
         (
             "launcher.paralel=2",
-            "launcher.paralel: no such key (parallel, place, workers, limit). Did you mean 'launcher.parallel'?",
+            (
+                "launcher.paralel: no such key (parallel, place, workers, limit). Did you mean"
+                " 'launcher.parallel'?"
+            ),
         ),
         ("launcher.parallel=two", "launcher.parallel: 'two' does not fit (a whole number)"),
-        ("+sweep=one", "sweep/one.yaml: hydra.sweeper.trails: no such key (space, trials, sampler, pruner, metric,"),
+        (
+            "+sweep=one",
+            (
+                "sweep/one.yaml: hydra.sweeper.trails: no such key (space, trials, sampler, pruner,"
+                " metric,"
+            ),
+        ),
         ("+sweep=one", "Did you mean 'hydra.sweeper.trials'?"),
         ("data.lr=1", "data.lr: no such key. Did you mean 'optim.lr'?"),
     ],
 )
-def test_a_misspelt_key_is_compared_with_those_beside_it(words, message, tmp_path, monkeypatch, capsys):
+def test_a_misspelt_key_is_compared_with_those_beside_it(
+    words, message, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "sweep").mkdir()
-    file = "# @package _global_\ndefaults:\n  - override /hydra/sweeper: flatout\nhydra:\n  sweeper:\n    trails: 3\n"
+    file = (
+        "# @package _global_\ndefaults:\n  - override /hydra/sweeper: flatout\nhydra:\n  sweeper:\n"
+        "    trails: 3\n"
+    )
     (tmp_path / "sweep" / "one.yaml").write_text(file)
-    options = ["--config-dir", str(tmp_path), f"output={tmp_path / 'runs'}", "-m"]  # in pieces, as people type them
+    # in pieces, as people type them
+    options = ["--config-dir", str(tmp_path), f"output={tmp_path / 'runs'}", "-m"]
     assert run_train([*options, *words.split()], monkeypatch) == 2
     assert message in capsys.readouterr().err
 
@@ -142,12 +202,25 @@ def test_a_misspelt_key_is_compared_with_those_beside_it(words, message, tmp_pat
 def test_torchrun_is_told_a_mistake_so_that_its_last_page_names_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     assert run_train(["model.hidden=0", f"output={tmp_path / 'runs'}"], monkeypatch) == 2
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+    failure = ProcessFailure(
+        local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json")
+    )
     assert "traceback : model.hidden: 0 (1 or more)" in str(ChildFailedError("train", {0: failure}))
 
 
 def test_options_of_hydra_may_stand_anywhere():
-    words = ["--config-dir", "here", "+sweep=one", "-m", "a=1", "--config-name=x", "-cd", "there", "--info", "b=2"]
+    words = [
+        "--config-dir",
+        "here",
+        "+sweep=one",
+        "-m",
+        "a=1",
+        "--config-name=x",
+        "-cd",
+        "there",
+        "--info",
+        "b=2",
+    ]
     assert words_of.options_last(words) == [
         *("+sweep=one", "a=1", "b=2"),
         *("--config-dir", "here", "-m", "--config-name=x", "-cd", "there", "--info"),
@@ -167,17 +240,29 @@ def test_letters_beyond_ascii_need_no_quotes():
         ("+model=bilstm", "model=bilstm"),
     ):
         assert words_of.in_hydras_form(typed) == quoted
-    config = compose_run(words_of.for_hydra(["data.source=Müller/news.csv", "data.text=[Überschrift,Text]"]))
+    config = compose_run(
+        words_of.for_hydra(["data.source=Müller/news.csv", "data.text=[Überschrift,Text]"])
+    )
     assert (config.data.source, config.data.text) == ("Müller/news.csv", ["Überschrift", "Text"])
 
 
-def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_fetched_is_told_with_the_three_ways_out(
+    tmp_path, monkeypatch, capsys
+):
     nothing_fetched(tmp_path, monkeypatch)
-    words = ["+experiment=bert_a16", "model.pretrained=bert-base-uncased", f"output={tmp_path / 'runs'}"]
+    words = [
+        "+experiment=bert_a16",
+        "model.pretrained=bert-base-uncased",
+        f"output={tmp_path / 'runs'}",
+    ]
     assert run_train([*words, *TINY_ROWS], monkeypatch) == 2
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1
-    for way in ("Name a local folder", "set HF_HOME to that cache", "random weights: model.pretrained=null"):
+    for way in (
+        "Name a local folder",
+        "set HF_HOME to that cache",
+        "random weights: model.pretrained=null",
+    ):
         assert way in said
 
 
@@ -190,7 +275,9 @@ def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, mo
     assert told in (folder / "log.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("mistake", ["modle=bilstm", "model.hidden=0", "+callbacks.x._target_=os.system"])
+@pytest.mark.parametrize(
+    "mistake", ["modle=bilstm", "model.hidden=0", "+callbacks.x._target_=os.system"]
+)
 def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_train([mistake], monkeypatch)
@@ -211,7 +298,9 @@ def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monke
         ("n" * 300, "nnnn"),
     ],
 )
-def test_an_output_that_cannot_be_a_folder_is_one_sentence(several, output, problem, tmp_path, monkeypatch, capsys):
+def test_an_output_that_cannot_be_a_folder_is_one_sentence(
+    several, output, problem, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("loop").symlink_to("loop")
@@ -232,7 +321,9 @@ def test_an_output_folder_without_permission_is_one_sentence(tmp_path, monkeypat
     finally:
         os.seteuid(user)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("output: no permission to write in ") and line.endswith("to a writable folder.")
+    assert line.startswith("output: no permission to write in ") and line.endswith(
+        "to a writable folder."
+    )
 
 
 @pytest.mark.soak(seconds=3)
@@ -241,8 +332,13 @@ def test_a_package_of_ones_own_is_trusted_on_the_command_line_only(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path)
     target = "+callbacks.quiet._target_=mine.Quiet"
     assert run_train([*TINY, f"output={tmp_path}", target], monkeypatch) == 2
-    assert "Trust a package of yours on the command line: +allow_targets=[mine]" in capsys.readouterr().err
-    assert run_train([*TINY, f"output={tmp_path}", target, "allow_targets=[mine]"], monkeypatch) == 0
+    assert (
+        "Trust a package of yours on the command line: +allow_targets=[mine]"
+        in capsys.readouterr().err
+    )
+    assert (
+        run_train([*TINY, f"output={tmp_path}", target, "allow_targets=[mine]"], monkeypatch) == 0
+    )
 
 
 def test_help_groups_the_keys_that_people_set_first(monkeypatch, capsys):
@@ -271,7 +367,9 @@ def test_help_reads_a_folder_of_ones_own(tmp_path, monkeypatch, capsys):
     assert "model.hidden=7" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("word", at_once("+monitor=profile", of=["monitor=profile", "+monitor=profile"], seconds=2))
+@pytest.mark.parametrize(
+    "word", at_once("+monitor=profile", of=["monitor=profile", "+monitor=profile"], seconds=2)
+)
 def test_a_profile_is_asked_for_with_or_without_a_plus_sign(word, tmp_path, monkeypatch, capsys):
     assert run_train([*TINY, f"output={tmp_path}", word], monkeypatch) == 0
     assert "trace.json.gz" in capsys.readouterr().out

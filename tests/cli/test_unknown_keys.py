@@ -1,4 +1,6 @@
-"""Misspelt keys, options and verbs: the message names the nearest right word and where the list is."""
+"""Misspelt keys, options and verbs: the message names the nearest right word and where
+the list is.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,50 @@ from tests.composed import run_train
 from tests.params import at_once
 
 TRAIN = {
-    "trainer.max_epoch=3": "trainer.max_epoch: no such key. Did you mean 'trainer.max_epochs'? "
-    "python -m flatout settings trainer lists all.",
+    "trainer.max_epoch=3": (
+        "trainer.max_epoch: no such key. Did you mean 'trainer.max_epochs'? "
+        "python -m flatout settings trainer lists all."
+    ),
     "trainer.val_chek_interval=3": "no such key. Did you mean '+trainer.val_check_interval'?",
-    "trainer.val_check_interval=3": "are added with a plus sign: +trainer.val_check_interval=VALUE.",
+    "trainer.val_check_interval=3": (
+        "are added with a plus sign: +trainer.val_check_interval=VALUE."
+    ),
     "trainer.precision=bf16": "trainer.precision: has a setting of its own. Set precision instead.",
     "model.hiden=3": "Did you mean 'model.hidden'? python -m flatout settings model lists all.",
-    "+model.hiden=3": "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,",
+    "+model.hiden=3": (
+        "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,"
+    ),
     "++data.zzz=3": "data.zzz: no such key. python -m flatout settings data lists all.",
     "~model.hiden": "model.hiden: no such key",
-    "data=cells data.noise.voltage=1": "data.noise.voltage: no such key. Keys of data.noise are added with a plus "
-    "sign: +data.noise.voltage=VALUE.",
-    "data=cells data.features=voltage": "data.features: 'voltage' does not fit (a list). "
-    "Write data.features=[voltage].",
-    "data.bach_size=3": "no such key. Did you mean 'data.batch_size'? python -m flatout settings data lists all.",
+    "data=cells data.noise.voltage=1": (
+        "data.noise.voltage: no such key. Keys of data.noise are added with a plus "
+        "sign: +data.noise.voltage=VALUE."
+    ),
+    "data=cells data.features=voltage": (
+        "data.features: 'voltage' does not fit (a list). Write data.features=[voltage]."
+    ),
+    "data.bach_size=3": (
+        "no such key. Did you mean 'data.batch_size'? python -m flatout settings data lists all."
+    ),
     "bach_size=3": "output). Did you mean 'data.batch_size'? python -m flatout settings lists all.",
     "epochs=3": "Did you mean 'trainer.max_epochs'?",
     "modl.hidden=3": "Did you mean 'model.hidden'?",
     "+experimnt=bert_a16": "experimnt: no such key (data, model,",
     "experimnt=bert_a16": "Did you mean 'experiment'?",
-    "experiment=headlines_cn": "Did you mean 'headlines_cnn'? To name a run, set name=headlines_cn.",
+    "experiment=headlines_cn": (
+        "Did you mean 'headlines_cnn'? To name a run, set name=headlines_cn."
+    ),
     "model.widths=3": "It is a setting of model=textcnn, model=bitmlp, model=window_mlp. python -m",
     "max_epoch": "command line: cannot read 'max_epoch'. Write trainer.max_epochs=VALUE.",
-    "--epochs=3": "--epochs: no such option. Settings are key=value. Did you mean trainer.max_epochs=3?",
-    "--data.source a.csv": "--data.source: no such option. Settings are key=value. Did you mean data.source=a.csv?",
-    "--zzz 3": "--zzz: no such option. Settings are key=value. python -m train --help lists the settings.",
+    "--epochs=3": (
+        "--epochs: no such option. Settings are key=value. Did you mean trainer.max_epochs=3?"
+    ),
+    "--data.source a.csv": (
+        "--data.source: no such option. Settings are key=value. Did you mean data.source=a.csv?"
+    ),
+    "--zzz 3": (
+        "--zzz: no such option. Settings are key=value. python -m train --help lists the settings."
+    ),
 }
 
 
@@ -52,15 +73,23 @@ VERBS = {
     "": "python -m flatout: no verb is named (check, build, predict, tune,",
     "bench headline": "Did you mean 'headlines'?",
     "ladder +ladder=headline": "+ladder: no ladder 'headline' (battery, bloom,",
-    "ladder headline": "ladder headline: sets nothing (ladders: battery, bloom, headlines, lyrics, tweets). "
-    "Did you mean +ladder=headlines?",
+    "ladder headline": (
+        "ladder headline: sets nothing (ladders: battery, bloom, headlines, lyrics, tweets). "
+        "Did you mean +ladder=headlines?"
+    ),
     "ladder zzz": "Write key=value, as for training.",
     "sweep resum outputs/x": "sweep resum: no such word. Did you mean sweep resume FOLDER?",
-    "cache verfy": "cache: ACTION: no choice 'verfy' (list, size, verify, clear). Did you mean 'verify'?",
+    "cache verfy": (
+        "cache: ACTION: no choice 'verfy' (list, size, verify, clear). Did you mean 'verify'?"
+    ),
     "export RUN --onx": "python -m flatout export: --onx: no such option. Did you mean '--onnx'?",
-    "export RUN more": "python -m flatout export: more: one argument too many. Write python -m flatout export",
+    "export RUN more": (
+        "python -m flatout export: more: one argument too many. Write python -m flatout export"
+    ),
     "predict": "required: RUN, FILE. Write python -m flatout predict",
-    "settings trainer.max_epoch": "settings trainer.max_epoch: no such key. Did you mean trainer.max_epochs",
+    "settings trainer.max_epoch": (
+        "settings trainer.max_epoch: no such key. Did you mean trainer.max_epochs"
+    ),
 }
 
 
@@ -76,13 +105,23 @@ def test_a_verb_names_the_nearest_word_and_the_list(words, capsys):
 
 def test_a_word_without_its_group_is_found():
     words = ("lr", "batch_size", "bach_size", "max_epochs", "model", "experimnt", "zzz")
-    keys = ["optim.lr", "data.batch_size", "data.batch_size", "trainer.max_epochs", "model", "experiment", None]
+    keys = [
+        "optim.lr",
+        "data.batch_size",
+        "data.batch_size",
+        "trainer.max_epochs",
+        "model",
+        "experiment",
+        None,
+    ]
     assert [find_key(word) for word in words] == keys
 
 
 def test_a_key_of_hydra_names_no_list_that_does_not_exist():
     assert where_listed("hydra.sweeper") == ""
-    assert str(unknown_key("hydra.sweeper.trails", ["trials"])).endswith("Did you mean 'hydra.sweeper.trials'?")
+    assert str(unknown_key("hydra.sweeper.trails", ["trials"])).endswith(
+        "Did you mean 'hydra.sweeper.trials'?"
+    )
 
 
 def test_a_key_of_a_file_is_named_with_its_file():

@@ -38,14 +38,18 @@ from tests.verbs import verb
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verbs")
-    data = TextDataConfig(sample=HeadlinesConfig(rows=400, eval_rows=80, classes=3), cache=str(folder / "cache"))
+    data = TextDataConfig(
+        sample=HeadlinesConfig(rows=400, eval_rows=80, classes=3), cache=str(folder / "cache")
+    )
     return fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, output=str(folder / "runs"))
 
 
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text('id,text,label\n1,"a senate, a ballot",politics\n2,,sport\n3,striker playoff goal,sport\n')
+    path.write_text(
+        'id,text,label\n1,"a senate, a ballot",politics\n2,,sport\n3,striker playoff goal,sport\n'
+    )
     return str(path)
 
 
@@ -61,7 +65,9 @@ def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
     assert [str(row["id"]) for row in found] == ["1", "2", "3"]
     expected = finished.predict(["a senate, a ballot", "", "striker playoff goal"])
     assert [row["prediction"] for row in found] == [prediction.label for prediction in expected]
-    assert [float(row["probability"]) for row in found] == pytest.approx([p.probability for p in expected], abs=1e-5)
+    assert [float(row["probability"]) for row in found] == pytest.approx(
+        [p.probability for p in expected], abs=1e-5
+    )
 
 
 def test_a_text_has_the_same_answer_among_others_of_other_lengths(finished):
@@ -70,7 +76,9 @@ def test_a_text_has_the_same_answer_among_others_of_other_lengths(finished):
     among_others = finished.predictor.outputs(pa.array(texts))
     alone = torch.cat([finished.predictor.outputs(pa.array([text])) for text in texts])
     torch.testing.assert_close(among_others, alone, atol=1e-4, rtol=0)
-    assert len(torch.unique(among_others.round(decimals=3), dim=0)) == len(texts), "answers that can be told apart"
+    assert len(torch.unique(among_others.round(decimals=3), dim=0)) == len(texts), (
+        "answers that can be told apart"
+    )
 
 
 def test_a_table_of_one_text_has_one_answer(finished):
@@ -80,7 +88,9 @@ def test_a_table_of_one_text_has_one_answer(finished):
 def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = tmp_path / "rows.csv"
-    file.write_text("text\n" + "".join(f"w{number % 13} cat w{number % 7}\n" for number in range(100)))
+    file.write_text(
+        "text\n" + "".join(f"w{number % 13} cat w{number % 7}\n" for number in range(100))
+    )
     for devices in ("cpu", "cpu,cpu,cpu"):
         out = tmp_path / f"{devices}.csv"
         assert verb("predict", finished.folder, file, "--device", devices, "--out", out) == 0
@@ -90,7 +100,10 @@ def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_pa
 
 def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
     assert verb("predict", finished.folder, rows) == 0
-    assert capfdbinary.readouterr().out.splitlines()[0] == b'"id","text","label","prediction","probability"'
+    assert (
+        capfdbinary.readouterr().out.splitlines()[0]
+        == b'"id","text","label","prediction","probability"'
+    )
 
 
 def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_give_way_once(
@@ -99,7 +112,8 @@ def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_g
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 2)
     file, out = tmp_path / "rows.csv", tmp_path / "answers.csv"
     file.write_text(
-        "entities,text,candidates,probability\n" + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
+        "entities,text,candidates,probability\n"
+        + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
     )
     assert verb("predict", finished.folder, file, "--out", out) == 0
     found = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
@@ -115,7 +129,10 @@ def test_the_column_of_the_texts_may_be_named_like_an_answer(finished, tmp_path)
     file, out = tmp_path / "rows.csv", tmp_path / "answers.jsonl"
     file.write_text("prediction\nstriker playoff goal\n")
     assert verb("predict", finished.folder, file, "--text", "prediction", "--out", out) == 0
-    assert json.loads(out.read_text())["prediction"] == finished.predict("striker playoff goal")[0].label
+    assert (
+        json.loads(out.read_text())["prediction"]
+        == finished.predict("striker playoff goal")[0].label
+    )
 
 
 BOM = "\ufeff"
@@ -130,7 +147,9 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("written", WRITTEN)
-def test_how_standard_input_is_written_is_told_by_its_first_character(finished, tmp_path, monkeypatch, written):
+def test_how_standard_input_is_written_is_told_by_its_first_character(
+    finished, tmp_path, monkeypatch, written
+):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(WRITTEN[written].encode())))
     assert verb("predict", finished.folder, "-", "--out", tmp_path / "out.jsonl") == 0
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -167,12 +186,18 @@ def labelled_rows(folder):
     """A labelled file of a hundred rows, for blocks of a few rows."""
     file = folder / "labelled.csv"
     things = {"politics": "senate ballot", "sport": "striker playoff"}
-    rows = [f"{label},{words} w{number % 13}\n" for number in range(50) for label, words in things.items()]
+    rows = [
+        f"{label},{words} w{number % 13}\n"
+        for number in range(50)
+        for label, words in things.items()
+    ]
     file.write_text("label,text\n" + "".join(rows))
     return file
 
 
-def test_evaluating_on_several_devices_or_from_standard_input_gives_the_same(finished, tmp_path, monkeypatch, capsys):
+def test_evaluating_on_several_devices_or_from_standard_input_gives_the_same(
+    finished, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)
     said = []
@@ -193,7 +218,9 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
 
 def test_gzipped_rows_come_over_standard_input_too(finished, tmp_path, monkeypatch, capsys):
     rows = labelled_rows(tmp_path).read_bytes()
-    lines = "".join(json.dumps(row) + "\n" for row in csv.DictReader(rows.decode().splitlines())).encode()
+    lines = "".join(
+        json.dumps(row) + "\n" for row in csv.DictReader(rows.decode().splitlines())
+    ).encode()
     said = []
     for given in (rows, gzip.compress(rows), gzip.compress(lines)):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
@@ -220,11 +247,18 @@ def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_b
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows):
         (tmp_path / "fold" / row["label"]).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "fold" / row["label"] / f"{number}.txt").write_text(row["text"], encoding="utf-8")
+        (tmp_path / "fold" / row["label"] / f"{number}.txt").write_text(
+            row["text"], encoding="utf-8"
+        )
     assert verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers/") == 2
     said = capsys.readouterr().err
-    assert "(files of a format we read). A folder of texts for each class is answered into one file." in said
-    assert verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers.csv") == 0
+    assert (
+        "(files of a format we read). A folder of texts for each class is answered into one file."
+        in said
+    )
+    assert (
+        verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers.csv") == 0
+    )
     with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
         answers = {row["text"]: row["prediction"] for row in csv.DictReader(file)}
     texts = [row["text"] for row in rows]
@@ -236,15 +270,21 @@ def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_b
     assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(sum(right) / len(rows))
 
 
-def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(finished, monkeypatch, capsys):
+def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(
+    finished, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"label,text\n")))
     assert verb("evaluate", finished.folder, "-") == 2
     said = capsys.readouterr().err
-    assert said.startswith("FILE: standard input.csv: no rows below the line that names the columns.")
+    assert said.startswith(
+        "FILE: standard input.csv: no rows below the line that names the columns."
+    )
     assert said.endswith("name the columns: --read columns=[text,label].\n")
 
 
-def test_evaluate_says_how_far_sureness_is_from_being_right(finished, tmp_path, monkeypatch, capsys):
+def test_evaluate_says_how_far_sureness_is_from_being_right(
+    finished, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)
     assert verb("evaluate", finished.folder, file, "--json") == 0
@@ -267,7 +307,9 @@ def test_the_calibration_error_of_pieces_is_that_of_all_rows():
     assert sureness.error() == pytest.approx(calibration_error(shares, targets))
 
 
-def test_labels_that_are_written_in_another_way_are_those_of_the_run(finished, rows, tmp_path, capsys):
+def test_labels_that_are_written_in_another_way_are_those_of_the_run(
+    finished, rows, tmp_path, capsys
+):
     file, scores = tmp_path / "other.csv", []
     lines = list(csv.DictReader(Path(rows).read_text(encoding="utf-8").splitlines()))
     others = "".join(f'"{line["text"]}", {line["label"].upper()} \n' for line in lines)
@@ -282,21 +324,42 @@ def test_a_file_without_a_label_says_how_it_is_mended(finished, tmp_path, capsys
     file = tmp_path / "rows.csv"
     file.write_text("text,label\nsome words,\nmore words,\n")
     assert verb("evaluate", finished.folder, file) == 2
-    assert "no row has a label. Name the column of labels with --label, or another file." in capsys.readouterr().err
+    assert (
+        "no row has a label. Name the column of labels with --label, or another file."
+        in capsys.readouterr().err
+    )
 
 
 MISTAKES = [
     (["predict", "nowhere", "ROWS"], "nowhere: no such run."),
     (["predict", "RUN", "nowhere.csv"], "FILE: no such file: nowhere.csv"),
     (["predict", "RUN", "ROWS", "--text", "txt"], "--text: no column 'txt'"),
-    (["predict", "RUN", "ROWS", "--out", "rows.xlsx"], "--out: cannot write .xlsx (.csv, .jsonl, .parquet)"),
-    (["predict", "RUN", "ROWS", "--read", "columns=[a"], "--read: cannot read 'columns=[a'. Put quotes"),
+    (
+        ["predict", "RUN", "ROWS", "--out", "rows.xlsx"],
+        "--out: cannot write .xlsx (.csv, .jsonl, .parquet)",
+    ),
+    (
+        ["predict", "RUN", "ROWS", "--read", "columns=[a"],
+        "--read: cannot read 'columns=[a'. Put quotes",
+    ),
     (["predict", "RUN", "ROWS", "--part", "1/2"], "--part: is of many files. Write --out FOLDER/"),
-    (["predict", "RUN", "ROWS", "--out", "many/", "--parts", "2"], "--parts: is for --on ray alone. Add it."),
-    (["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write"),
+    (
+        ["predict", "RUN", "ROWS", "--out", "many/", "--parts", "2"],
+        "--parts: is for --on ray alone. Add it.",
+    ),
+    (
+        ["predict", "RUN", "ROWS", "--out", "many/", "--part", "3/2"],
+        "--part: '3/2' (I/N with I from 1 to N). Write",
+    ),
     (["predict", "RUN", "nowhere/x.csv", "--out", "many/"], "FILE: no such file: nowhere/x.csv."),
-    (["predict", "RUN", "nowhere/*.csv", "--out", "many/"], "FILE: no file fits nowhere/*.csv. Patterns are"),
-    (["evaluate", "RUN", "ROWS", "--label", "id"], "labels that the run does not know: '1', '2', '3'"),
+    (
+        ["predict", "RUN", "nowhere/*.csv", "--out", "many/"],
+        "FILE: no file fits nowhere/*.csv. Patterns are",
+    ),
+    (
+        ["evaluate", "RUN", "ROWS", "--label", "id"],
+        "labels that the run does not know: '1', '2', '3'",
+    ),
     (["predict", "RUN", "ROWS", "--device", "gpu"], "--device: no device 'gpu' here (auto, cpu"),
     (["predict", "RUN", "ROWS", "--top-k", "-1"], "--top-k: -1 (1 or more)"),
     (
@@ -305,8 +368,11 @@ MISTAKES = [
     ),
     (
         ["bench", "spin"],
-        "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert, answers, audit,"
-        " reuse, gpu, tune, scale, cluster, doctor, protections, quality). Did you mean 'spine'?",
+        (
+            "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert,"
+            " answers, audit, reuse, gpu, tune, scale, cluster, doctor, protections, quality). Did"
+            " you mean 'spine'?"
+        ),
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
     (["bench", "spine", "--plain"], "--plain: bench spine has no rows in plain Trainers"),
@@ -325,11 +391,15 @@ def test_a_mistake_is_one_message_and_exit_code_2(finished, rows, capsys, argume
     assert "Traceback" not in said
 
 
-def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(finished, rows, tmp_path, capsys):
+def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(
+    finished, rows, tmp_path, capsys
+):
     given, out = tmp_path / "given", tmp_path / "out"
     given.mkdir()
     for number in range(3):
-        (given / f"{number}.csv").write_text(Path(rows).read_text() + f"{number},ballot,politics\n" * number)
+        (given / f"{number}.csv").write_text(
+            Path(rows).read_text() + f"{number},ballot,politics\n" * number
+        )
     (given / "2.csv").rename(given / "2.tsv.csv")
     assert verb("predict", finished.folder, given, "--out", f"{out}/", "--part", "2/2") == 0
     assert "2 files of 3 not answered yet, by other parts" in capsys.readouterr().err
@@ -347,36 +417,56 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(f
         assert (out / path.name).read_bytes() == (tmp_path / "alone.csv").read_bytes()
 
 
-def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(finished, rows, tmp_path, capsys):
+def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
+    finished, rows, tmp_path, capsys
+):
     given, out = tmp_path / "given", tmp_path / "out"
     (given / "more").mkdir(parents=True)
     for name in ("a.csv", "b.csv", "more/c.csv"):
         shutil.copy(rows, given / name)
     assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
     assert f"{given}: folders in it are not read: more" in capsys.readouterr().err
-    before, (head, *lines) = (out / "a.csv").stat(), (given / "b.csv").read_text().splitlines(keepends=True)
+    before, (head, *lines) = (
+        (out / "a.csv").stat(),
+        (given / "b.csv").read_text().splitlines(keepends=True),
+    )
     (given / "b.csv").write_text("".join([head, *lines[:1]]))
     assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
     said = capsys.readouterr()
     assert "1 file of 2 answered before" in said.err and "1 rows" in said.out
     assert len((out / "b.csv").read_text().splitlines()) == 2 and (out / "a.csv").stat() == before
     assert verb("predict", finished.folder, given, "--out", tmp_path / "all.csv") == 2
-    assert "Name a file in it; predict takes all of them with --out FOLDER/." in capsys.readouterr().err
+    assert (
+        "Name a file in it; predict takes all of them with --out FOLDER/."
+        in capsys.readouterr().err
+    )
 
 
-def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, rows, tmp_path, capsys):
+def test_answers_to_another_question_do_not_join_those_of_a_folder(
+    finished, rows, tmp_path, capsys
+):
     out = f"{tmp_path}/out/"
     assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2") == 0
-    questions = {"--top-k=3": "top_k=2", "--exact": "exact=False", "--read=encoding=cp1252": "read=[]"}
+    questions = {
+        "--top-k=3": "top_k=2",
+        "--exact": "exact=False",
+        "--read=encoding=cp1252": "read=[]",
+    }
     for changed, named in questions.items():
         capsys.readouterr()
         assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2", changed) == 2
         said = capsys.readouterr().err
-        assert said == f"--out: the answers in {tmp_path}/out have {named}. Name another folder, or ask as before.\n"
+        assert (
+            said
+            == f"--out: the answers in {tmp_path}/out have {named}. Name another folder, or ask as"
+            " before.\n"
+        )
     moved = shutil.copytree(finished.folder, tmp_path / "moved" / finished.folder.name)
     assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 0
     weights = load_file(moved / "model" / "model.safetensors")
-    save_file({name: 2 * each for name, each in weights.items()}, moved / "model" / "model.safetensors")
+    save_file(
+        {name: 2 * each for name, each in weights.items()}, moved / "model" / "model.safetensors"
+    )
     capsys.readouterr()
     assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 2
     assert "have weights=" in capsys.readouterr().err
@@ -385,7 +475,14 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(finished, row
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("rows.csv", "mine", "holds files that are called as the answers, and no answers.json of theirs. Name another"),
+        (
+            "rows.csv",
+            "mine",
+            (
+                "holds files that are called as the answers, and no answers.json of theirs. Name"
+                " another"
+            ),
+        ),
         ("answers.json", "[]", "answers.json is not of answers. Name another folder."),
         ("answers.json", "{", "answers.json is not of answers. Name another folder."),
     ],
@@ -423,11 +520,16 @@ def test_a_file_that_was_there_is_replaced_with_a_line_and_the_one_that_is_read_
         assert capsys.readouterr().err == said
 
 
-def test_one_of_many_files_that_are_read_is_no_place_for_answers_and_an_address_is_another_place(tmp_path):
+def test_one_of_many_files_that_are_read_is_no_place_for_answers_and_an_address_is_another_place(
+    tmp_path,
+):
     file = tmp_path / "a.csv"
     file.write_text("x\n1\n")
     for reads in (file, tmp_path, tmp_path / "*.csv"):
-        with pytest.raises(UserError, match=r"a.csv is a file that is read"), block_writer(str(file), reads=str(reads)):
+        with (
+            pytest.raises(UserError, match=r"a.csv is a file that is read"),
+            block_writer(str(file), reads=str(reads)),
+        ):
             pass
     with block_writer(str(file), reads="s3://bucket/a.csv") as write:
         write(pa.RecordBatch.from_pydict({"x": [2]}))
@@ -438,7 +540,10 @@ def test_a_standard_output_that_is_full_is_one_message(monkeypatch):
     block = pa.RecordBatch.from_pydict({"x": [2]})
     with Path("/dev/full").open("wb", buffering=0) as full, monkeypatch.context() as changed:
         changed.setattr(sys, "stdout", SimpleNamespace(buffer=full))
-        with pytest.raises(UserError, match="cannot write /dev/stdout: No space left"), block_writer(None) as write:
+        with (
+            pytest.raises(UserError, match="cannot write /dev/stdout: No space left"),
+            block_writer(None) as write,
+        ):
             write(block)
 
 
@@ -446,13 +551,26 @@ def test_two_files_of_one_name_are_refused_whichever_parts_they_are_in(finished,
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.csv").write_text("text\nsome words\n")
-    words = ["predict", finished.folder, f"{tmp_path}/*/x.csv", "--out", f"{tmp_path}/many/", "--part", "1/2"]
+    words = [
+        "predict",
+        finished.folder,
+        f"{tmp_path}/*/x.csv",
+        "--out",
+        f"{tmp_path}/many/",
+        "--part",
+        "1/2",
+    ]
     assert verb(*words) == 2
-    assert "--out: two files are called x.csv. Answer each folder by itself." in capsys.readouterr().err
+    assert (
+        "--out: two files are called x.csv. Answer each folder by itself."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("out", ["/sys/out.csv", "/dev/full/out.csv", "closed/out.csv"])
-def test_a_place_that_takes_no_answers_is_one_message(finished, rows, tmp_path, capsys, monkeypatch, out):
+def test_a_place_that_takes_no_answers_is_one_message(
+    finished, rows, tmp_path, capsys, monkeypatch, out
+):
     if out.startswith("closed"):
         monkeypatch.setattr(Path, "open", partialmethod(refuse, Path.open))
     monkeypatch.chdir(tmp_path)
@@ -477,7 +595,10 @@ def test_a_disk_that_fills_up_on_the_way_is_one_message_and_leaves_nothing(
 
     monkeypatch.setattr("flatout.data.tables.output.pa_csv.write_csv", full)
     assert verb("predict", finished.folder, rows, "--out", tmp_path / "out.csv") == 2
-    said = f"--out: cannot write {tmp_path}/out.csv: No space left on device. Name a file where there is room,"
+    said = (
+        f"--out: cannot write {tmp_path}/out.csv: No space left on device. Name a file where there"
+        " is room,"
+    )
     assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
@@ -485,16 +606,28 @@ def test_a_disk_that_fills_up_on_the_way_is_one_message_and_leaves_nothing(
 def test_files_are_read_as_those_of_training_were_and_as_read_says(tmp_path, capsys):
     names = ["caf\u00e9 senate", "striker goal"] * 40
     source = tmp_path / "train.csv"
-    source.write_text("".join(f"{name} {i};{name[0]}\n" for i, name in enumerate(names)), encoding="cp1252")
+    source.write_text(
+        "".join(f"{name} {i};{name[0]}\n" for i, name in enumerate(names)), encoding="cp1252"
+    )
     read = ReadingConfig(encoding="cp1252", delimiter=";", columns=["text", "label"])
-    data = TextDataConfig(source=str(source), read=read, cache=str(tmp_path / "cache"), batch_size=16)
+    data = TextDataConfig(
+        source=str(source), read=read, cache=str(tmp_path / "cache"), batch_size=16
+    )
     quiet = {"monitor": MonitorConfig(progress=False, verdict=False), "logger": "none"}
-    run = fit(data, BiLSTMConfig(embedding=4, hidden=4), epochs=1, output=str(tmp_path / "runs"), **quiet)
+    run = fit(
+        data, BiLSTMConfig(embedding=4, hidden=4), epochs=1, output=str(tmp_path / "runs"), **quiet
+    )
     assert verb("evaluate", run.folder, source) == 0
-    assert "read as in training: encoding=cp1252, delimiter=;, columns=['text', 'label']" in capsys.readouterr().err
+    assert (
+        "read as in training: encoding=cp1252, delimiter=;, columns=['text', 'label']"
+        in capsys.readouterr().err
+    )
     (tmp_path / "new.csv").write_text("text\ncaf\u00e9\n", encoding="utf-8")
     words = ["--read", "encoding=utf-8", "--read", "columns=null", "--read", "delimiter=','"]
-    assert verb("predict", run.folder, tmp_path / "new.csv", *words, "--out", tmp_path / "out.csv") == 0
+    assert (
+        verb("predict", run.folder, tmp_path / "new.csv", *words, "--out", tmp_path / "out.csv")
+        == 0
+    )
     assert "caf\u00e9" in (tmp_path / "out.csv").read_text(encoding="utf-8")
     assert verb("predict", run.folder, source, "--read", "encodin=utf-8") == 2
     assert "--read: no setting 'encodin' (" in capsys.readouterr().err
@@ -510,9 +643,13 @@ def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 1_000)
 
     def grown_mb(rows: int) -> float:
-        """How much more memory this process holds at most while it answers so many rows of two thousand bytes."""
+        """How much more memory this process holds at most while it answers so many rows of two
+        thousand bytes.
+        """
         file = tmp_path / f"{rows}.jsonl"
-        file.write_text("".join(f'{{"text": "goal {row}", "note": "{"x" * 2_000}"}}\n' for row in range(rows)))
+        file.write_text(
+            "".join(f'{{"text": "goal {row}", "note": "{"x" * 2_000}"}}\n' for row in range(rows))
+        )
         process, done = psutil.Process(), threading.Event()
         before = most = process.memory_info().rss
 
@@ -558,13 +695,23 @@ def test_claims_hold_or_do_not():
     assert not bounded("wait", 1.5, "%", most=1.0).holds
     assert "NO" in line(bounded("wait", 1.5, "%", most=1.0, note="why"))
     assert set(bounded("wait", 1.5, "%", most=1.0).as_dict()) == {
-        "claim", "ours", "theirs", "unit", "ratio", "goal", "holds", "note", "applies",
-    }  # fmt: skip
+        "claim",
+        "ours",
+        "theirs",
+        "unit",
+        "ratio",
+        "goal",
+        "holds",
+        "note",
+        "applies",
+    }
 
 
 def test_both_sides_are_measured_in_turn():
     order = []
-    found = in_turn([lambda: order.append("a") or len(order), lambda: order.append("b") or len(order)], rounds=3)
+    found = in_turn(
+        [lambda: order.append("a") or len(order), lambda: order.append("b") or len(order)], rounds=3
+    )
     assert order == list("abbaab")
     assert found == [4, 3]
 

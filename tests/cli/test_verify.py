@@ -1,4 +1,6 @@
-"""`python -m flatout verify`: each form of a model is held to its reference, and planted faults are found."""
+"""`python -m flatout verify`: each form of a model is held to its reference, and planted faults are
+found.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
 ) -> None:
     assert verb("verify", exported, rows, "--out", tmp_path / "verify.json") == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].removeprefix(f"{rows.parent}/") == "rows.csv: 40 rows; reference: the library's layers, alone, fp32"
+    assert (
+        said[0].removeprefix(f"{rows.parent}/")
+        == "rows.csv: 40 rows; reference: the library's layers, alone, fp32"
+    )
     assert said[-1] == "each form holds, 0 changed rows allowed"
     assert len(said) == 8 and all("same answer in 40 of 40 rows" in line for line in said[1:-1])
     found = json.loads((tmp_path / "verify.json").read_text())
@@ -67,7 +72,12 @@ def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
 
 @pytest.mark.parametrize("fault", at_once(*list(FAULTS)[::2], of=FAULTS, seconds=2))
 def test_a_fault_in_an_export_is_found_and_named(
-    exported: Path, windowed: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+    exported: Path,
+    windowed: Path,
+    rows: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
 ) -> None:
     family, plant, cause = FAULTS[fault]
     run = Path(shutil.copytree(exported if family == "bert" else windowed, tmp_path / "run"))
@@ -81,14 +91,25 @@ def test_a_fault_in_an_export_is_found_and_named(
 
 @pytest.mark.soak(seconds=3)
 def test_shifted_positions_and_a_lost_window_of_the_flat_layers_are_found(
-    exported: Path, windowed: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: Path,
+    windowed: Path,
+    rows: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(network.Transformer, "_numbers", lambda own, tokens, begins, places: places + 1)
+    monkeypatch.setattr(
+        network.Transformer, "_numbers", lambda own, tokens, begins, places: places + 1
+    )
     assert verb("verify", exported, rows) == 1
     flat, _, others = capsys.readouterr().out.partition("padded, in batches")
-    assert flat.count("looks like: rows of any length, alone too: positions") == 4 and "looks like" not in others
+    assert (
+        flat.count("looks like: rows of any length, alone too: positions") == 4
+        and "looks like" not in others
+    )
 
-    monkeypatch.setattr(layers, "Scores", lambda scale, dropout, window: Scores(scale, dropout, None))
+    monkeypatch.setattr(
+        layers, "Scores", lambda scale, dropout, window: Scores(scale, dropout, None)
+    )
     assert verb("verify", windowed, rows) == 1
     flat, _, others = capsys.readouterr().out.partition("padded, in batches")
     assert flat.count("changed: rows") == 4 and "looks like" not in others
@@ -116,7 +137,9 @@ def test_a_folder_without_a_head_is_judged_with_a_made_up_one_that_is_named(
 
 
 @pytest.mark.parametrize("kind", ["chunk", "forecast"])
-def test_recordings_are_held_to_each_alone(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recordings_are_held_to_each_alone(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train_cells(tmp_path / "runs", kind).folder
     assert verb("verify", run, write_cells(tmp_path / "cells")) == 0
     assert "reference: alone, fp32" in capsys.readouterr().out
@@ -142,23 +165,46 @@ def test_the_export_of_a_run_on_windows_is_left_out_unless_it_is_named(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = TextDataConfig(
-        sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3), long="windows", window=16, overlap=4
+        sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3),
+        long="windows",
+        window=16,
+        overlap=4,
     )
     run = trained(tmp_path, data)
     assert verb("export", run) == 0
     assert verb("verify", run, rows, "--rows", 20) == 0
     assert "transformers" not in capsys.readouterr().out.rpartition("fp32\n")[2]
     assert verb("verify", run, rows, "--form", run / "export") == 2
-    assert "its tokenizer cuts the texts that the run reads with data.long=windows" in capsys.readouterr().err
+    assert (
+        "its tokenizer cuts the texts that the run reads with data.long=windows"
+        in capsys.readouterr().err
+    )
 
 
 def test_weights_of_sixteen_bits_may_round(exported: Path, rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "narrow"
-    net = AutoModelForSequenceClassification.from_pretrained(exported / "export", dtype=torch.bfloat16)
+    net = AutoModelForSequenceClassification.from_pretrained(
+        exported / "export", dtype=torch.bfloat16
+    )
     shutil.copytree(exported / "export", folder)
     net.save_pretrained(folder)
-    assert verb("verify", exported, rows, "--form", folder, "--allow", "10%", "--out", tmp_path / "verify.json") == 0
-    named = {form["name"]: form for form in json.loads((tmp_path / "verify.json").read_text())["forms"]}
+    assert (
+        verb(
+            "verify",
+            exported,
+            rows,
+            "--form",
+            folder,
+            "--allow",
+            "10%",
+            "--out",
+            tmp_path / "verify.json",
+        )
+        == 0
+    )
+    named = {
+        form["name"]: form for form in json.loads((tmp_path / "verify.json").read_text())["forms"]
+    }
     assert 1e-3 < named[f"{folder}: transformers, bfloat16"]["largest_difference"] < 0.1
 
 
@@ -167,27 +213,62 @@ def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, file = tagged(tmp_path, "bert"), tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"tokens": row, "words": row, "text": row}) + "\n" for row in TAG_ROWS))
+    file.write_text(
+        "".join(json.dumps({"tokens": row, "words": row, "text": row}) + "\n" for row in TAG_ROWS)
+    )
     assert verb("export", run) == 0
     capsys.readouterr()
     assert verb("verify", run, file) == 0
-    assert capsys.readouterr().out.count(f"same answer in {len(TAG_ROWS)} of {len(TAG_ROWS)} rows") == 6
+    assert (
+        capsys.readouterr().out.count(f"same answer in {len(TAG_ROWS)} of {len(TAG_ROWS)} rows")
+        == 6
+    )
 
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
-    "no tokenizer": (["FOLDER", "ROWS"], "RUN/export: no tokenizer in it. Name a folder with config.json"),
-    "no weights": (["WEIGHTLESS", "ROWS"], "WEIGHTLESS: no weights (*.safetensors) in it. Name its run, with --form."),
-    "a tagger": (["TAGGER", "ROWS"], "its model is a BertForTokenClassification, and only one that classifies texts"),
-    "a damaged ONNX file": (["RUN", "ROWS", "--form", "OTHER"], "OTHER/model.onnx: onnxruntime cannot read it ("),
-    "labels of others": (["RUN", "ROWS", "--form", "OTHER"], "OTHER: its labels are yes, no, maybe, those of the run"),
+    "no tokenizer": (
+        ["FOLDER", "ROWS"],
+        "RUN/export: no tokenizer in it. Name a folder with config.json",
+    ),
+    "no weights": (
+        ["WEIGHTLESS", "ROWS"],
+        "WEIGHTLESS: no weights (*.safetensors) in it. Name its run, with --form.",
+    ),
+    "a tagger": (
+        ["TAGGER", "ROWS"],
+        "its model is a BertForTokenClassification, and only one that classifies texts",
+    ),
+    "a damaged ONNX file": (
+        ["RUN", "ROWS", "--form", "OTHER"],
+        "OTHER/model.onnx: onnxruntime cannot read it (",
+    ),
+    "labels of others": (
+        ["RUN", "ROWS", "--form", "OTHER"],
+        "OTHER: its labels are yes, no, maybe, those of the run",
+    ),
     "rows of another kind": (["RUN", "BITS"], "no column 'text' in"),
-    "no number": (["RUN", "ROWS", "--allow", "few"], "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)"),
-    "a number without end": (["RUN", "ROWS", "--allow", "inf"], "--allow: 'inf' (a number of rows, or a percentage"),
+    "no number": (
+        ["RUN", "ROWS", "--allow", "few"],
+        "--allow: 'few' (a number of rows, or a percentage: 3, 0.1%)",
+    ),
+    "a number without end": (
+        ["RUN", "ROWS", "--allow", "inf"],
+        "--allow: 'inf' (a number of rows, or a percentage",
+    ),
     "no padding": (["PADLESS", "ROWS"], "PADLESS: its tokenizer has no token to pad rows with"),
-    "options of a run": (["OTHER", "ROWS", "--read", "encoding=utf8"], "--bits, --read, --device: are for runs. Leave"),
-    "a device": (["OTHER", "ROWS", "--device", "cuda:9"], "--bits, --read, --device: are for runs. Leave them out."),
+    "options of a run": (
+        ["OTHER", "ROWS", "--read", "encoding=utf8"],
+        "--bits, --read, --device: are for runs. Leave",
+    ),
+    "a device": (
+        ["OTHER", "ROWS", "--device", "cuda:9"],
+        "--bits, --read, --device: are for runs. Leave them out.",
+    ),
     "no rows": (["RUN", "ROWS", "--rows", "0"], "--rows: 0 (1 or more)"),
-    "forms of a folder": (["OTHER", "ROWS", "--form", "OTHER"], "--form: only a run has other forms"),
+    "forms of a folder": (
+        ["OTHER", "ROWS", "--form", "OTHER"],
+        "--form: only a run has other forms",
+    ),
 }
 
 
@@ -201,14 +282,22 @@ def test_a_mistake_is_one_sentence(
     else:
         change(other / "config.json", id2label={"0": "yes", "1": "no", "2": "maybe"})
     names = ("tagger", "weightless", "padless")
-    tagger, weightless, padless = (shutil.copytree(copied / "export", tmp_path / name) for name in names)
+    tagger, weightless, padless = (
+        shutil.copytree(copied / "export", tmp_path / name) for name in names
+    )
     change(padless / "tokenizer_config.json", pad_token=None)
     change(tagger / "config.json", architectures=["BertForTokenClassification"])
     (weightless / "model.safetensors").rename(weightless / "model.onnx")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copied / "export" / name).unlink()
     (tmp_path / "bits.csv").write_text("bits\n0101\n")
-    places = {"RUN": copied, "FOLDER": copied / "export", "ROWS": rows, "OTHER": other, "BITS": tmp_path / "bits.csv"}
+    places = {
+        "RUN": copied,
+        "FOLDER": copied / "export",
+        "ROWS": rows,
+        "OTHER": other,
+        "BITS": tmp_path / "bits.csv",
+    }
     places |= {"TAGGER": tagger, "WEIGHTLESS": weightless, "PADLESS": padless}
     words, message = MISTAKES[mistake]
     if mistake in ("rows of another kind", "no number", "a number without end", "no rows"):
@@ -223,13 +312,22 @@ def test_a_mistake_is_one_sentence(
 @pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize(
     ("given", "looks_like"),
-    [([[float("nan")], [1.0]], "rows of any length"), ([[2.0, 2.0], [1.0]], "another number of values in a row")],
+    [
+        ([[float("nan")], [1.0]], "rows of any length"),
+        ([[2.0, 2.0], [1.0]], "another number of values in a row"),
+    ],
     ids=["no number", "a number too many"],
 )
-def test_an_answer_that_is_no_number_or_has_others_beside_is_another_one(is_exact, given, looks_like) -> None:
+def test_an_answer_that_is_no_number_or_has_others_beside_is_another_one(
+    is_exact, given, looks_like
+) -> None:
     rows = ["a", "b"]
     answers = dict(zip(rows, map(np.array, given), strict=True))
     predictor: Any = SimpleNamespace(predict=lambda rows: [answers[row] for row in rows])
-    found = verify(Form("", predictor, together, is_exact), rows, [parted(np.array([number])) for number in (2.0, 1.0)])
+    found = verify(
+        Form("", predictor, together, is_exact),
+        rows,
+        [parted(np.array([number])) for number in (2.0, 1.0)],
+    )
     assert (found.same, found.changed, found.holds(0)) == (1, [1], False)
     assert found.looks_like.startswith(looks_like)

@@ -10,18 +10,26 @@ from flatout.cli.words import SHORT, command_of_sweep, in_full, in_short
 
 
 def test_hydra_s_words_come_back_as_those_of_the_command_and_are_quoted():
-    typed = ["hydra/sweeper=flatout", "hydra.sweeper.trials=8", "hydra.launcher.limit=5m", "+experiment=bert_tiny"]
+    typed = [
+        "hydra/sweeper=flatout",
+        "hydra.sweeper.trials=8",
+        "hydra.launcher.limit=5m",
+        "+experiment=bert_tiny",
+    ]
     typed += ["model.hidden=choice(8,16)", "hydra.searchpath=[file://a b]"]
     line = command_of_sweep(typed)
-    assert line == (
-        "python -m flatout sweep +experiment=bert_tiny 'model.hidden=choice(8,16)' 'hydra.searchpath=[file://a b]'"
-        " trials=8 trial_for=5m"
+    assert (
+        line == "python -m flatout sweep +experiment=bert_tiny 'model.hidden=choice(8,16)'"
+        " 'hydra.searchpath=[file://a b]' trials=8 trial_for=5m"
     )
     assert sorted(map(in_full, shlex.split(line)[4:])) == sorted(typed[1:])
 
 
 def test_a_folder_of_settings_is_named_before_them():
-    assert command_of_sweep(["+sweep=one"], "/my conf") == "python -m flatout sweep --config-dir '/my conf' +sweep=one"
+    assert (
+        command_of_sweep(["+sweep=one"], "/my conf")
+        == "python -m flatout sweep --config-dir '/my conf' +sweep=one"
+    )
 
 
 @pytest.mark.parametrize("word", SHORT)

@@ -70,7 +70,13 @@ def case(name: str, says: str, *, is_error: bool = True) -> Callable[..., Any]:
 
 
 def plain(
-    name: str, says: str, content: str | bytes, *, file: str = "rows.csv", is_error: bool = True, **settings: Any
+    name: str,
+    says: str,
+    content: str | bytes,
+    *,
+    file: str = "rows.csv",
+    is_error: bool = True,
+    **settings: Any,
 ):
     """A case of one file."""
 
@@ -85,27 +91,62 @@ def plain(
 GOOD = csv_of(lines())
 TEXTS = [text for text, _ in lines()]
 
-CASES.append(Case("missing file", "no such file", lambda folder: {"train": str(folder / "nowhere.csv")}))
+CASES.append(
+    Case("missing file", "no such file", lambda folder: {"train": str(folder / "nowhere.csv")})
+)
 plain("empty file", "is empty", "")
 CASES.append(
-    Case("a folder with nothing to read", "nothing to read in the folder", lambda folder: {"train": str(folder)})
+    Case(
+        "a folder with nothing to read",
+        "nothing to read in the folder",
+        lambda folder: {"train": str(folder)},
+    )
 )
 plain("only a header", "no rows below the line that names the columns", "text,label\n")
-plain("zero rows after cleaning", "no rows are left for the train split", "text,label\n,a\n,b\n ,c\n")
+plain(
+    "zero rows after cleaning", "no rows are left for the train split", "text,label\n,a\n,b\n ,c\n"
+)
 plain("missing column", "no column 'headline'", GOOD, text="headline", label="label")
 plain("misspelt column", "Did you mean 'text'?", GOOD, text="txt", label="label")
-plain("duplicated column", "has column text more than once", "text,text,label\na,b,c\n", text="text", label="label")
+plain(
+    "duplicated column",
+    "has column text more than once",
+    "text,text,label\na,b,c\n",
+    text="text",
+    label="label",
+)
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
-plain("one column left for the labels", "(columns: text, kind). Set data.label=kind.", csv_of(lines(), "text,kind"))
+plain(
+    "one column left for the labels",
+    "(columns: text, kind). Set data.label=kind.",
+    csv_of(lines(), "text,kind"),
+)
 NUMBERS = csv_of([(str(i * 37), label) for i, (_, label) in enumerate(lines())])
 plain("a found column of numbers", "rows.csv holds numbers only (columns: text, label)", NUMBERS)
-plain("a named column of numbers", "60 rows whose text is a number, as all are", NUMBERS, text="text", is_error=False)
-plain("nothing but numbers", "Are they recordings? Set data.target=COLUMN", "time,volt\n" + "1,2.5\n" * 9)
-plain("two columns that may be the text", "holds the texts: 'sentence' or 'tweet'?", "sentence,tweet,label\na,b,c\n")
+plain(
+    "a named column of numbers",
+    "60 rows whose text is a number, as all are",
+    NUMBERS,
+    text="text",
+    is_error=False,
+)
+plain(
+    "nothing but numbers",
+    "Are they recordings? Set data.target=COLUMN",
+    "time,volt\n" + "1,2.5\n" * 9,
+)
+plain(
+    "two columns that may be the text",
+    "holds the texts: 'sentence' or 'tweet'?",
+    "sentence,tweet,label\na,b,c\n",
+)
 plain(
     "null texts",
     "2 rows without a text (null) dropped (rows 61, 62)",
-    jsonl_of([{"text": text, "label": label} for text, label in lines()] + [{"text": None, "label": "land"}] * 2),
+    jsonl_of(
+        [{"text": text, "label": label} for text, label in lines()]
+        + [{"text": None, "label": "land"}] * 2
+    ),
     file="rows.jsonl",
     is_error=False,
 )
@@ -140,11 +181,24 @@ plain(
     is_error=False,
 )
 plain(
-    "NUL bytes refused", "row 61: with control characters in the text", GOOD + "a\x00b,land\n", clean={"odd": "refuse"}
+    "NUL bytes refused",
+    "row 61: with control characters in the text",
+    GOOD + "a\x00b,land\n",
+    clean={"odd": "refuse"},
 )
-plain("lone surrogate in json", "row 1: text is '\\ud800'", '{"text": "\\ud800", "label": "a"}\n', file="rows.jsonl")
+plain(
+    "lone surrogate in json",
+    "row 1: text is '\\ud800'",
+    '{"text": "\\ud800", "label": "a"}\n',
+    file="rows.jsonl",
+)
 plain("lone surrogate in csv", "byte 0xed is not UTF-8", GOOD + "a\ud800b,land\n")
-plain("a text of 10 MB", "61 read = 61 kept as written", GOOD + "long " * 2_000_000 + ",land\n", is_error=False)
+plain(
+    "a text of 10 MB",
+    "61 read = 61 kept as written",
+    GOOD + "long " * 2_000_000 + ",land\n",
+    is_error=False,
+)
 plain("a row of 40 MB", "row 61: longer than 16 MB", GOOD + '"' + "long " * 8_000_000 + '",land\n')
 plain(
     "an id column as label",
@@ -176,9 +230,19 @@ plain(
     GOOD + '"open,land\nmore,wood\nstill,land\n"odd,"land\n',
 )
 plain("wrong delimiter named", "which column of", GOOD, read={"delimiter": ";"})
-plain("another delimiter, found out", "semicolon between values, found out", GOOD.replace(",", ";"), is_error=False)
+plain(
+    "another delimiter, found out",
+    "semicolon between values, found out",
+    GOOD.replace(",", ";"),
+    is_error=False,
+)
 plain("a delimiter inside texts", "row 61: expected 2 columns, got 3", GOOD + "one, two,land\n")
-plain("broken jsonl line", "line 2: not valid JSON", '{"text": "a", "label": "b"}\n{"text": \n', file="rows.jsonl")
+plain(
+    "broken jsonl line",
+    "line 2: not valid JSON",
+    '{"text": "a", "label": "b"}\n{"text": \n',
+    file="rows.jsonl",
+)
 plain(
     "json with mixed types",
     "row 2: text is 7",
@@ -186,11 +250,28 @@ plain(
     file="rows.jsonl",
 )
 plain("json of another form", "a str where an object is needed", '["a", "b"]', file="rows.json")
-plain("gzip cut short", "not a whole gzip file", gzip.compress(GOOD.encode() * 50)[:-30], file="rows.csv.gz")
+plain(
+    "gzip cut short",
+    "not a whole gzip file",
+    gzip.compress(GOOD.encode() * 50)[:-30],
+    file="rows.csv.gz",
+)
 plain("no gzip at all", "is no gzip file", GOOD, file="rows.csv.gz")
-plain("gzip that is a bomb", "bytes unpack to more than", gzip.compress(b"a" * (300 << 20), 9), file="rows.csv.gz")
+plain(
+    "gzip that is a bomb",
+    "bytes unpack to more than",
+    gzip.compress(b"a" * (300 << 20), 9),
+    file="rows.csv.gz",
+)
 plain("an unknown ending", "is no format we read", GOOD, file="rows.xlsx")
-plain("an unknown ending, named", "60 read = 60 kept", GOOD, file="rows.dat", is_error=False, read={"format": "csv"})
+plain(
+    "an unknown ending, named",
+    "60 read = 60 kept",
+    GOOD,
+    file="rows.dat",
+    is_error=False,
+    read={"format": "csv"},
+)
 plain(
     "no header",
     "Is its first line a row already?",
@@ -204,7 +285,10 @@ plain(
     read={"columns": ["text", "label"]},
 )
 plain(
-    "names given, but too few", "its first row has 2 values, data.read.columns has 1", GOOD, read={"columns": ["text"]}
+    "names given, but too few",
+    "its first row has 2 values, data.read.columns has 1",
+    GOOD,
+    read={"columns": ["text"]},
 )
 plain(
     "labels of two types",
@@ -214,7 +298,8 @@ plain(
 )
 plain(
     "labels written in two ways",
-    "labels that differ in case, blanks or a zero after the point, each a class: 'land' (20 rows), 'Land' (10 rows)",
+    "labels that differ in case, blanks or a zero after the point, each a class: 'land' (20 rows),"
+    " 'Land' (10 rows)",
     GOOD + csv_of([(f"more {i}", "Land") for i in range(10)]).split("\n", 1)[1],
     is_error=False,
     validation_share=0.01,
@@ -231,7 +316,11 @@ plain(
     "several labels, an empty list",
     "2 rows with an empty list of labels kept",
     csv_of(
-        [*((text, "land|water" if i % 2 else "wood") for i, text in enumerate(TEXTS)), ("none", ""), ("none too", "")]
+        [
+            *((text, "land|water" if i % 2 else "wood") for i, text in enumerate(TEXTS)),
+            ("none", ""),
+            ("none too", ""),
+        ]
     ),
     is_error=False,
     problem="multi",
@@ -245,7 +334,13 @@ plain(
     file="rows.jsonl",
 )
 plain("regression on words", "row 1: 'land' is no number", GOOD, problem="regression")
-plain("regression, stratified", "stratified needs classes", GOOD, problem="regression", split_by="stratified")
+plain(
+    "regression, stratified",
+    "stratified needs classes",
+    GOOD,
+    problem="regression",
+    split_by="stratified",
+)
 plain(
     "words and tags of unequal number",
     "row 2: 2 words and 1 tags",
@@ -285,12 +380,18 @@ plain(
     file="rows.jsonl",
 )
 plain(
-    "a path with spaces and other letters", "60 read = 60 kept", GOOD, file="meine größten Zeilen ☃.csv", is_error=False
+    "a path with spaces and other letters",
+    "60 read = 60 kept",
+    GOOD,
+    file="meine größten Zeilen ☃.csv",
+    is_error=False,
 )
 plain(
     "NA, null and None",
     "'007' 14 (31.8%)",
-    csv_of([(("NA", "null", "None")[i % 3] + f" {i}", ("NA", "null", "007")[i % 3]) for i in range(60)]),
+    csv_of(
+        [(("NA", "null", "None")[i % 3] + f" {i}", ("NA", "null", "007")[i % 3]) for i in range(60)]
+    ),
     is_error=False,
 )
 plain(
@@ -316,7 +417,9 @@ plain("a NUL in the name", "can be no file's name", GOOD, is_error=True, test="a
 plain(
     "groups too few",
     "cannot be parted into 3 splits",
-    csv_of([(text, "a,one" if i % 2 else "b,one") for i, text in enumerate(TEXTS)], "text,label,who"),
+    csv_of(
+        [(text, "a,one" if i % 2 else "b,one") for i, text in enumerate(TEXTS)], "text,label,who"
+    ),
     split_by="group",
     group="who",
 )
@@ -324,7 +427,9 @@ plain(
 
 @case("json that is one long line", "the array ends here, but the file continues")
 def _(folder: Path) -> dict[str, Any]:
-    (folder / "rows.json").write_text(json.dumps([{"text": "a", "label": "b"}]) + "x", encoding="utf-8")
+    (folder / "rows.json").write_text(
+        json.dumps([{"text": "a", "label": "b"}]) + "x", encoding="utf-8"
+    )
     return {"train": str(folder / "rows.json")}
 
 
@@ -339,14 +444,18 @@ def _(folder: Path) -> dict[str, Any]:
 @case("truncated arrow", "not a whole Arrow file")
 def _(folder: Path) -> dict[str, Any]:
     path = folder / "rows.arrow"
-    pyarrow.feather.write_feather(pa.table({"text": TEXTS, "label": ["a", "b"] * 30}), path, compression="uncompressed")
+    pyarrow.feather.write_feather(
+        pa.table({"text": TEXTS, "label": ["a", "b"] * 30}), path, compression="uncompressed"
+    )
     path.write_bytes(path.read_bytes()[:-100])
     return {"train": str(path)}
 
 
 @case("parquet with nested texts", "column 'text' of")
 def _(folder: Path) -> dict[str, Any]:
-    pq.write_table(pa.table({"text": [{"a": 1}] * 3, "label": ["a", "b", "c"]}), folder / "rows.parquet")
+    pq.write_table(
+        pa.table({"text": [{"a": 1}] * 3, "label": ["a", "b", "c"]}), folder / "rows.parquet"
+    )
     return {"train": str(folder / "rows.parquet")}
 
 
@@ -374,7 +483,10 @@ def _(folder: Path) -> dict[str, Any]:
 @case("test equal to train", "is the training file itself")
 def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
-    return {"train": str(folder / "rows.csv"), "test": str(folder / ".." / folder.name / "rows.csv")}
+    return {
+        "train": str(folder / "rows.csv"),
+        "test": str(folder / ".." / folder.name / "rows.csv"),
+    }
 
 
 @case("test a copy of validation", "holds exactly the validation rows")
@@ -382,13 +494,22 @@ def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
     for name in ("dev.csv", "test.csv"):
         (folder / name).write_text(csv_of(lines(20, 100)), encoding="utf-8")
-    return {"source": str(folder / "rows.csv"), "validation": str(folder / "dev.csv"), "test": str(folder / "test.csv")}
+    return {
+        "source": str(folder / "rows.csv"),
+        "validation": str(folder / "dev.csv"),
+        "test": str(folder / "test.csv"),
+    }
 
 
-@case("labels of validation that training never has", "no label of the validation rows is one of the training rows")
+@case(
+    "labels of validation that training never has",
+    "no label of the validation rows is one of the training rows",
+)
 def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
-    (folder / "dev.csv").write_text(csv_of([(text, "7") for text, _ in lines(20, 100)]), encoding="utf-8")
+    (folder / "dev.csv").write_text(
+        csv_of([(text, "7") for text, _ in lines(20, 100)]), encoding="utf-8"
+    )
     return {"train": str(folder / "rows.csv"), "validation": str(folder / "dev.csv")}
 
 
@@ -403,7 +524,11 @@ def _(folder: Path) -> dict[str, Any]:
     return {"train": str(folder / "rows.csv"), "validation": str(folder / "dev.csv")}
 
 
-@case("training texts in the test", "2 rows whose text is a training text too kept (rows 1, 2)", is_error=False)
+@case(
+    "training texts in the test",
+    "2 rows whose text is a training text too kept (rows 1, 2)",
+    is_error=False,
+)
 def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
     (folder / "test.csv").write_text(csv_of([*lines(2), *lines(20, 100)]), encoding="utf-8")
@@ -418,14 +543,22 @@ def _(folder: Path) -> dict[str, Any]:
 def _(folder: Path) -> dict[str, Any]:
     (folder / "rows.csv").write_text(GOOD, encoding="utf-8")
     (folder / "test.csv").write_text(csv_of([*lines(2), *lines(20, 100)]), encoding="utf-8")
-    return {"train": str(folder / "rows.csv"), "test": str(folder / "test.csv"), "clean": {"leaks": "drop"}}
+    return {
+        "train": str(folder / "rows.csv"),
+        "test": str(folder / "test.csv"),
+        "clean": {"leaks": "drop"},
+    }
 
 
 @case("two files with different columns", "no column 'label' in")
 def _(folder: Path) -> dict[str, Any]:
     (folder / "a.csv").write_text(GOOD, encoding="utf-8")
     (folder / "b.csv").write_text(csv_of(lines(5, 200), "text,lable"), encoding="utf-8")
-    return {"train": [str(folder / "a.csv"), str(folder / "b.csv")], "text": "text", "label": "label"}
+    return {
+        "train": [str(folder / "a.csv"), str(folder / "b.csv")],
+        "text": "text",
+        "label": "label",
+    }
 
 
 @case("a wrong number in the second of two files", "b.csv:2: 'x' is no number")
@@ -439,7 +572,9 @@ def _(folder: Path) -> dict[str, Any]:
 def _(folder: Path) -> dict[str, Any]:
     rows = [{"text": text, "label": i % 3} for i, text in enumerate(TEXTS)]
     (folder / "rows.jsonl").write_text(jsonl_of(rows), encoding="utf-8")
-    (folder / "dev.csv").write_text(csv_of([(text, "2") for text, _ in lines(20, 100)]), encoding="utf-8")
+    (folder / "dev.csv").write_text(
+        csv_of([(text, "2") for text, _ in lines(20, 100)]), encoding="utf-8"
+    )
     return {"train": str(folder / "rows.jsonl"), "validation": str(folder / "dev.csv")}
 
 
@@ -478,7 +613,9 @@ def main() -> None:
             said = outcome(each, Path(name))
         if not each.is_error:
             said = next((line for line in said.splitlines() if each.says in line), said)
-        shown = (said if len(said) < 300 else said[:297] + "…").replace("|", "\\|").replace("\n", " ")
+        shown = (
+            (said if len(said) < 300 else said[:297] + "…").replace("|", "\\|").replace("\n", " ")
+        )
         print(f"| {each.name} | {'' if each.is_error else '*accepted:* '}{shown} |")
 
 

@@ -1,6 +1,8 @@
-"""Tables of every format, damaged in every way: no traceback ever, and what is accepted round-trips.
+"""Tables of every format, damaged in every way: no traceback ever, and what is accepted
+round-trips.
 
-`python -m tests.data.fuzz 10000` runs so many cases, each time others, and says how many were accepted.
+`python -m tests.data.fuzz 10000` runs so many cases, each time others, and says how many were
+accepted.
 """
 
 from __future__ import annotations
@@ -71,10 +73,13 @@ def table_of(rows: Rows) -> pa.Table:
 
 def as_conll(rows: Rows) -> bytes:
     """Each row a sentence: the words of its text, tagged by its label."""
-    words = [["".join(word.split()) or "x" for word in row["text"].split()] or ["x"] for row in rows]
+    words = [
+        ["".join(word.split()) or "x" for word in row["text"].split()] or ["x"] for row in rows
+    ]
     tags = [["O", "B-a", "I-a", "E-b"][len(row["label"]) % 4] for row in rows]
     return "\n\n".join(
-        "\n".join(f"{w}\t{tag}" for w in sentence) for sentence, tag in zip(words, tags, strict=True)
+        "\n".join(f"{w}\t{tag}" for w in sentence)
+        for sentence, tag in zip(words, tags, strict=True)
     ).encode()
 
 
@@ -99,11 +104,17 @@ FORMATS: dict[str, Callable[[Rows], bytes]] = {
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
     """Some bytes after a few accidents."""
-    for accident in draw(st.lists(st.sampled_from(["flip", "cut", "drop", "insert", "repeat", "swap"]), max_size=3)):
+    for accident in draw(
+        st.lists(st.sampled_from(["flip", "cut", "drop", "insert", "repeat", "swap"]), max_size=3)
+    ):
         start = draw(st.integers(0, len(data)))
         stop = min(len(data), start + draw(st.integers(1, 40)))
         if accident == "flip" and start < len(data):
-            data = data[:start] + bytes([data[start] ^ (1 << draw(st.integers(0, 7)))]) + data[start + 1 :]
+            data = (
+                data[:start]
+                + bytes([data[start] ^ (1 << draw(st.integers(0, 7)))])
+                + data[start + 1 :]
+            )
         elif accident == "cut":
             data = data[:start]
         elif accident == "drop":
@@ -111,7 +122,9 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
         elif accident == "insert":
             data = (
                 data[:start]
-                + draw(st.binary(max_size=6) | st.sampled_from([b'"', b"\0", b"\xff\xfe", b"\n", b"{"]))
+                + draw(
+                    st.binary(max_size=6) | st.sampled_from([b'"', b"\0", b"\xff\xfe", b"\n", b"{"])
+                )
                 + data[start:]
             )
         elif accident == "repeat":
@@ -129,7 +142,12 @@ def cases(draw: st.DrawFn) -> tuple[str, Rows, bytes, dict[str, Any]]:
     name = draw(st.sampled_from(sorted(FORMATS)))
     whole = FORMATS[name](rows)
     problem = draw(st.sampled_from(["single", "single", "multi", "regression", "tags"]))
-    return name, rows, draw(st.just(whole) | damaged(whole)), {"problem": problem, "label_delimiter": "|"}
+    return (
+        name,
+        rows,
+        draw(st.just(whole) | damaged(whole)),
+        {"problem": problem, "label_delimiter": "|"},
+    )
 
 
 def run_case(folder: Path, case: tuple[str, Rows, bytes, dict[str, Any]]) -> str:

@@ -39,4 +39,8 @@ def test_a_batch_without_labels_says_so():
 
 def test_moving_a_batch_leaves_lengths_and_rows_on_the_host():
     moved = flat_batch([[1, 2], [3]]).to(torch.device("meta"))
-    assert (moved.tokens.device.type, moved.lengths.device.type, moved.rows.device.type) == ("meta", "cpu", "cpu")
+    assert (moved.tokens.device.type, moved.lengths.device.type, moved.rows.device.type) == (
+        "meta",
+        "cpu",
+        "cpu",
+    )

@@ -28,7 +28,15 @@ from flatout.data.store import cache as cache_module
 from flatout.data.store import store as store_module
 from flatout.data.store.cache import Cache, recipe_key
 from flatout.data.store.lock import lock
-from flatout.data.store.store import MANIFEST, MANIFEST_SUM, Column, Ragged, Store, StoreWriter, damaged_files
+from flatout.data.store.store import (
+    MANIFEST,
+    MANIFEST_SUM,
+    Column,
+    Ragged,
+    Store,
+    StoreWriter,
+    damaged_files,
+)
 from flatout.errors import UserError, out_of_space
 from flatout.perf.tune.answers import AnswerStore
 from flatout.sweep.many import alone_in
@@ -37,7 +45,9 @@ RECIPE = {"source": {"train": "abc"}, "max_length": 64, "vocabulary": {"size": 1
 
 
 def build(writer: StoreWriter) -> None:
-    split = writer.split("train", {"tokens": Column("uint16", ragged=True), "targets": Column("int32")})
+    split = writer.split(
+        "train", {"tokens": Column("uint16", ragged=True), "targets": Column("int32")}
+    )
     for start in (0, 5):
         split.append(tokens=(np.arange(15), np.full(5, 3)), targets=np.arange(start, start + 5))
     writer.write_text("labels.json", "[]")
@@ -159,15 +169,21 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a manifest without files": rewritten(lambda manifest: manifest.pop("files") and None),
     "fewer than no bytes": rewritten(lambda manifest: manifest["files"][TOKENS].update(bytes=-2)),
     "fewer than no rows": rewritten(lambda manifest: manifest["splits"]["train"].update(rows=-1)),
-    "a text for a number": rewritten(lambda manifest: manifest["splits"]["train"].update(rows="10")),
-    "another type": rewritten(lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(dtype="int64")),
+    "a text for a number": rewritten(
+        lambda manifest: manifest["splits"]["train"].update(rows="10")
+    ),
+    "another type": rewritten(
+        lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(dtype="int64")
+    ),
     "no such type": rewritten(
         lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(dtype="object")
     ),
     "a width that does not fit": rewritten(
         lambda manifest: manifest["splits"]["train"]["columns"]["targets"].update(width=3)
     ),
-    "a file elsewhere": rewritten(lambda manifest: manifest["files"].update({"../a": {"bytes": 0, "xxh3": ""}})),
+    "a file elsewhere": rewritten(
+        lambda manifest: manifest["files"].update({"../a": {"bytes": 0, "xxh3": ""}})
+    ),
 }
 
 
@@ -216,7 +232,9 @@ def test_bytes_are_read_once_a_boot_and_again_when_a_file_was_touched(tmp_path, 
     _, report = cache.open_or_build("rows.csv", RECIPE, build)
     read: list[str] = []
     checksum = store_module.file_checksum
-    monkeypatch.setattr(store_module, "file_checksum", lambda path: read.append(path.name) or checksum(path))
+    monkeypatch.setattr(
+        store_module, "file_checksum", lambda path: read.append(path.name) or checksum(path)
+    )
 
     def files_read() -> int:
         read.clear()
@@ -266,7 +284,11 @@ def test_of_many_processes_one_builds_and_the_others_wait(tmp_path):
 
 
 def test_what_dead_builders_left_is_taken_away_whatever_they_built(tmp_path):
-    for name in (f".building-{recipe_key(RECIPE)}-999999", ".building-another-abcdef", ".removed-another-abcdef"):
+    for name in (
+        f".building-{recipe_key(RECIPE)}-999999",
+        ".building-another-abcdef",
+        ".removed-another-abcdef",
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tokens.bin").touch()
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
@@ -281,12 +303,16 @@ def slow_other_build(writer: StoreWriter) -> None:
 
 
 def open_another_in_child(folder: Path) -> None:
-    _, report = Cache(folder).open_or_build("rows.csv", RECIPE | {"max_length": 7}, slow_other_build)
+    _, report = Cache(folder).open_or_build(
+        "rows.csv", RECIPE | {"max_length": 7}, slow_other_build
+    )
     assert not report.hit
 
 
 def test_a_living_builder_of_another_store_is_left_alone(tmp_path):
-    child = multiprocessing.get_context("fork").Process(target=open_another_in_child, args=(tmp_path,))
+    child = multiprocessing.get_context("fork").Process(
+        target=open_another_in_child, args=(tmp_path,)
+    )
     child.start()
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
@@ -327,7 +353,8 @@ def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_befo
 @pytest.mark.soak(seconds=2)
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # older tokenizers print a warning of any fork
+    # older tokenizers print a warning of any fork
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     child = multiprocessing.get_context("fork").Process(target=open_in_child, args=(tmp_path,))
     child.start()
     while not list(tmp_path.glob("build-*.txt")):
@@ -339,12 +366,16 @@ def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd, monk
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, refuse)
     assert report.hit and time.monotonic() - started >= 1.9
     child.join(30)
-    words = f"cache: waiting for process {child.pid} on {platform.node()}, which is building this store"
+    words = (
+        f"cache: waiting for process {child.pid} on {platform.node()}, which is building this store"
+    )
     assert capfd.readouterr().err.splitlines() == [words]
 
 
 def test_a_builder_that_is_killed_is_replaced_at_once(tmp_path):
-    child = multiprocessing.get_context("fork").Process(target=open_another_in_child, args=(tmp_path,))
+    child = multiprocessing.get_context("fork").Process(
+        target=open_another_in_child, args=(tmp_path,)
+    )
     child.start()
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
@@ -368,7 +399,10 @@ def without_flock(monkeypatch):
 
 @pytest.mark.usefixtures("without_flock")
 def test_without_locks_each_builds_for_itself_and_leaves_the_folders_of_others(tmp_path):
-    with lock(tmp_path, recipe_key(RECIPE)) as is_held, lock(tmp_path, recipe_key(RECIPE), waits=False) as is_free:
+    with (
+        lock(tmp_path, recipe_key(RECIPE)) as is_held,
+        lock(tmp_path, recipe_key(RECIPE), waits=False) as is_free,
+    ):
         assert not is_held and not is_free
     (tmp_path / f".building-{recipe_key(RECIPE)}-7@here-aaaa").mkdir()
     _, report = Cache(tmp_path).open_or_build("rows.csv", RECIPE, build)
@@ -428,7 +462,8 @@ def test_what_the_disk_refuses_is_told_with_what_is_needed_and_what_is_free(tmp_
         split.append(targets=np.zeros(1000))
 
     message = (
-        r"^data\.cache: no space left in \S+: needs about 1,600 MB, [\d,]+ MB free\. Make room .*data\.cache=FOLDER\.$"
+        r"^data\.cache: no space left in \S+: needs about 1,600 MB, [\d,]+ MB free\. Make room"
+        r" .*data\.cache=FOLDER\.$"
     )
     with pytest.raises(UserError, match=message):
         Cache(tmp_path / "cache").open_or_build("rows.csv", RECIPE, too_large)
@@ -457,14 +492,19 @@ REFUSALS = {
 
 @pytest.mark.parametrize("code", REFUSALS)
 def test_each_refusal_has_its_words(tmp_path, code):
-    error = out_of_space(OSError(code, os.strerror(code)), tmp_path / "not/there", 12_300_000, "here", "Mend it.")
+    error = out_of_space(
+        OSError(code, os.strerror(code)), tmp_path / "not/there", 12_300_000, "here", "Mend it."
+    )
     assert re.fullmatch("here: " + REFUSALS[code], str(error))
 
 
 def test_a_cache_in_the_place_of_a_file_is_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match=r"data\.cache: cannot write in .*file/cache: Not a directory\. Set data\.cache=FOLDER"
+        UserError,
+        match=(
+            r"data\.cache: cannot write in .*file/cache: Not a directory\. Set data\.cache=FOLDER"
+        ),
     ):
         Cache(tmp_path / "file" / "cache").open_or_build("rows.csv", RECIPE, build)
 
@@ -487,7 +527,9 @@ rows_of_tokens = st.lists(st.lists(st.integers(0, 65_535), max_size=6), min_size
 def test_what_is_written_in_any_blocks_is_read_back(tmp_path_factory, rows, block):
     folder = tmp_path_factory.mktemp("store")
     writer = StoreWriter(folder)
-    split = writer.split("train", {"tokens": Column("uint16", ragged=True), "bits": Column("uint8", width=4)})
+    split = writer.split(
+        "train", {"tokens": Column("uint16", ragged=True), "bits": Column("uint8", width=4)}
+    )
     for start in range(0, len(rows), block):
         some = rows[start : start + block]
         lengths = np.array([len(row) for row in some])
@@ -499,7 +541,10 @@ def test_what_is_written_in_any_blocks_is_read_back(tmp_path_factory, rows, bloc
     opened = Store(folder).splits["train"]
     column = opened.columns["tokens"]
     assert isinstance(column, Ragged)
-    read = [column.values[column.offsets[i] : column.offsets[i + 1]].tolist() for i in range(opened.num_rows)]
+    read = [
+        column.values[column.offsets[i] : column.offsets[i + 1]].tolist()
+        for i in range(opened.num_rows)
+    ]
     assert read == rows
     assert column.lengths.tolist() == [len(row) for row in rows]
     assert opened.fixed("bits").shape == (len(rows), 4)

@@ -1,4 +1,6 @@
-"""Each case of the catalogue ends in a clear error or a counted repair: no traceback, no half-written store."""
+"""Each case of the catalogue ends in a clear error or a counted repair: no traceback, no
+half-written store.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from flatout.errors import UserError
 
 LARGE = ("a text of 10 MB", "100,000 classes")
 EACH = [
-    pytest.param(case, id=case.name.replace(" ", "_"), marks=pytest.mark.soak(seconds=4) if case.name in LARGE else ())
+    pytest.param(
+        case,
+        id=case.name.replace(" ", "_"),
+        marks=pytest.mark.soak(seconds=4) if case.name in LARGE else (),
+    )
     for case in CASES
 ]
 
@@ -44,6 +50,10 @@ def test_a_run_says_the_same_and_leaves_no_half_store(case: Case, tmp_path):
 def error_of(case: Case, folder) -> str:
     """The error, or the remarks that stand for one where the rest could still be told."""
     try:
-        return "\n".join(remark.line() for remark in check(case.config(folder)).remarks if remark.level == "error")
+        return "\n".join(
+            remark.line()
+            for remark in check(case.config(folder)).remarks
+            if remark.level == "error"
+        )
     except UserError as mistake:
         return str(mistake)

@@ -68,7 +68,9 @@ def pages_read_ahead(folder: Path) -> set[bool]:
     return found
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says how files are mapped")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="only Linux says how files are mapped"
+)
 @pytest.mark.parametrize("free", [10, 10**12])
 def test_rows_that_memory_cannot_hold_are_read_by_single_pages(free, tmp_path, monkeypatch):
     monkeypatch.setattr("flatout.data.store_data.free_bytes", lambda: free)
@@ -86,7 +88,10 @@ def test_each_training_row_comes_once_an_epoch():
     rows = sorted(row for *_, rows in module.train_batches for row in rows)
     num_rows = data.store.splits["train"].num_rows
     assert rows == sorted([*range(num_rows), *range(num_rows)])
-    first, second = (module.train_batches[start:][: len(data.feeds.train)] for start in (0, len(data.feeds.train)))
+    first, second = (
+        module.train_batches[start:][: len(data.feeds.train)]
+        for start in (0, len(data.feeds.train))
+    )
     assert [rows for *_, rows in first] != [rows for *_, rows in second]
 
 
@@ -102,7 +107,9 @@ def test_validation_test_and_prediction_read_all_rows_of_their_split():
     trainer.test(module, datamodule=data, verbose=False)
     assert sorted(module.test_rows) == list(range(splits["test"].num_rows))
     answers = trainer.predict(module, datamodule=data)
-    assert sorted(torch.cat([rows for rows, _ in answers]).tolist()) == list(range(splits["test"].num_rows))
+    assert sorted(torch.cat([rows for rows, _ in answers]).tolist()) == list(
+        range(splits["test"].num_rows)
+    )
 
 
 def test_a_validation_that_stops_early_starts_with_the_first_batch_each_time():
@@ -116,7 +123,10 @@ def test_a_validation_that_stops_early_starts_with_the_first_batch_each_time():
 def test_batches_know_the_real_rows_of_their_step(accumulate):
     data = text_data()
     module = fitted(data, accumulate_grad_batches=accumulate)
-    steps = [module.train_batches[start:][:accumulate] for start in range(0, len(module.train_batches), accumulate)]
+    steps = [
+        module.train_batches[start:][:accumulate]
+        for start in range(0, len(module.train_batches), accumulate)
+    ]
     for step in steps:
         assert {step_rows for _, step_rows, *_ in step} == {sum(real for real, *_ in step)}
         assert [ends for _, _, ends, _ in step] == [False] * (accumulate - 1) + [True]
@@ -124,7 +134,10 @@ def test_batches_know_the_real_rows_of_their_step(accumulate):
 
 
 def test_accumulation_of_four_small_batches_trains_as_one_large_batch_does():
-    once, four = fitted(text_data(batch_size=64)), fitted(text_data(batch_size=16), accumulate_grad_batches=4)
+    once, four = (
+        fitted(text_data(batch_size=64)),
+        fitted(text_data(batch_size=16), accumulate_grad_batches=4),
+    )
     for name, value in once.state_dict().items():
         torch.testing.assert_close(four.state_dict()[name], value, rtol=0, atol=1e-6)
 
@@ -178,7 +191,9 @@ def test_reloading_keeps_the_feeds():
         def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             made.append(trainer.train_dataloader)
 
-    quiet_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, callbacks=[Collect()]).fit(module, datamodule=data)
+    quiet_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, callbacks=[Collect()]).fit(
+        module, datamodule=data
+    )
     assert made[0] is made[1] is made[2] is data.feeds.train
     assert data.feeds.train.wait_s > 0
 
@@ -255,7 +270,9 @@ def test_the_layout_is_that_of_the_module_s_network():
 
 
 def test_no_test_rows_are_no_test():
-    data = text_data(source=None, train=table_of(), validation={"text": ["x y"] * 9, "label": list("aab") * 3})
+    data = text_data(
+        source=None, train=table_of(), validation={"text": ["x y"] * 9, "label": list("aab") * 3}
+    )
     module = module_for(data)
     assert data.feeds.test is None
     assert data.test_dataloader() == []
@@ -288,13 +305,23 @@ BAD = {
     "accumulate beside the Trainer's": (
         {"accumulate": 4},
         {"accumulate_grad_batches": 2},
-        r"data.accumulate: 4, but the Trainer takes 2 batches a step. Set Trainer\(accumulate_grad_batches=4\), or",
+        (
+            r"data.accumulate: 4, but the Trainer takes 2 batches a step. Set"
+            r" Trainer\(accumulate_grad_batches=4\), or"
+        ),
     ),
-    "accumulate alone": ({"accumulate": 4}, {}, r"takes 1 batch a step. Set Trainer\(accumulate_grad_batches=4\), or"),
+    "accumulate alone": (
+        {"accumulate": 4},
+        {},
+        r"takes 1 batch a step. Set Trainer\(accumulate_grad_batches=4\), or",
+    ),
     "effective batch": (
         {"effective_batch": 64},
         {},
-        r"data.effective_batch: 64 rows are 4 batches a step, but the Trainer takes 1. Set Trainer\(acc.*=4\)\.",
+        (
+            r"data.effective_batch: 64 rows are 4 batches a step, but the Trainer takes 1. Set"
+            r" Trainer\(acc.*=4\)\."
+        ),
     ),
     "accumulation that changes": (
         {},
@@ -304,7 +331,10 @@ BAD = {
     "a limit inside a step": (
         {},
         {"accumulate_grad_batches": 4, "limit_train_batches": 6},
-        r"limit_train_batches: 6 ends an epoch inside a step of 4 batches. Set Trainer\(limit_train_batches=4\)",
+        (
+            r"limit_train_batches: 6 ends an epoch inside a step of 4 batches. Set"
+            r" Trainer\(limit_train_batches=4\)"
+        ),
     ),
 }
 
@@ -323,13 +353,17 @@ def test_a_step_that_is_also_the_trainers_is_kept(settings):
 
 
 def test_mistakes_of_a_constructor_are_one_sentence():
-    with pytest.raises(UserError, match=r"TextData.batchsize: no such setting. Did you mean 'batch_size'\?"):
+    with pytest.raises(
+        UserError, match=r"TextData.batchsize: no such setting. Did you mean 'batch_size'\?"
+    ):
         TextData(batchsize=3)
     with pytest.raises(UserError, match=r"data.problem: tags in TextData. Use TagData"):
         TextData(problem="tags")
     with pytest.raises(UserError, match=r"data.problem: single in TagData. Use TextData"):
         TagData(problem="single")
-    with pytest.raises(UserError, match=r"TextData.info: the store is not open yet. Call setup\(\) first."):
+    with pytest.raises(
+        UserError, match=r"TextData.info: the store is not open yet. Call setup\(\) first."
+    ):
         TextData().info  # noqa: B018
     from flatout import VocabularyConfig
 
@@ -351,9 +385,16 @@ def test_batches_of_other_data_are_moved_as_lightning_moves_them():
 
 def run_two_ranks(folder: Path, source: str) -> list[tuple[int, str]]:
     """Exit code and output of each rank."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    place = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     ranks = [
-        begin_function(two_ranks.main, folder, source, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        begin_function(
+            two_ranks.main, folder, source, RANK=str(rank), LOCAL_RANK=str(rank), **place
+        )
         for rank in range(2)
     ]
     try:
@@ -384,13 +425,23 @@ def test_two_ranks_share_each_step_and_train_as_one_process_does(tmp_path: Path)
     quiet_trainer().fit(module, datamodule=alone)
     steps = [sorted(rows) for *_, rows in module.train_batches]
     for number, rows in enumerate(steps):
-        parts = [part for rank in (first, second) for part in rank["train"][2 * number : 2 * number + 2]]
+        parts = [
+            part for rank in (first, second) for part in rank["train"][2 * number : 2 * number + 2]
+        ]
         assert sorted(row for *_, rows in parts for row in rows) == rows
-        assert {step_rows for _, step_rows, *_ in parts} == {sum(real for real, *_ in parts)} == {len(rows)}
+        assert (
+            {step_rows for _, step_rows, *_ in parts}
+            == {sum(real for real, *_ in parts)}
+            == {len(rows)}
+        )
     for split in ("validation", "test"):
         name = split[:3] if split == "validation" else split
         assert sorted(first[name] + second[name]) == list(range(alone.store.splits[split].num_rows))
     assert first["line"] == second["line"]
-    torch.testing.assert_close(torch.tensor(first["line"]), module.line.weight.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(first["line"]), module.line.weight.detach(), rtol=0, atol=1e-6
+    )
     assert first["refused"] == ""
-    assert second["refused"].startswith("data: rank 1 sees other data than the first rank. Every machine needs the")
+    assert second["refused"].startswith(
+        "data: rank 1 sees other data than the first rank. Every machine needs the"
+    )

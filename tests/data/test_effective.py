@@ -15,7 +15,13 @@ from flatout.errors import UserError
 
 @pytest.mark.parametrize(
     ("wanted", "most", "world", "expected"),
-    [(64, 16, 1, (16, 4)), (64, 128, 1, (64, 1)), (512, 64, 4, (64, 2)), (200, 128, 1, (100, 2)), (7, 128, 7, (1, 1))],
+    [
+        (64, 16, 1, (16, 4)),
+        (64, 128, 1, (64, 1)),
+        (512, 64, 4, (64, 2)),
+        (200, 128, 1, (100, 2)),
+        (7, 128, 7, (1, 1)),
+    ],
 )
 def test_the_largest_batch_that_divides_a_share_is_taken(wanted, most, world, expected):
     assert divided(wanted, most, world) == expected
@@ -26,7 +32,10 @@ def test_the_product_is_exact_and_what_is_offered_instead_works(wanted, most, wo
     try:
         batch, accumulate = divided(wanted, most, world)
     except UserError as error:
-        offered = [int(number) for number in re.findall(r"\d+", str(error).partition("Set ")[2].partition(",")[0])]
+        offered = [
+            int(number)
+            for number in re.findall(r"\d+", str(error).partition("Set ")[2].partition(",")[0])
+        ]
         assert offered and wanted not in offered
         for number in offered:
             divided(number, most, world)
@@ -41,7 +50,9 @@ def test_the_product_is_exact_and_what_is_offered_instead_works(wanted, most, wo
 
 
 def test_what_cannot_be_divided_names_the_nearest_that_can():
-    with pytest.raises(UserError, match=r"data.effective_batch: 100 rows .* among 8 devices .* Set 96 or 104, or"):
+    with pytest.raises(
+        UserError, match=r"data.effective_batch: 100 rows .* among 8 devices .* Set 96 or 104, or"
+    ):
         divided(100, 16, 8)
 
 

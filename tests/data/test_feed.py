@@ -140,16 +140,22 @@ def test_the_state_counts_batches_taken_and_not_those_prepared_ahead(make_split,
 def test_all_kinds_yield_the_same_batches(make_split, kind):
     split = make_split(np.arange(1, 40) % 9 + 1, several=True)
     plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
-    assert contents(Feed(split, plan, kind=kind, workers=2)) == contents(Feed(split, plan, kind=FeedKind.resident))
+    assert contents(Feed(split, plan, kind=kind, workers=2)) == contents(
+        Feed(split, plan, kind=FeedKind.resident)
+    )
 
 
 def test_another_epoch_is_another_order_of_the_same_rows(make_split):
-    feed = Feed(make_split(np.arange(1, 40) % 9 + 1), PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
+    feed = Feed(
+        make_split(np.arange(1, 40) % 9 + 1), PlanSettings(rows_per_batch=4), kind=FeedKind.resident
+    )
     first = contents(feed)
     feed.set_epoch(1)
     second = contents(feed)
     assert first != second
-    assert sorted(row for rows, _, _ in first for row in rows) == sorted(row for rows, _, _ in second for row in rows)
+    assert sorted(row for rows, _, _ in first for row in rows) == sorted(
+        row for rows, _, _ in second for row in rows
+    )
 
 
 def test_a_transform_is_applied_to_every_batch(make_split):
@@ -159,7 +165,9 @@ def test_a_transform_is_applied_to_every_batch(make_split):
 
     split = make_split(np.full(20, 3))
     for kind in KINDS:
-        feed = Feed(split, PlanSettings(rows_per_batch=8), kind=kind, transform=drop_labels, workers=1)
+        feed = Feed(
+            split, PlanSettings(rows_per_batch=8), kind=kind, transform=drop_labels, workers=1
+        )
         assert [batch.targets for batch in feed] == [None, None, None]
 
 
@@ -202,7 +210,9 @@ def test_a_worker_whose_parent_was_killed_while_it_began_ends():
 
 
 class RecordedStream:
-    """A stand-in for a GPU's stream, which writes down what it is asked for, and in which thread."""
+    """A stand-in for a GPU's stream, which writes down what it is asked for, and in
+    which thread.
+    """
 
     def __init__(self, name: str, told: list[str]) -> None:
         self.name, self.told = name, told
@@ -215,7 +225,9 @@ class RecordedStream:
         self.told.append(f"{self.name} waits for {event}")
 
 
-def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait_there(make_split, monkeypatch):
+def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait_there(
+    make_split, monkeypatch
+):
     told: list[str] = []
     current = [RecordedStream("the steps' stream", told)]
 
@@ -225,7 +237,9 @@ def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait
         yield
         current.pop()
 
-    def copied(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+    def copied(
+        tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False
+    ) -> torch.Tensor:
         if device.type == "cpu":
             return tensor
         assert non_blocking and tensor.is_page_locked
@@ -237,13 +251,19 @@ def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait
         return tensor
 
     gather._copying.cache_clear()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: RecordedStream("the feed's stream", told))
+    monkeypatch.setattr(
+        torch.cuda, "Stream", lambda device: RecordedStream("the feed's stream", told)
+    )
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     monkeypatch.setattr(torch.Tensor, "to", copied)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, kept: told.append(f"kept for {kept.name}"))
-    feed = Feed(make_split([3, 4, 5]), PlanSettings(rows_per_batch=3), kind=FeedKind.threaded, device="cuda")
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, kept: told.append(f"kept for {kept.name}")
+    )
+    feed = Feed(
+        make_split([3, 4, 5]), PlanSettings(rows_per_batch=3), kind=FeedKind.threaded, device="cuda"
+    )
     (batch,) = list(feed)
     gather._copying.cache_clear()
     assert batch.num_rows == 3

@@ -46,7 +46,10 @@ def test_a_file_and_a_folder_are_read_as_if_they_were_here(bucket):
     assert texts_of("s3://bucket/one.csv") == ["one.csv words", "other words"]
     splits = open_splits("s3://bucket/rows", {}, ReadingConfig())
     assert list(splits) == ["train", "test"]
-    assert [Path(name).name for name in files_in("s3://bucket/rows", "FILE")] == ["test.csv", "train.csv"]
+    assert [Path(name).name for name in files_in("s3://bucket/rows", "FILE")] == [
+        "test.csv",
+        "train.csv",
+    ]
 
 
 def test_a_file_is_fetched_once_and_again_when_it_has_changed(bucket):
@@ -100,7 +103,9 @@ def test_clearing_the_cache_removes_the_copies(bucket, tmp_path):
         ("s3://bucket/../../etc/passwd", "leads upwards"),
     ],
 )
-def test_an_address_that_cannot_be_read_is_one_message(address, message, bucket, monkeypatch, capfd):
+def test_an_address_that_cannot_be_read_is_one_message(
+    address, message, bucket, monkeypatch, capfd
+):
     (bucket.parents[1] / "etc").mkdir()
     (bucket.parents[1] / "etc" / "passwd").touch()
     assert verb("check", f"data.source={address}") == 2
@@ -118,19 +123,30 @@ def test_two_hosts_with_one_path_have_copies_of_their_own(tmp_path, monkeypatch)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     for host in ("first", "other"):
         (tmp_path / host / "rows").mkdir(parents=True)
-        (tmp_path / host / "rows" / "one.csv").write_text(TABLE.replace("some", host), encoding="utf-8")
+        (tmp_path / host / "rows" / "one.csv").write_text(
+            TABLE.replace("some", host), encoding="utf-8"
+        )
     copies = [
-        Path(fetched.fetch(f"hdfs://{host}/rows/one.csv", "data.source")) for host in ("first", "other", "me@first")
+        Path(fetched.fetch(f"hdfs://{host}/rows/one.csv", "data.source"))
+        for host in ("first", "other", "me@first")
     ]
     assert [copy.read_text("utf-8").split()[0] for copy in copies[:2]] == ["text,label"] * 2
-    assert ["first words" in copies[0].read_text("utf-8"), "other words" in copies[1].read_text("utf-8")] == [
+    assert [
+        "first words" in copies[0].read_text("utf-8"),
+        "other words" in copies[1].read_text("utf-8"),
+    ] == [
         True,
         True,
     ]
-    assert copies[2] == copies[0] and "me" not in str(copies[2].relative_to(tmp_path / "cache")).split("/")[1]
+    assert (
+        copies[2] == copies[0]
+        and "me" not in str(copies[2].relative_to(tmp_path / "cache")).split("/")[1]
+    )
 
 
-def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(bucket, tmp_path, monkeypatch, capfd):
+def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(
+    bucket, tmp_path, monkeypatch, capfd
+):
     def refused(source: object, copy: Any, size: int) -> None:
         copy.write(b"text")
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,4 +1,7 @@
-"""Some damaged tables: no traceback, and what is accepted round-trips. `tests/soak` has ten thousand."""
+"""Some damaged tables: no traceback, and what is accepted round-trips.
+
+`tests/soak` has ten thousand.
+"""
 
 from __future__ import annotations
 

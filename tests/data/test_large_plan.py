@@ -42,26 +42,40 @@ def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
     )
 
 
-def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int = 0) -> list[LargePlan]:
-    return [LargePlan(lengths, replace(settings, rank=rank), epoch) for rank in range(settings.world)]
+def plans_of_all_ranks(
+    lengths: np.ndarray, settings: PlanSettings, epoch: int = 0
+) -> list[LargePlan]:
+    return [
+        LargePlan(lengths, replace(settings, rank=rank), epoch) for rank in range(settings.world)
+    ]
 
 
 def real_rows(plan: LargePlan, start: int = 0, stop: int | None = None) -> list[list[int]]:
     found = plan.batches(start, plan.num_batches if stop is None else stop)
     return [
-        found.rows[begin : begin + real].tolist() for begin, real in zip(found.bounds, found.num_real, strict=False)
+        found.rows[begin : begin + real].tolist()
+        for begin, real in zip(found.bounds, found.num_real, strict=False)
     ]
 
 
 @given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))
 def test_every_row_comes_exactly_once_an_epoch_over_all_ranks(lengths, settings, epoch):
-    seen = [row for plan in plans_of_all_ranks(lengths, settings, epoch) for batch in real_rows(plan) for row in batch]
+    seen = [
+        row
+        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for batch in real_rows(plan)
+        for row in batch
+    ]
     assert sorted(seen) == list(range(len(lengths)))
 
 
 @given(lengths_of_rows, settings_of_plans())
 def test_every_epoch_has_the_batches_of_a_plan_made_whole(lengths, settings):
-    counts = {plan.num_batches for epoch in range(3) for plan in plans_of_all_ranks(lengths, settings, epoch)}
+    counts = {
+        plan.num_batches
+        for epoch in range(3)
+        for plan in plans_of_all_ranks(lengths, settings, epoch)
+    }
     assert counts == {count_batches(lengths, settings)} == {Plan(lengths, settings).num_batches}
 
 
@@ -70,14 +84,22 @@ def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, setti
     plan = LargePlan(lengths, settings)
     start = data.draw(st.integers(0, plan.num_batches - 1))
     stop = data.draw(st.integers(start + 1, plan.num_batches))
-    whole, part = plan.batches(0, plan.num_batches), LargePlan(lengths, settings).batches(start, stop)
+    whole, part = (
+        plan.batches(0, plan.num_batches),
+        LargePlan(lengths, settings).batches(start, stop),
+    )
     assert part.rows.tolist() == whole.rows[whole.bounds[start] : whole.bounds[stop]].tolist()
     assert np.diff(part.bounds).tolist() == np.diff(whole.bounds)[start:stop].tolist()
     for name in ("num_real", "step_rows", "ends_step"):
         assert getattr(part, name).tolist() == getattr(whole, name)[start:stop].tolist()
 
 
-@given(lengths_of_rows, st.sampled_from([(1, 4), (2, 2), (4, 1)]), st.sampled_from(list(Layout)), st.integers(0, 3))
+@given(
+    lengths_of_rows,
+    st.sampled_from([(1, 4), (2, 2), (4, 1)]),
+    st.sampled_from(list(Layout)),
+    st.integers(0, 3),
+)
 def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, layout, epoch):
     world, accumulate = division
     whole = LargePlan(lengths, PlanSettings(rows_per_batch=8, layout=layout), epoch)
@@ -90,7 +112,11 @@ def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, lay
             for batch in real_rows(plan, step * accumulate, (step + 1) * accumulate)
             for row in batch
         ]
-        assert sorted(rows) == sorted(whole.rows_of_step(step).tolist()) == sorted(real_rows(whole)[step])
+        assert (
+            sorted(rows)
+            == sorted(whole.rows_of_step(step).tolist())
+            == sorted(real_rows(whole)[step])
+        )
 
 
 @given(lengths_of_rows, settings_of_plans())
@@ -98,15 +124,22 @@ def test_a_window_holds_whole_steps_of_few_runs(lengths, settings):
     plan, product = LargePlan(lengths, settings), settings.rows_per_batch * settings.parts
     steps = max(1, WINDOW // product)
     for first in range(0, plan.num_steps, steps):
-        rows = np.concatenate([plan.rows_of_step(step) for step in range(first, min(first + steps, plan.num_steps))])
+        rows = np.concatenate(
+            [plan.rows_of_step(step) for step in range(first, min(first + steps, plan.num_steps))]
+        )
         assert len(np.unique(rows // RUN)) <= -(-len(rows) // RUN) + 2
 
 
 def test_epochs_and_windows_have_orders_of_their_own():
     lengths = np.ones(4 * WINDOW, np.int32)
-    orders = [LargePlan(lengths, PlanSettings(rows_per_batch=WINDOW), epoch).batches(0, 4).rows for epoch in (0, 1, 0)]
+    orders = [
+        LargePlan(lengths, PlanSettings(rows_per_batch=WINDOW), epoch).batches(0, 4).rows
+        for epoch in (0, 1, 0)
+    ]
     assert orders[0].tolist() == orders[2].tolist() != orders[1].tolist()
-    repeated = LargePlan(lengths, PlanSettings(rows_per_batch=WINDOW, repeats=True), 3).batches(0, 4).rows
+    repeated = (
+        LargePlan(lengths, PlanSettings(rows_per_batch=WINDOW, repeats=True), 3).batches(0, 4).rows
+    )
     assert repeated.tolist() == orders[0].tolist()
     places = [np.argsort(np.argsort(window)).tolist() for window in orders[0].reshape(4, WINDOW)]
     assert len({tuple(place) for place in places}) == 4
@@ -128,7 +161,9 @@ def test_classes_in_runs_of_their_own_are_found_and_mixed_ones_are_not():
 
 
 @pytest.mark.parametrize("order", ["sorted", "mixed"])
-def test_a_source_sorted_by_label_is_told_where_it_is_too_large_to_be_shuffled_at_once(order, tmp_path, capfd):
+def test_a_source_sorted_by_label_is_told_where_it_is_too_large_to_be_shuffled_at_once(
+    order, tmp_path, capfd
+):
     rows = [f"w{number * 7 % 50} of {number},{'ab'[number % 2]}" for number in range(200)]
     rows = sorted(rows, key=lambda row: row[-1]) if order == "sorted" else rows
     (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
@@ -141,7 +176,9 @@ def test_a_source_sorted_by_label_is_told_where_it_is_too_large_to_be_shuffled_a
 
 def test_a_feed_of_windows_continues_where_it_was():
     lengths = np.arange(1, 101, dtype=np.int32) % 9 + 1
-    split = StoreSplit("train", 100, {"tokens": Ragged.of(np.arange(lengths.sum(), dtype=np.int32), lengths)})
+    split = StoreSplit(
+        "train", 100, {"tokens": Ragged.of(np.arange(lengths.sum(), dtype=np.int32), lengths)}
+    )
 
     def feed() -> Feed:
         return Feed(split, PlanSettings(rows_per_batch=6, accumulate=2))
@@ -168,5 +205,9 @@ def test_each_epoch_and_each_seed_lays_the_runs_in_an_order_of_its_own():
     for seed in (-2, -1, 0, 1):
         for epoch in range(3):
             plan = LargePlan(lengths, PlanSettings(rows_per_batch=4, seed=seed), epoch)
-            firsts.add(tuple(sorted(row // RUN for batch in real_rows(plan, 0, WINDOW // 4) for row in batch)))
+            firsts.add(
+                tuple(
+                    sorted(row // RUN for batch in real_rows(plan, 0, WINDOW // 4) for row in batch)
+                )
+            )
     assert len(firsts) == 12  # which runs meet in the first window

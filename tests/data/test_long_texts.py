@@ -22,10 +22,14 @@ WORDS = [f"w{number}" for number in range(60)]
 
 @pytest.fixture(scope="module")
 def encoder() -> Subwords:
-    return Subwords.train([pa.array([" ".join(WORDS)] * 2)], VocabularyConfig(kind=VocabularyKind.wordpiece))
+    return Subwords.train(
+        [pa.array([" ".join(WORDS)] * 2)], VocabularyConfig(kind=VocabularyKind.wordpiece)
+    )
 
 
-def rows_of(encoder: Subwords, counts: list[int], max_length: int, long: LongTexts) -> list[list[int]]:
+def rows_of(
+    encoder: Subwords, counts: list[int], max_length: int, long: LongTexts
+) -> list[list[int]]:
     """Ids of texts of so many words, each word one token."""
     texts = pa.array([" ".join(WORDS[:count]) for count in counts], pa.large_string())
     found = encoder.encode(texts, max_length=max_length, long=long)
@@ -42,15 +46,23 @@ def framed(encoder: Subwords, words: list[str]) -> list[int]:
     overlap=st.integers(0, 3),
     most=st.integers(31, 70),
 )
-def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(encoder, counts, window, overlap, most):
+def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(
+    encoder, counts, window, overlap, most
+):
     rows = rows_of(encoder, counts, most, LongTexts(Long.windows, window, overlap))
     room = window - 2
     for count, row in zip(counts, rows, strict=True):
         words = WORDS[: min(count, most - 2)]
         starts = [0, *range(room - overlap, max(1, len(words) - overlap), room - overlap)]
-        assert row == [id for start in starts for id in framed(encoder, words[start : start + room])]
+        assert row == [
+            id for start in starts for id in framed(encoder, words[start : start + room])
+        ]
         sizes = [len(row[at : at + window]) for at in range(0, len(row), window)]
-        assert len(sizes) == len(starts) == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
+        assert (
+            len(sizes)
+            == len(starts)
+            == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
+        )
 
 
 def test_no_rows_of_words_have_no_windows(encoder):
@@ -65,11 +77,15 @@ def test_no_rows_of_words_have_no_windows(encoder):
     overlap=st.integers(0, 24),
     most=st.integers(31, 70),
 )
-def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(encoder, counts, window, overlap, most):
+def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(
+    encoder, counts, window, overlap, most
+):
     room = window - 2
     overlap = min(overlap, room - 1)
     rows = pa.array([WORDS[:count] for count in counts], pa.list_(pa.string()))
-    found = encoder.encode_words(rows, max_length=most, long=LongTexts(Long.windows, window, overlap))
+    found = encoder.encode_words(
+        rows, max_length=most, long=LongTexts(Long.windows, window, overlap)
+    )
     assert found.words.tolist() == [min(count, most - 2) for count in counts]
     expected = []
     for kept in found.words.tolist():
@@ -78,7 +94,11 @@ def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(enco
         nearest = [
             max(
                 range(len(windows)),
-                key=lambda at: min(word - windows[at][0], windows[at][-1] - word) if word in windows[at] else -1,
+                key=lambda at: (
+                    min(word - windows[at][0], windows[at][-1] - word)
+                    if word in windows[at]
+                    else -1
+                ),
             )
             for word in range(kept)
         ]
@@ -98,8 +118,14 @@ def test_both_ends_of_a_text_are_read_a_quarter_from_its_beginning(encoder):
 @pytest.mark.parametrize("kind", list(Long))
 def test_what_is_lost_is_counted_the_same_in_each_way(encoder, kind):
     texts = pa.array([" ".join(WORDS[:count]) for count in (3, 50)], pa.large_string())
-    found = encoder.encode(texts, max_length=22, long=LongTexts(kind, *([8, 2] if kind is Long.windows else [])))
-    assert (found.truncated_rows, found.truncated_tokens, found.whole_lengths.tolist()) == (1, 30, [5, 52])
+    found = encoder.encode(
+        texts, max_length=22, long=LongTexts(kind, *([8, 2] if kind is Long.windows else []))
+    )
+    assert (found.truncated_rows, found.truncated_tokens, found.whole_lengths.tolist()) == (
+        1,
+        30,
+        [5, 52],
+    )
 
 
 WINDOWS: dict[str, Any] = {"long": "windows", "window": 8, "max_length": 32, "overlap": 2}
@@ -111,10 +137,22 @@ TABLE = {"text": [" ".join(WORDS[: 5 + row % 30]) for row in range(60)], "label"
     ("changed", "message"),
     [
         ({"overlap": 8}, "data.overlap: 8 (below data.window=8)"),
-        ({"max_length": 8}, "data.max_length: 8 tokens are one window of data.window=8. Set it to the longest text."),
-        ({"pair": True, "text": ["a", "b"]}, "data.long: windows with pairs, of which the longer text is cut first."),
+        (
+            {"max_length": 8},
+            (
+                "data.max_length: 8 tokens are one window of data.window=8. Set it to the longest"
+                " text."
+            ),
+        ),
+        (
+            {"pair": True, "text": ["a", "b"]},
+            "data.long: windows with pairs, of which the longer text is cut first.",
+        ),
         ({"problem": "none"}, "data.long: windows with data.problem=none. Set data.long=cut."),
-        ({"long": "head_tail", "problem": "tags"}, "data.long: head_tail with data.problem=tags. Set data.long=cut."),
+        (
+            {"long": "head_tail", "problem": "tags"},
+            "data.long: head_tail with data.problem=tags. Set data.long=cut.",
+        ),
     ],
 )
 def test_settings_of_windows_that_do_not_fit_are_refused(changed, message):
@@ -126,20 +164,36 @@ def test_settings_of_windows_that_do_not_fit_are_refused(changed, message):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"window": 2, "overlap": 0}, "data.window: 2 tokens, 2 of them special and 0 shared (more than 2)"),
-        ({"window": 8, "overlap": 6}, "data.window: 8 tokens, 2 of them special and 6 shared (more than 8)"),
-        ({"long": "head_tail", "max_length": 3}, "data.max_length: 3 tokens, 2 of them special (more than 3)"),
-        ({"vocabulary": VocabularyConfig()}, "data.long: windows is for encoders. Set model=transformer."),
+        (
+            {"window": 2, "overlap": 0},
+            "data.window: 2 tokens, 2 of them special and 0 shared (more than 2)",
+        ),
+        (
+            {"window": 8, "overlap": 6},
+            "data.window: 8 tokens, 2 of them special and 6 shared (more than 8)",
+        ),
+        (
+            {"long": "head_tail", "max_length": 3},
+            "data.max_length: 3 tokens, 2 of them special (more than 3)",
+        ),
+        (
+            {"vocabulary": VocabularyConfig()},
+            "data.long: windows is for encoders. Set model=transformer.",
+        ),
     ],
 )
 def test_windows_without_room_or_without_an_encoder_are_refused(changed, message, tmp_path):
-    data = TextData(**{**WINDOWS, "train": TABLE, "vocabulary": PIECES, "cache": str(tmp_path), **changed})
+    data = TextData(
+        **{**WINDOWS, "train": TABLE, "vocabulary": PIECES, "cache": str(tmp_path), **changed}
+    )
     with pytest.raises(UserError) as caught:
         data.setup()
     assert str(caught.value) == message
 
 
 def test_a_text_of_a_million_characters_is_cut_and_counted(encoder):
-    found = encoder.encode(pa.array(["w1 " * 340_000]), max_length=100, long=LongTexts(Long.windows, 30, 4))
+    found = encoder.encode(
+        pa.array(["w1 " * 340_000]), max_length=100, long=LongTexts(Long.windows, 30, 4)
+    )
     assert found.lengths.tolist() == [3 * 30 + 28]
     assert (found.truncated_rows, found.truncated_tokens) == (1, 340_000 - 98)

@@ -12,7 +12,9 @@ import pytest
 from flatout.data.tables.output import block_writer
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
-BLOCK = pa.RecordBatch.from_pydict({"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]})
+BLOCK = pa.RecordBatch.from_pydict(
+    {"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]}
+)
 
 
 def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
@@ -20,7 +22,11 @@ def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
         write(BLOCK)
         write(BLOCK)
     lines = (tmp_path / "answers.csv").read_text().splitlines()
-    assert lines[:3] == ['"text","share","labels"', '"\'=1+1",0.5,"\'=a|b"', '"@somebody says",0.5,""']
+    assert lines[:3] == [
+        '"text","share","labels"',
+        '"\'=1+1",0.5,"\'=a|b"',
+        '"@somebody says",0.5,""',
+    ]
     assert lines[6] == '"\'=cmd|\' /C calc\'!A0",0.5,""'
     assert "6 cells that begin with '='" in capsys.readouterr().err
 
@@ -50,7 +56,10 @@ def test_other_formats_keep_every_text(tmp_path, capsys, ending):
 def test_an_error_between_two_blocks_leaves_no_file_and_no_other_message(tmp_path, monkeypatch):
     found = []
     monkeypatch.setattr(sys, "unraisablehook", found.append)
-    with pytest.raises(ValueError, match="row 7"), block_writer(str(tmp_path / "answers.parquet")) as write:
+    with (
+        pytest.raises(ValueError, match="row 7"),
+        block_writer(str(tmp_path / "answers.parquet")) as write,
+    ):
         write(BLOCK)
         raise ValueError("row 7")
     gc.collect()

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from flatout.data.batches.plan import Layout, Plan, PlanSettings, count_batches
 from flatout.errors import UserError
 
-lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(lambda rows: np.array(rows, np.int32))
+lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(
+    lambda rows: np.array(rows, np.int32)
+)
 layouts = st.sampled_from(list(Layout))
 
 
@@ -32,7 +34,9 @@ def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
 def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int = 0) -> list[Plan]:
     plans = []
     for rank in range(settings.world):
-        own = PlanSettings(**{name: getattr(settings, name) for name in PlanSettings.__dataclass_fields__})
+        own = PlanSettings(
+            **{name: getattr(settings, name) for name in PlanSettings.__dataclass_fields__}
+        )
         own.rank = rank
         plans.append(Plan(lengths, own, epoch))
     return plans
@@ -41,18 +45,30 @@ def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int =
 def real_rows(plan: Plan) -> list[list[int]]:
     batches = plan.batches(0, plan.num_batches)
     bounds = batches.bounds
-    return [batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist() for i in range(len(batches.num_real))]
+    return [
+        batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist()
+        for i in range(len(batches.num_real))
+    ]
 
 
 @given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))
 def test_every_row_comes_exactly_once_an_epoch_over_all_ranks(lengths, settings, epoch):
-    seen = [row for plan in plans_of_all_ranks(lengths, settings, epoch) for batch in real_rows(plan) for row in batch]
+    seen = [
+        row
+        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for batch in real_rows(plan)
+        for row in batch
+    ]
     assert sorted(seen) == list(range(len(lengths)))
 
 
 @given(lengths_of_rows, settings_of_plans())
 def test_all_ranks_make_the_same_number_of_batches_in_every_epoch(lengths, settings):
-    counts = {plan.num_batches for epoch in range(3) for plan in plans_of_all_ranks(lengths, settings, epoch)}
+    counts = {
+        plan.num_batches
+        for epoch in range(3)
+        for plan in plans_of_all_ranks(lengths, settings, epoch)
+    }
     assert counts == {count_batches(lengths, settings)}
 
 
@@ -84,7 +100,9 @@ def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, setti
     whole, part = plan.batches(0, plan.num_batches), plan.batches(start, stop)
     for offset, number in enumerate(range(start, stop)):
         from_whole = whole.rows[whole.bounds[number] : whole.bounds[number + 1]]
-        np.testing.assert_array_equal(from_whole, part.rows[part.bounds[offset] : part.bounds[offset + 1]])
+        np.testing.assert_array_equal(
+            from_whole, part.rows[part.bounds[offset] : part.bounds[offset + 1]]
+        )
     np.testing.assert_array_equal(whole.num_real[start:stop], part.num_real)
     np.testing.assert_array_equal(whole.step_rows[start:stop], part.step_rows)
 
@@ -109,11 +127,18 @@ def test_ranks_differ_by_at_most_one_row_and_one_row_of_tokens(lengths, settings
 def test_no_batch_passes_its_rows_or_its_token_cap(lengths, settings):
     for plan in plans_of_all_ranks(lengths, settings):
         for batch in real_rows(plan):
-            cost = int(lengths[batch].max()) * len(batch) if settings.layout is Layout.padded and batch else 0
+            cost = (
+                int(lengths[batch].max()) * len(batch)
+                if settings.layout is Layout.padded and batch
+                else 0
+            )
             if settings.tokens_per_batch is None:
                 assert len(batch) <= settings.rows_per_batch
             else:
-                assert max(cost, int(lengths[batch].sum()) if batch else 0) <= settings.tokens_per_batch
+                assert (
+                    max(cost, int(lengths[batch].sum()) if batch else 0)
+                    <= settings.tokens_per_batch
+                )
 
 
 @given(lengths_of_rows, st.sampled_from([(1, 4), (2, 2), (4, 1)]), layouts, st.integers(0, 3))
@@ -153,7 +178,10 @@ def test_random_rows_are_the_textbook_batches():
 
 
 def test_a_token_cap_below_the_longest_row_is_a_clear_error():
-    with pytest.raises(UserError, match=r"data.tokens_per_batch: 30 tokens cannot hold the longest row \(40 or more"):
+    with pytest.raises(
+        UserError,
+        match=r"data.tokens_per_batch: 30 tokens cannot hold the longest row \(40 or more",
+    ):
         Plan(np.array([5, 40], np.int32), PlanSettings(tokens_per_batch=30))
 
 
@@ -169,15 +197,22 @@ def test_a_split_without_rows_has_no_steps():
     shuffle=st.booleans(),
     seed=st.integers(0, 5),
 )
-@hypothesis.example(num_rows=300, longest=2**62, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0)
-@hypothesis.example(num_rows=100_000, longest=2**47, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0)
+@hypothesis.example(
+    num_rows=300, longest=2**62, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0
+)
+@hypothesis.example(
+    num_rows=100_000, longest=2**47, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0
+)
 @hypothesis.settings(max_examples=30, deadline=None)
 def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths(
     num_rows, longest, rows_per_batch, layout, shuffle, seed
 ):
     lengths = np.random.default_rng(seed).integers(1, 5, num_rows) * (longest // 5) + 1
     lengths[seed % num_rows] = longest
-    plan = Plan(lengths, PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=shuffle, seed=seed))
+    plan = Plan(
+        lengths,
+        PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=shuffle, seed=seed),
+    )
     chance = np.random.Generator(np.random.Philox(key=[seed, 0]))
     drawn = chance.permutation(num_rows) if shuffle else np.arange(num_rows)
     num_steps = -(-num_rows // rows_per_batch)
@@ -190,7 +225,9 @@ def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths
         group = step * max(1, round(num_steps / 100)) // num_steps
     expected = drawn[np.lexsort((np.arange(num_rows), lengths[drawn], group))]
     if shuffle and layout is Layout.padded:
-        expected = np.concatenate([expected[step == moved] for moved in chance.permutation(num_steps)])
+        expected = np.concatenate(
+            [expected[step == moved] for moved in chance.permutation(num_steps)]
+        )
     np.testing.assert_array_equal(plan.order, expected)
 
 

@@ -1,4 +1,6 @@
-"""From a table to a store: splits of every kind, cleaning by rule, and nothing that changes in between."""
+"""From a table to a store: splits of every kind, cleaning by rule, and nothing that changes in
+between.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def table_of(number: int, classes: str = "aab", **columns) -> dict[str, list]:
 
 
 def split_rows(config: TextDataConfig) -> dict[str, list[int]]:
-    return {name: split.fixed("rows").tolist() for name, split in open_store(config).store.splits.items()}
+    return {
+        name: split.fixed("rows").tolist()
+        for name, split in open_store(config).store.splits.items()
+    }
 
 
 def test_a_file_that_has_grown_keeps_its_old_splits():
@@ -42,7 +47,9 @@ def test_splits_by_content_are_the_same_on_every_machine():
 
 
 def test_another_seed_draws_other_rows():
-    drawn = [split_rows(TextDataConfig(train=table_of(300), split_seed=seed))["test"] for seed in (0, 1)]
+    drawn = [
+        split_rows(TextDataConfig(train=table_of(300), split_seed=seed))["test"] for seed in (0, 1)
+    ]
     assert drawn[0] != drawn[1]
 
 
@@ -55,7 +62,7 @@ def test_stratified_splits_keep_the_share_of_every_class():
         assert abs(counts["b"] - share * 50) <= 1.5
 
 
-def test_stratified_splits_are_the_same_in_whatever_order_rows_come_though_a_text_has_several_labels():
+def test_stratified_splits_do_not_depend_on_the_order_of_rows_even_if_a_text_has_several_labels():
     data = {
         "text": [f"text {i % 151} of many" for i in range(600)],
         "label": [("x", "b", "a")[i % 3] for i in range(600)],
@@ -64,13 +71,17 @@ def test_stratified_splits_are_the_same_in_whatever_order_rows_come_though_a_tex
     for turn in (1, -1):
         turned = {name: values[::turn] for name, values in data.items()}
         rows = split_rows(TextDataConfig(train=turned, split_by="stratified"))
-        found.append({split: {turned["text"][row] for row in numbers} for split, numbers in rows.items()})
+        found.append(
+            {split: {turned["text"][row] for row in numbers} for split, numbers in rows.items()}
+        )
     assert found[0] == found[1] and all(found[0].values())
 
 
 def test_stratified_splits_share_out_rare_labels_where_there_are_several_a_row():
     labels = [["common"] + (["rare"] if i % 20 == 0 else []) for i in range(1_000)]
-    config = TextDataConfig(train=table_of(1_000) | {"label": labels}, problem=Problem.multi, split_by="stratified")
+    config = TextDataConfig(
+        train=table_of(1_000) | {"label": labels}, problem=Problem.multi, split_by="stratified"
+    )
     rows = split_rows(config)
     for split in ("validation", "test"):
         assert abs(sum("rare" in labels[row] for row in rows[split]) - 5) <= 1.5
@@ -99,18 +110,30 @@ def test_groups_stay_in_one_split():
 
 
 def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
-    train = {"text": ["a a", "b b", "A A!", "c c", "c c", "d d", "d d", "e e"], "label": list("xyxxxxyy")}
+    train = {
+        "text": ["a a", "b b", "A A!", "c c", "c c", "d d", "d d", "e e"],
+        "label": list("xyxxxxyy"),
+    }
     test = {"text": ["a a", "z z"], "label": ["x", "y"]}
-    kept = {"leaks": [1, 3, 4, 5, 6, 7], "duplicates": [0, 1, 2, 3, 5, 6, 7], "conflicts": [0, 1, 2, 3, 4, 7]}
+    kept = {
+        "leaks": [1, 3, 4, 5, 6, 7],
+        "duplicates": [0, 1, 2, 3, 5, 6, 7],
+        "conflicts": [0, 1, 2, 3, 4, 7],
+    }
     for setting, expected in kept.items():
         clean = CleaningConfig(**{setting: "drop"})
-        config = TextDataConfig(train=train, test=test, validation={"text": ["v v"], "label": ["x"]}, clean=clean)
+        config = TextDataConfig(
+            train=train, test=test, validation={"text": ["v v"], "label": ["x"]}, clean=clean
+        )
         assert split_rows(config)["train"] == expected, setting
         assert split_rows(config)["test"] == [0, 1]
 
 
 def test_rows_read_are_rows_kept_repaired_and_dropped():
-    data = {"text": ["a", "", "b", None, "c &amp; d"] * 30, "label": ["x", "y", None, "x", "y"] * 30}
+    data = {
+        "text": ["a", "", "b", None, "c &amp; d"] * 30,
+        "label": ["x", "y", None, "x", "y"] * 30,
+    }
     config = TextDataConfig(train=data, clean=CleaningConfig(escapes="decode"))
     findings = TextSurvey(open_source(config)).run(lambda rows: None).findings["train"]
     assert findings.account() == "150 read = 30 kept as written + 30 repaired + 90 dropped"
@@ -138,12 +161,16 @@ def test_several_columns_are_joined_and_gaps_left_out():
 
 def test_a_file_that_changes_while_it_is_read_ends_the_build(tmp_path: Path, monkeypatch):
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)), encoding="utf-8")
+    path.write_text(
+        "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)), encoding="utf-8"
+    )
     run = TextSurvey.run
 
     def then_changed(self, told):
         found = run(self, told)
-        path.write_text(path.read_text(encoding="utf-8").replace("row 7,", "row X,"), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace("row 7,", "row X,"), encoding="utf-8"
+        )
         return found
 
     monkeypatch.setattr(TextSurvey, "run", then_changed)
@@ -160,7 +187,9 @@ def test_an_opened_store_says_the_same_as_a_built_one():
 
 def test_numbers_are_scaled_by_the_rows_that_are_kept():
     values = [float(i % 10) for i in range(200)]
-    prepared = open_store(TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression))
+    prepared = open_store(
+        TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression)
+    )
     kept = [values[row] for row in prepared.store.splits["train"].fixed("rows")]
     np.testing.assert_allclose(prepared.facts["target_mean"], np.mean(kept))
     np.testing.assert_allclose(prepared.facts["target_spread"], np.std(kept))
@@ -168,7 +197,10 @@ def test_numbers_are_scaled_by_the_rows_that_are_kept():
 
 def test_of_rows_with_numbers_those_with_the_same_text_and_number_are_repeats():
     rows = {"text": ["a a", "b b", "a a", "a a", "c c"], "label": [1.0, 2.0, 1.0, 5.0, 3.0]}
-    others = {"validation": {"text": ["v v"], "label": [1.0]}, "test": {"text": ["t t"], "label": [2.0]}}
+    others = {
+        "validation": {"text": ["v v"], "label": [1.0]},
+        "test": {"text": ["t t"], "label": [2.0]},
+    }
     clean = CleaningConfig(duplicates="drop")
     config = TextDataConfig(train=rows, **others, problem=Problem.regression, clean=clean)
     assert split_rows(config) == {"train": [0, 1, 3, 4], "validation": [0], "test": [0]}
@@ -176,13 +208,44 @@ def test_of_rows_with_numbers_those_with_the_same_text_and_number_are_repeats():
 
 KNOWN = (
     [0, 6, 19, 20, 25, 37, 50, 62, 75, 85, 90, 120, 140, 142, 157, 165, 174],
-    [9, 14, 15, 27, 31, 41, 51, 58, 66, 72, 73, 74, 77, 101, 114, 122, 127, 136, 148, 167, 172, 182, 186, 196],
+    [
+        9,
+        14,
+        15,
+        27,
+        31,
+        41,
+        51,
+        58,
+        66,
+        72,
+        73,
+        74,
+        77,
+        101,
+        114,
+        122,
+        127,
+        136,
+        148,
+        167,
+        172,
+        182,
+        186,
+        196,
+    ],
 )
 
 
 def test_numbers_that_fp32_cannot_tell_apart_are_refused():
-    far = {"text": [f"word{row % 10} x{row}" for row in range(200)], "label": [1e9 + row % 10 for row in range(200)]}
-    told = r"data\.label: numbers around 1e\+09 that differ by 2\.\d+, which fp32 keeps to 60\. Take a constant off"
+    far = {
+        "text": [f"word{row % 10} x{row}" for row in range(200)],
+        "label": [1e9 + row % 10 for row in range(200)],
+    }
+    told = (
+        r"data\.label: numbers around 1e\+09 that differ by 2\.\d+, which fp32 keeps to 60\. Take a"
+        r" constant off"
+    )
     with pytest.raises(UserError, match=told):
         TextData(train=far, problem=Problem.regression).setup("fit")
 

@@ -24,7 +24,9 @@ def reads(monkeypatch):
     """The files whose bytes are read for a fingerprint."""
     found: list[str] = []
     whole = FileTable.fingerprint
-    monkeypatch.setattr(FileTable, "fingerprint", lambda table: found.append(table.path.name) or whole(table))
+    monkeypatch.setattr(
+        FileTable, "fingerprint", lambda table: found.append(table.path.name) or whole(table)
+    )
     return found
 
 
@@ -90,7 +92,9 @@ def test_texts_in_folders_are_known_by_their_entries(tmp_path, monkeypatch):
     assert print_of(tmp_path / "rows", tmp_path / "cache") != before
 
 
-def test_a_file_that_changed_after_it_was_opened_is_not_taken_from_the_note_of_another_process(tmp_path, reads):
+def test_a_file_that_changed_after_it_was_opened_is_not_taken_from_the_note_of_another_process(
+    tmp_path, reads
+):
     path = put(tmp_path / "rows.csv", "one")
     table = open_source(str(path), where="data.train")
     put(path, "two")
@@ -118,7 +122,10 @@ def test_a_damaged_note_is_written_again(tmp_path, reads, text):
 
 def test_several_processes_may_ask_at_once(tmp_path):
     path, found = put(tmp_path / "rows.csv", "one"), []
-    threads = [threading.Thread(target=lambda: found.append(print_of(path, tmp_path / "cache"))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(print_of(path, tmp_path / "cache")))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -128,14 +135,21 @@ def test_several_processes_may_ask_at_once(tmp_path):
 
 
 def test_equal_splits_are_refused_from_notes_too(tmp_path):
-    tables = [open_source(str(put(tmp_path / name, "one")), where="data.train") for name in ("a.csv", "b.csv")]
+    tables = [
+        open_source(str(put(tmp_path / name, "one")), where="data.train")
+        for name in ("a.csv", "b.csv")
+    ]
     for _ in range(2):
-        with pytest.raises(UserError, match=r"data.test: .*b.csv holds exactly the training rows, .*a.csv"):
+        with pytest.raises(
+            UserError, match=r"data.test: .*b.csv holds exactly the training rows, .*a.csv"
+        ):
             fingerprints_of(dict(zip(("train", "test"), tables, strict=True)), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_decisions_about_rows_have_prints_of_their_own_beside_the_notes_of_the_file(tmp_path, is_first):
+def test_decisions_about_rows_have_prints_of_their_own_beside_the_notes_of_the_file(
+    tmp_path, is_first
+):
     plain = open_source(str(put(tmp_path / "rows.csv", "one")), where="data.train")
     roles = Roles(("text",), "label")
     decided = [DecidedTable(plain, roles, [1], {}), DecidedTable(plain, roles, [], {1: "a"})]
@@ -159,7 +173,9 @@ def opened(monkeypatch):
     """The files that are opened to be read."""
     found: list[str] = []
     unpacked = file.unpacked
-    monkeypatch.setattr(file, "unpacked", lambda path, where: found.append(path.name) or unpacked(path, where))
+    monkeypatch.setattr(
+        file, "unpacked", lambda path, where: found.append(path.name) or unpacked(path, where)
+    )
     return found
 
 
@@ -185,10 +201,14 @@ def test_what_a_file_tells_by_its_head_is_read_once(tmp_path, opened, name):
     again = opened_by_name(str(path), tmp_path / "cache")
     assert not opened
     assert (again.columns, again.how()) == (first.columns, first.how())
-    assert list(again.blocks(again.columns)) == list(open_source(str(path), where="data.train").blocks(first.columns))
+    assert list(again.blocks(again.columns)) == list(
+        open_source(str(path), where="data.train").blocks(first.columns)
+    )
 
 
-def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_again(tmp_path, opened):
+def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_again(
+    tmp_path, opened
+):
     path, cache = tmp_path / "rows.csv", tmp_path / "cache"
     path.write_text("a;b,c\n1;2,3\n4;5,6\n", encoding="utf-8")
     of_another_time(path)

@@ -21,7 +21,9 @@ def read(split: str = "train", rows_per_block: int = 65_536, **settings) -> pa.T
 
 def bag_of_words_accuracy(train: pa.Table, test: pa.Table, column: str) -> float:
     features = TfidfVectorizer()
-    model = MultinomialNB(alpha=0.1).fit(features.fit_transform(train["text"].to_pylist()), train[column].to_pylist())
+    model = MultinomialNB(alpha=0.1).fit(
+        features.fit_transform(train["text"].to_pylist()), train[column].to_pylist()
+    )
     answers = model.predict(features.transform(test["text"].to_pylist()))
     return float((answers == np.array(test[column].to_pylist())).mean())
 
@@ -37,7 +39,12 @@ def test_blocks_hold_as_many_rows_as_asked_for():
 
 
 def test_a_smaller_sample_is_the_beginning_of_a_larger_one():
-    assert read(rows=40_000).slice(0, 17_000).combine_chunks().equals(read(rows=17_000).combine_chunks())
+    assert (
+        read(rows=40_000)
+        .slice(0, 17_000)
+        .combine_chunks()
+        .equals(read(rows=17_000).combine_chunks())
+    )
 
 
 def test_columns_come_in_the_order_asked_for_and_alone_as_together():
@@ -48,9 +55,12 @@ def test_columns_come_in_the_order_asked_for_and_alone_as_together():
 
 
 def test_the_rows_of_a_generator_version_never_change():
-    # Whoever changes the rows raises GENERATOR_VERSION, so that stores of the old rows are not taken for the new ones.
+    # Whoever changes the rows raises GENERATOR_VERSION, so that stores of the old rows are not
+    # taken for the new ones.
     rows = read(rows=200, seed=7)
-    found = xxhash.xxh3_64_hexdigest("\n".join([*rows["text"].to_pylist(), *rows["label"].to_pylist()]).encode())
+    found = xxhash.xxh3_64_hexdigest(
+        "\n".join([*rows["text"].to_pylist(), *rows["label"].to_pylist()]).encode()
+    )
     assert (GENERATOR_VERSION, found) == (1, "66c8ae4f832ddf65")
 
 
@@ -68,7 +78,9 @@ def test_splits_share_no_rows():
 
 @pytest.mark.parametrize("noise", [0.0, 0.06, 0.3])
 def test_the_best_accuracy_is_one_less_the_noise(noise):
-    assert ceiling(read("test", eval_rows=20_000, noise=noise)) == pytest.approx(1 - noise, abs=0.01)
+    assert ceiling(read("test", eval_rows=20_000, noise=noise)) == pytest.approx(
+        1 - noise, abs=0.01
+    )
 
 
 def test_changed_labels_fall_on_every_other_class_alike():
@@ -90,7 +102,9 @@ def test_lengths_spread_like_headlines():
 def test_texts_have_capitals_numbers_accents_and_punctuation():
     texts = read(rows=4_000)["text"]
     for pattern in (r"^([A-Z]\S* )+[A-Z]\S*$", r"^\d", r"[éö]", r"\?$", r"!$", r"\.\.\.$"):
-        assert 0.01 < pc.mean(pc.match_substring_regex(texts, pattern).cast(pa.int8())).as_py() < 0.99, pattern
+        assert (
+            0.01 < pc.mean(pc.match_substring_regex(texts, pattern).cast(pa.int8())).as_py() < 0.99
+        ), pattern
 
 
 def test_classes_differ_in_size_and_none_is_rare():
@@ -114,7 +128,9 @@ def test_any_number_of_classes(classes):
 
 def test_the_fingerprint_changes_with_the_settings():
     prints = {
-        HeadlinesTable(HeadlinesConfig(seed=s), split).fingerprint() for s in (1, 2) for split in ("train", "test")
+        HeadlinesTable(HeadlinesConfig(seed=s), split).fingerprint()
+        for s in (1, 2)
+        for split in ("train", "test")
     }
     assert len(prints) == 4
 

@@ -1,4 +1,6 @@
-"""Recordings: tables parted, checked, filled, resampled, split and scaled; what does not fit is one sentence."""
+"""Recordings: tables parted, checked, filled, resampled, split and scaled; what does not fit is one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def write_files(folder: Path, count: int = 6, **changes: Any) -> Path:
         if number == 1:
             columns |= {name: change(columns) for name, change in changes.items()}
         lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
-        (folder / f"r{number}.csv").write_text("\n".join([",".join(columns), *lines]), encoding="utf-8")
+        (folder / f"r{number}.csv").write_text(
+            "\n".join([",".join(columns), *lines]), encoding="utf-8"
+        )
     return folder
 
 
@@ -45,7 +49,9 @@ SETTINGS: dict[str, Any] = {"features": ["a", "b"], "target": "y", "time": "t", 
 
 
 def open_data(source: Any, **settings: Any) -> SequenceData:
-    data = SequenceData(source=str(source) if isinstance(source, Path) else source, **{**SETTINGS, **settings})
+    data = SequenceData(
+        source=str(source) if isinstance(source, Path) else source, **{**SETTINGS, **settings}
+    )
     data.setup()
     return data
 
@@ -60,17 +66,26 @@ def test_files_are_recordings_and_whole_files_are_split(tmp_path):
     info = open_data(write_files(tmp_path / "runs")).info
     assert len(info.recording_names) == 6
     splits = info.facts["splits"]
-    assert {name: split["recordings"] for name, split in splits.items()} == {"train": 4, "validation": 1, "test": 1}
+    assert {name: split["recordings"] for name, split in splits.items()} == {
+        "train": 4,
+        "validation": 1,
+        "test": 1,
+    }
     samples = {number: 40 + number for number in range(6)}
     for split, segments in info.segments.items():
-        assert (segments.stop - segments.first).tolist() == [samples[number] for number in segments.recording], split
+        assert (segments.stop - segments.first).tolist() == [
+            samples[number] for number in segments.recording
+        ], split
 
 
 def test_scales_come_from_the_training_recordings_alone(tmp_path):
     info = open_data(write_files(tmp_path / "runs")).info
     rows = info.rows_of("train")
     train = np.concatenate(
-        [rows.values[start : start + length] for start, length in zip(rows.offsets, rows.lengths, strict=True)]
+        [
+            rows.values[start : start + length]
+            for start, length in zip(rows.offsets, rows.lengths, strict=True)
+        ]
     )
     np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(train.std(axis=0), 1, rtol=1e-5)
@@ -82,10 +97,15 @@ def test_other_scales(tmp_path, scale):
     info = open_data(write_files(tmp_path / "runs"), scale=scale).info
     rows = info.rows_of("train")
     train = np.concatenate(
-        [rows.values[start : start + length] for start, length in zip(rows.offsets, rows.lengths, strict=True)]
+        [
+            rows.values[start : start + length]
+            for start, length in zip(rows.offsets, rows.lengths, strict=True)
+        ]
     )
     if scale == "minmax":
-        np.testing.assert_allclose([train.min(axis=0), train.max(axis=0)], [[0] * 3, [1] * 3], atol=1e-6)
+        np.testing.assert_allclose(
+            [train.min(axis=0), train.max(axis=0)], [[0] * 3, [1] * 3], atol=1e-6
+        )
     else:
         assert info.scaler.shift == [0, 0, 0] and train[:, 2].max() > 12
 
@@ -97,7 +117,8 @@ def test_groups_part_a_table_and_the_first_group_stays_whole():
         for cycle in range(3)
     ]
     table = pa.concat_tables(
-        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()}) for part in parts
+        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()})
+        for part in parts
     )
     info = open_data(table, group=["cell", "cycle"]).info
     assert len(info.recording_names) == 15
@@ -111,7 +132,9 @@ def test_groups_part_a_table_and_the_first_group_stays_whole():
 
 def test_a_single_recording_is_cut_in_time_at_the_samples_that_are_named(tmp_path):
     info = open_data(pa.table(recording(100)), split_by="time", split_at=[60, 80, 95]).info
-    spans = {split: (int(each.first[0]), int(each.stop[0])) for split, each in info.segments.items()}
+    spans = {
+        split: (int(each.first[0]), int(each.stop[0])) for split, each in info.segments.items()
+    }
     assert spans == {"train": (0, 60), "validation": (60, 80), "test": (80, 95)}
     short = open_data(pa.table(recording(100))).info
     assert {split: int(each.stop[0] - each.first[0]) for split, each in short.segments.items()} == {
@@ -124,9 +147,14 @@ def test_a_single_recording_is_cut_in_time_at_the_samples_that_are_named(tmp_pat
 def test_resampling_is_linear_and_gaps_split_a_recording():
     times = np.array([0.0, 1.0, 2.5, 4.0, 50.0, 51.0, 53.0])
     table = pa.table({"t": times, "a": times * 2, "b": np.sin(times), "y": times})
-    info = open_data(table, step=0.5, max_gap=10, scale="none", split_by="time", split_at=[4, 6]).info
+    info = open_data(
+        table, step=0.5, max_gap=10, scale="none", split_by="time", split_at=[4, 6]
+    ).info
     names = info.recording_names
-    assert [name.split(": ")[-1] for name in names] == ["table in memory part 1", "table in memory part 2"]
+    assert [name.split(": ")[-1] for name in names] == [
+        "table in memory part 1",
+        "table in memory part 2",
+    ]
     values = info.rows_of("train").values
     np.testing.assert_allclose(values[:9, 2], np.arange(9) * 0.5)
     np.testing.assert_allclose(values[9:, 2], 50 + np.arange(7) * 0.5)
@@ -135,7 +163,9 @@ def test_resampling_is_linear_and_gaps_split_a_recording():
 
 def test_an_integral_of_a_feature_is_read_too():
     times = np.array([0.0, 1800.0, 3600.0, 7200.0, 9000.0, 9900.0])
-    table = pa.table({"t": times, "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0], "b": np.sin(times), "y": times})
+    table = pa.table(
+        {"t": times, "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0], "b": np.sin(times), "y": times}
+    )
     cut = {"split_by": "time", "split_at": [4, 5]}
     info = open_data(table, cumulate=["a"], scale="none", **cut).info
     assert info.columns == ["a cumulated", "a", "b", "y"] and info.shape.inputs == 3
@@ -145,17 +175,23 @@ def test_an_integral_of_a_feature_is_read_too():
 
 def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     folder = write_files(
-        tmp_path / "runs", a=lambda columns: ["" if i in (3, 4) else x for i, x in enumerate(columns["a"])]
+        tmp_path / "runs",
+        a=lambda columns: ["" if i in (3, 4) else x for i, x in enumerate(columns["a"])],
     )
     message = refusal(folder)
-    assert "r1.csv: 2 rows without a (rows 4, 5). Set data.missing=fill or data.missing=drop." in message
+    assert (
+        "r1.csv: 2 rows without a (rows 4, 5). Set data.missing=fill or data.missing=drop."
+        in message
+    )
     filled = open_data(folder, missing="fill", scale="none").info
     place = next(n for n, name in enumerate(filled.recording_names) if "r1" in name)
     assert any("2 rows without a (rows 4, 5) filled" in line for line in filled.lines)
     split = next(split for split, each in filled.segments.items() if place in each.recording)
     start = int(filled.segments[split].first[filled.segments[split].recording == place][0])
     a = filled.rows_of(split).values[start : start + 41, 0]
-    np.testing.assert_allclose(a[3:5], [a[2] + (a[5] - a[2]) / 3, a[2] + 2 * (a[5] - a[2]) / 3], rtol=1e-5)
+    np.testing.assert_allclose(
+        a[3:5], [a[2] + (a[5] - a[2]) / 3, a[2] + 2 * (a[5] - a[2]) / 3], rtol=1e-5
+    )
     dropped = open_data(folder, missing="drop").info
     counts = sum(split["samples"] for split in dropped.facts["splits"].values())
     assert counts == sum(40 + number for number in range(6)) - 2
@@ -164,7 +200,9 @@ def test_missing_values_are_refused_filled_or_dropped(tmp_path):
 @pytest.mark.parametrize("zone", ["", "+02:00", "Z"])
 def test_dates_are_times(tmp_path, zone):
     hours = [f"2016-07-01 {hour:02d}:00:00{zone}" for hour in range(24)]
-    columns = recording(30) | {"t": hours + [f"2016-07-02 0{hour}:00:00{zone}" for hour in range(6)]}
+    columns = recording(30) | {
+        "t": hours + [f"2016-07-02 0{hour}:00:00{zone}" for hour in range(6)]
+    }
     info = open_data(pa.table(columns), split_by="time", split_at=[20, 25]).info
     assert info.facts["step"] == 3600
 
@@ -175,7 +213,9 @@ def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
     for kind in (pa.timestamp("ns"), pa.duration("ns")):
         table = pa.table(columns | {"t": pa.array(nanoseconds, pa.int64()).cast(kind)})
         if pa.types.is_timestamp(kind):
-            text = table.set_column(table.column_names.index("t"), "t", table["t"].cast(pa.string()))
+            text = table.set_column(
+                table.column_names.index("t"), "t", table["t"].cast(pa.string())
+            )
             assert text["t"][0].as_py() == "2016-07-01 00:00:00.000000123"
             assert open_data(text, split_by="time", split_at=[20, 25]).info.facts["step"] == 1
             assert open_data(table, split_by="time", split_at=[20, 25]).info.facts["step"] == 1
@@ -195,7 +235,10 @@ def _labelled(*labels: object, phase: int = 0) -> pa.Table:
 
 def _splits_of_files(data: SequenceData) -> dict[str, set[str]]:
     names, segments = data.info.facts["recordings"], data.info.segments
-    return {split: {names[place] for place in each.recording.tolist()} for split, each in segments.items()}
+    return {
+        split: {names[place] for place in each.recording.tolist()}
+        for split, each in segments.items()
+    }
 
 
 def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path):
@@ -203,8 +246,14 @@ def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path)
         pq.write_table(_labelled(1, 2, 3, 4, phase=10 * number), tmp_path / f"{name}.parquet")
     given: dict[str, Any] = {"group": ["cell"]}
     files, groups = (
-        [{part(name) for name in each} for each in _splits_of_files(open_data(tmp_path, **given, split_by=by)).values()]
-        for by, part in (("file", lambda name: name.partition(": ")[0]), ("auto", lambda name: name[-1]))
+        [
+            {part(name) for name in each}
+            for each in _splits_of_files(open_data(tmp_path, **given, split_by=by)).values()
+        ]
+        for by, part in (
+            ("file", lambda name: name.partition(": ")[0]),
+            ("auto", lambda name: name[-1]),
+        )
     )
     for parts in (files, groups):
         assert len(parts) == 3 and sum(map(len, parts)) == 4 == len(set.union(*parts))
@@ -212,20 +261,33 @@ def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path)
 
 def test_pieces_of_a_group_between_gaps_stand_in_one_split(tmp_path):
     times = [place + 1000.0 * (place // 8) for place in range(32)]
-    tables = [pa.table({"cell": [str(cell)] * 32, **recording(32, cell), "t": times}) for cell in range(5)]
+    tables = [
+        pa.table({"cell": [str(cell)] * 32, **recording(32, cell), "t": times}) for cell in range(5)
+    ]
     found = _splits_of_files(open_data(pa.concat_tables(tables), group=["cell"], max_gap=10))
     cells = [{name.partition(" part ")[0] for name in each} for each in found.values()]
-    assert sum(map(len, found.values())) == 20 and sum(map(len, cells)) == 5 == len(set.union(*cells))
-    given = {"train": tables[0], "validation": pa.concat_tables([tables[1], tables[2]]), "test": tables[3]}
+    assert sum(map(len, found.values())) == 20 and sum(map(len, cells)) == 5 == len(
+        set.union(*cells)
+    )
+    given = {
+        "train": tables[0],
+        "validation": pa.concat_tables([tables[1], tables[2]]),
+        "test": tables[3],
+    }
     assert open_data(None, **given, group=["cell"], max_gap=10)
     same = tables[1].set_column(0, "cell", pa.array(["0"] * 32))
-    with pytest.raises(UserError, match=r"data\.validation: .*cell=0 part 1 is the group of .*cell=0 part 1, which"):
+    with pytest.raises(
+        UserError, match=r"data\.validation: .*cell=0 part 1 is the group of .*cell=0 part 1, which"
+    ):
         open_data(None, **given | {"validation": same}, group=["cell"], max_gap=10)
 
 
 def test_rows_without_a_group_or_a_label_are_named(tmp_path):
     table = pa.table({"cell": ["a"] * 20 + [" "] + ["b"] * 19, **recording(40)})
-    with pytest.raises(UserError, match=r"data\.group: .*: cell is missing in row 21\. Write the group in each row\."):
+    with pytest.raises(
+        UserError,
+        match=r"data\.group: .*: cell is missing in row 21\. Write the group in each row\.",
+    ):
         open_data(table, group=["cell"])
     labels = ["" if number == 3 else f"c{number % 2}" for number in range(8)]
     with pytest.raises(UserError, match=r"data\.target: .*cell=3 has 0 labels"):
@@ -234,28 +296,41 @@ def test_rows_without_a_group_or_a_label_are_named(tmp_path):
 
 def test_labels_are_finite_and_whole_ones_are_told_to_be_numbers(tmp_path, capsys):
     given: dict[str, Any] = {"group": ["cell"], "problem": "label", "target": "load"}
-    with pytest.raises(UserError, match=r"data\.target: the label of .*cell=2 is inf\. Write a number"):
+    with pytest.raises(
+        UserError, match=r"data\.target: the label of .*cell=2 is inf\. Write a number"
+    ):
         open_data(_labelled(0.0, 1.0, math.inf, 1.0, 0.0, 1.0), **given)
     open_data(_labelled(0, 1, 0, 1, 0, 1), **given)
-    note = "labels: whole numbers are predicted as numbers; write them as texts (c0, c1) for classes"
+    note = (
+        "labels: whole numbers are predicted as numbers; write them as texts (c0, c1) for classes"
+    )
     assert note in capsys.readouterr().out
     open_data(_labelled(0.5, 1.0, 0.0, 1.0, 0.0, 1.0), **given)
     assert note not in capsys.readouterr().out
 
 
 def test_places_to_split_at_do_not_go_with_given_splits():
-    given = {name: pa.table(recording(40, seed)) for seed, name in enumerate(("train", "validation", "test"))}
+    given = {
+        name: pa.table(recording(40, seed))
+        for seed, name in enumerate(("train", "validation", "test"))
+    }
     with pytest.raises(UserError, match=r"data\.split_at: is set, and files give the splits"):
         open_data(None, **given, split_by="time", split_at=[20, 30])
 
 
 def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
     parts = [
-        {"run": f"r{number}", "kind": "fast" if number % 2 else "slow", "load": number / 2, **recording(20, number)}
+        {
+            "run": f"r{number}",
+            "kind": "fast" if number % 2 else "slow",
+            "load": number / 2,
+            **recording(20, number),
+        }
         for number in range(8)
     ]
     table = pa.concat_tables(
-        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()}) for part in parts
+        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()})
+        for part in parts
     )
     of_classes = open_data(table, problem="label", target="kind", group=["run"]).info
     assert of_classes.labels.classes == ["fast", "slow"] and of_classes.shape.labels == 2
@@ -268,35 +343,86 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
-        ({"t": lambda c: [0, 2, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t goes back from 2 to 1 in row 3."),
         (
-            {"t": lambda c: [str(np.datetime64("2016-07-11") + day) for day in [1, 3, 2, *range(4, len(c["t"]) + 1)]]},
+            {"t": lambda c: [0, 2, 1, *c["t"][3:]]},
+            {},
+            "data.time: {folder}/r1.csv: t goes back from 2 to 1 in row 3.",
+        ),
+        (
+            {
+                "t": lambda c: [
+                    str(np.datetime64("2016-07-11") + day)
+                    for day in [1, 3, 2, *range(4, len(c["t"]) + 1)]
+                ]
+            },
             {},
             "goes back from 2016-07-14T00:00:00.000 to 2016-07-13T00:00:00.000 in row 3.",
         ),
-        ({"t": lambda c: [0, 1, 1, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t repeats 1 in row 3."),
-        ({"t": lambda c: [0, "", 2, *c["t"][3:]]}, {}, "data.time: {folder}/r1.csv: t is missing in row 2."),
-        ({"a": lambda c: [0, "high", *c["a"][2:]]}, {}, "{folder}/r1.csv: a is 'high' in row 2 (numbers)."),
-        ({"b": lambda c: [0, 1, "inf", *c["b"][3:]]}, {}, "{folder}/r1.csv: b is infinite in row 3."),
-        ({"b": lambda c: [0, "nan", *c["b"][2:]]}, {}, "1 row without b (row 2). Set data.missing=fill"),
+        (
+            {"t": lambda c: [0, 1, 1, *c["t"][3:]]},
+            {},
+            "data.time: {folder}/r1.csv: t repeats 1 in row 3.",
+        ),
+        (
+            {"t": lambda c: [0, "", 2, *c["t"][3:]]},
+            {},
+            "data.time: {folder}/r1.csv: t is missing in row 2.",
+        ),
+        (
+            {"a": lambda c: [0, "high", *c["a"][2:]]},
+            {},
+            "{folder}/r1.csv: a is 'high' in row 2 (numbers).",
+        ),
+        (
+            {"b": lambda c: [0, 1, "inf", *c["b"][3:]]},
+            {},
+            "{folder}/r1.csv: b is infinite in row 3.",
+        ),
+        (
+            {"b": lambda c: [0, "nan", *c["b"][2:]]},
+            {},
+            "1 row without b (row 2). Set data.missing=fill",
+        ),
         ({}, {"features": ["a", "y"]}, "data.features: 'y' is the target. Leave it out."),
         ({}, {"features": ["a", "z"]}, "data.features[1]: no column 'z' in {folder}/r0.csv"),
         ({}, {"target": "z"}, "data.target: no column 'z' in {folder}/r0.csv"),
-        ({}, {"max_gap": 0.5}, "two samples or more. Name longer recordings, or change data.max_gap=0.5."),
-        ({}, {"target": None}, "data.target: is not set. Name the column that is answered: data.target=COLUMN."),
-        ({}, {"lookback": 10, "chunk": 5}, "data.chunk: with data.lookback. Leave one of them out."),
+        (
+            {},
+            {"max_gap": 0.5},
+            "two samples or more. Name longer recordings, or change data.max_gap=0.5.",
+        ),
+        (
+            {},
+            {"target": None},
+            "data.target: is not set. Name the column that is answered: data.target=COLUMN.",
+        ),
+        (
+            {},
+            {"lookback": 10, "chunk": 5},
+            "data.chunk: with data.lookback. Leave one of them out.",
+        ),
         ({}, {"problem": "forecast"}, "data.problem: forecast without data.lookback."),
         ({}, {"horizon": 5}, "data.horizon: 5, but no forecast. Set data.problem=forecast."),
         (
             {},
             {"problem": "forecast", "lookback": 40, "horizon": 30},
-            "data.lookback=40 and data.horizon=30: 70 samples are needed, the longest train recording has 4",
+            (
+                "data.lookback=40 and data.horizon=30: 70 samples are needed, the longest train"
+                " recording has 4"
+            ),
         ),
-        ({}, {"lookback": 50}, "data.lookback=50: 50 samples are needed, the longest train recording has 4"),
+        (
+            {},
+            {"lookback": 50},
+            "data.lookback=50: 50 samples are needed, the longest train recording has 4",
+        ),
         (
             {},
             {"problem": "forecast", "lookback": 5, "horizon": 9, "split_by": "time"},
-            "data.horizon: no forecast of 9 samples fits the validation samples of a recording, at most",
+            (
+                "data.horizon: no forecast of 9 samples fits the validation samples of a recording,"
+                " at most"
+            ),
         ),
         ({}, {"step": 500.0}, "data: no recording has two samples or more."),
         ({}, {"time": None, "step": 2.0}, "data.step: 2.0 without data.time."),
@@ -314,7 +440,9 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, changes, settings, message)
 def test_a_feature_with_the_values_of_the_target_is_refused():
     columns = recording(90)
     table = pa.table({**columns, "b": columns["y"]})
-    assert "data.features: 'b' has the values of the target 'y' in all recordings." in refusal(table)
+    assert "data.features: 'b' has the values of the target 'y' in all recordings." in refusal(
+        table
+    )
     assert open_data(table, problem="forecast", lookback=4, horizon=2).info.shape.inputs == 3
 
 
@@ -325,13 +453,19 @@ def test_a_feature_that_is_the_target_in_another_unit_is_warned_of():
     (line,) = [line for line in info.lines if line.startswith("warning")]
     assert line == "warning data.features: y = 0.01 * b + -0.07 in all recordings; leave b out"
     noisy = percent + np.random.default_rng(0).standard_normal(90)
-    assert not any(line.startswith("warning") for line in open_data(pa.table({**columns, "b": noisy})).info.lines)
+    assert not any(
+        line.startswith("warning")
+        for line in open_data(pa.table({**columns, "b": noisy})).info.lines
+    )
 
 
 def test_values_that_no_scale_can_hold_are_refused():
     columns = recording(90)
     message = refusal(pa.table({**columns, "a": columns["a"] * 1e300}))
-    assert "data.features: 'a' reaches 9.9999e+299, its variance is not finite. Use another unit." in message
+    assert (
+        "data.features: 'a' reaches 9.9999e+299, its variance is not finite. Use another unit."
+        in message
+    )
 
 
 def test_large_whole_numbers_are_read():
@@ -341,15 +475,22 @@ def test_large_whole_numbers_are_read():
 
 
 def test_a_table_read_in_blocks_gives_the_recordings_of_one_read_at_once(tmp_path):
-    parts = [{"run": [f"r{run}"] * 30, "cell": [f"c{run % 4}"] * 30, **recording(30, run)} for run in range(8)]
+    parts = [
+        {"run": [f"r{run}"] * 30, "cell": [f"c{run % 4}"] * 30, **recording(30, run)}
+        for run in range(8)
+    ]
     table = pa.concat_tables(pa.table(part) for part in parts)
     mixed = table.take(np.argsort(np.tile(np.arange(30), 8), kind="stable"))
     small = pa.Table.from_batches(mixed.to_batches(max_chunksize=7))
     infos = [open_data(source, group=["cell", "run"]).info for source in (table, small)]
-    assert infos[0].recording_names == infos[1].recording_names and len(infos[0].recording_names) == 8
+    assert (
+        infos[0].recording_names == infos[1].recording_names and len(infos[0].recording_names) == 8
+    )
     for split, segments in infos[0].segments.items():
         assert (segments.recording == infos[1].segments[split].recording).all()
-    np.testing.assert_array_equal(infos[0].rows_of("train").values, infos[1].rows_of("train").values)
+    np.testing.assert_array_equal(
+        infos[0].rows_of("train").values, infos[1].rows_of("train").values
+    )
     rows = write_files(tmp_path / "runs", a=lambda c: [*c["a"][:30], "high", *c["a"][31:]])
     assert "r1.csv: a is 'high' in row 31 (numbers)." in refusal(rows)
 
@@ -361,12 +502,20 @@ def test_recordings_shorter_than_a_window_are_named():
     settings: dict[str, Any] = {"group": ["run"], "split_by": "time", "lookback": 5}
     data = open_data(table, **settings, problem="forecast", horizon=3)
     (line,) = [line for line in data.info.lines if line.startswith("warning train")]
-    shorter = "1 recording shorter than the 8 samples of data.lookback=5 and data.horizon=3 left out"
+    shorter = (
+        "1 recording shorter than the 8 samples of data.lookback=5 and data.horizon=3 left out"
+    )
     assert line.startswith(f"warning train: {shorter}: ") and line.endswith("run=r4 (5)")
 
 
 @pytest.mark.parametrize(
-    "way", [{}, {"chunk": 7}, {"lookback": 9, "stride": 4}, {"problem": "forecast", "lookback": 9, "horizon": 3}]
+    "way",
+    [
+        {},
+        {"chunk": 7},
+        {"lookback": 9, "stride": 4},
+        {"problem": "forecast", "lookback": 9, "horizon": 3},
+    ],
 )
 def test_rows_are_counted_when_a_store_is_opened_and_made_when_they_are_read(way):
     data = open_data(pa.table(recording(100)), split_by="time", **way)
@@ -381,36 +530,60 @@ def test_a_constant_feature_is_refused(tmp_path):
     folder = tmp_path / "runs"
     folder.mkdir()
     for number in range(4):
-        pq.write_table(pa.table({**recording(30, number), "b": np.full(30, 25.0)}), folder / f"{number}.parquet")
-    assert refusal(folder) == "data.features: 'b' is constant in the training recordings (25). Leave it out."
+        pq.write_table(
+            pa.table({**recording(30, number), "b": np.full(30, 25.0)}),
+            folder / f"{number}.parquet",
+        )
+    assert (
+        refusal(folder)
+        == "data.features: 'b' is constant in the training recordings (25). Leave it out."
+    )
 
 
 def test_a_group_in_two_splits_and_equal_recordings_are_refused(tmp_path):
     def table(group: str, phase: float) -> pa.Table:
         return pa.table({"cell": [group] * 20, **recording(20, phase)})
 
-    given = {"train": table("c1", 0), "validation": table("c2", 1), "test": table("c1", 2), "source": None}
+    given = {
+        "train": table("c1", 0),
+        "validation": table("c2", 1),
+        "test": table("c1", 2),
+        "source": None,
+    }
     message = refusal(None, **{k: v for k, v in given.items() if k != "source"}, group=["cell"])
     assert (
-        "data.test: table in memory: cell=c1 is the group of table in memory: cell=c1, which is in the train" in message
+        "data.test: table in memory: cell=c1 is the group of table in memory: cell=c1, which is in"
+        " the train" in message
     )
     given["test"] = table("c3", 0)
     message = refusal(None, **{k: v for k, v in given.items() if k != "source"}, group=["cell"])
-    assert "data.test: table in memory: cell=c3 holds the samples of table in memory: cell=c1" in message
+    assert (
+        "data.test: table in memory: cell=c3 holds the samples of table in memory: cell=c1"
+        in message
+    )
 
 
 def test_a_part_of_a_training_recording_in_another_split_is_warned_of():
     random = np.random.default_rng(0)
-    columns = {name: values + random.standard_normal(400) for name, values in recording(400).items() if name != "t"}
+    columns = {
+        name: values + random.standard_normal(400)
+        for name, values in recording(400).items()
+        if name != "t"
+    }
     columns["t"] = np.arange(400)
     other = {name: values + (name != "t") for name, values in columns.items()}
-    given = {"train": columns, "validation": other, "test": {name: values[60:] for name, values in columns.items()}}
+    given = {
+        "train": columns,
+        "validation": other,
+        "test": {name: values[60:] for name, values in columns.items()},
+    }
     info = SequenceData(**{**SETTINGS, **{name: pa.table(each) for name, each in given.items()}})
     info.setup()
     (line,) = [line for line in info.info.lines if line.startswith("warning")]
-    assert line == (
-        "warning test: table in memory has 100% of its samples in table in memory, which is in the train split; "
-        "leave one out"
+    assert (
+        line
+        == "warning test: table in memory has 100% of its samples in table in memory, which is in"
+        " the train split; leave one out"
     )
 
 
@@ -450,18 +623,25 @@ def write_long_file(path: Path, *, missing: int | None = None, back: int | None 
     return path
 
 
-@pytest.mark.parametrize("settings", [{"time": "t"}, {"time": None}, {"split_at": [20_000, 25_000]}])
+@pytest.mark.parametrize(
+    "settings", [{"time": "t"}, {"time": None}, {"split_at": [20_000, 25_000]}]
+)
 def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, settings):
     monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", 1 << 17)
     path = write_long_file(tmp_path / "long.csv")
     stores = []
     for least in (1 << 40, 0):
         monkeypatch.setattr(recordings, "LEAST_BYTES", least)
-        data = open_data(path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings)
+        data = open_data(
+            path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings
+        )
         stores.append(data.info.store.folder)
     files = [{each.name: each.read_bytes() for each in store.rglob("*.bin")} for store in stores]
     assert files[0] == files[1] and len(files[0]) > 5
-    facts = [json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"] for store in stores]
+    facts = [
+        json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"]
+        for store in stores
+    ]
     assert facts[0] == facts[1]
     assert not list(stores[1].glob("scratch*"))
 
@@ -480,7 +660,13 @@ def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
     table = open_table(write_long_file(tmp_path / "long.csv"), where="data.source")
     rules = RecordingRules(
-        columns=["a", "b", "y"], time="t", group=[], label=None, step=None, max_gap=None, missing=Missing.refuse
+        columns=["a", "b", "y"],
+        time="t",
+        group=[],
+        label=None,
+        step=None,
+        max_gap=None,
+        missing=Missing.refuse,
     )
     notes = ReadingNotes()
     found = recordings.Scratch(tmp_path, rules).read(table, notes)

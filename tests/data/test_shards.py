@@ -1,4 +1,6 @@
-"""A store whose tokens lie in shards: it is read as one that has them itself, and whatever harms a shard is named."""
+"""A store whose tokens lie in shards: it is read as one that has them itself, and whatever harms a
+shard is named.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,18 @@ def label_of(row: int, problem: str) -> str:
     return str(row % 7 / 2) if problem == "regression" else "ab"[row % 2]
 
 
-def write_files(folder: Path, numbers: Iterator[int] | range = range(FILES), problem: str = "") -> str:
+def write_files(
+    folder: Path, numbers: Iterator[int] | range = range(FILES), problem: str = ""
+) -> str:
     folder.mkdir(exist_ok=True)
     for number in numbers:
-        rows = [f"w{number * 7 + row} {'x ' * (row % 9)}y,{label_of(row, problem)}" for row in range(ROWS)]
-        (folder / f"part-{number}.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+        rows = [
+            f"w{number * 7 + row} {'x ' * (row % 9)}y,{label_of(row, problem)}"
+            for row in range(ROWS)
+        ]
+        (folder / f"part-{number}.csv").write_text(
+            "\n".join(["text,label", *rows, ""]), encoding="utf-8"
+        )
     return str(folder)
 
 
@@ -96,27 +105,43 @@ def test_batches_of_shards_are_those_of_one_store(task, kind, tmp_path, monkeypa
     assert sharded.facts == whole.facts
     plan = PlanSettings(rows_per_batch=16, shuffle=True)
     for split in whole.splits:
-        pairs = list(zip(*(Feed(store.splits[split], plan, kind=kind) for store in (sharded, whole)), strict=True))
+        pairs = list(
+            zip(
+                *(Feed(store.splits[split], plan, kind=kind) for store in (sharded, whole)),
+                strict=True,
+            )
+        )
         assert sum(batch.num_rows for batch, _ in pairs) == whole.splits[split].num_rows
         for batch, other in pairs:
             for name in ("tokens", "offsets", "lengths", "rows", "targets"):
                 one, two = getattr(batch, name), getattr(other, name)
                 assert one is two is None or torch.equal(one, two), name
-        assert np.array_equal(sharded.splits[split].fixed("rows"), whole.splits[split].fixed("rows"))
+        assert np.array_equal(
+            sharded.splits[split].fixed("rows"), whole.splits[split].fixed("rows")
+        )
 
 
 def test_rows_that_follow_each_other_over_the_end_of_a_shard_are_theirs(tmp_path, monkeypatch):
     source = write_files(tmp_path / "rows")
-    sharded, whole = data_of(source, tmp_path / "cache").store, in_one(source, tmp_path / "whole", monkeypatch).store
+    sharded, whole = (
+        data_of(source, tmp_path / "cache").store,
+        in_one(source, tmp_path / "whole", monkeypatch).store,
+    )
     plan = PlanSettings(rows_per_batch=64, shuffle=False)
     for start, stop in ((0, 90), (30, 41), (39, 80)):
-        sides = [Feed(rows_between(store.splits["train"], start, stop), plan) for store in (sharded, whole)]
+        sides = [
+            Feed(rows_between(store.splits["train"], start, stop), plan)
+            for store in (sharded, whole)
+        ]
         for batch, other in zip(*sides, strict=True):
             assert torch.equal(batch.tokens, other.tokens)
 
 
 def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp_path, monkeypatch):
-    rows = [{"text": f"w{row} {'x ' * (row % 9)}y", "label": "ab"[row % 2]} for row in range(FILES * ROWS)]
+    rows = [
+        {"text": f"w{row} {'x ' * (row % 9)}y", "label": "ab"[row % 2]}
+        for row in range(FILES * ROWS)
+    ]
     source, cache, read = str(tmp_path / "rows.parquet"), tmp_path / "cache", list[list[int]]()
     pq.write_table(pa.Table.from_pylist(rows), source, row_group_size=ROWS)
     iter_batches = pq.ParquetFile.iter_batches
@@ -144,7 +169,9 @@ def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp
 
 
 @pytest.mark.parametrize("harm", ["missing", "changed", "cut"])
-def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(harm, tmp_path, monkeypatch, capsys):
+def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(
+    harm, tmp_path, monkeypatch, capsys
+):
     source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
     before = data_of(source, cache).store
     file = units_in(cache)[2] / "train" / "tokens.bin"
@@ -154,15 +181,24 @@ def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(harm, tmp
         file.write_bytes(content[:-2] if harm == "cut" else b"\1" * len(content))
     with pytest.raises(SystemExit, match="1"):
         verify(Cache(cache))
-    assert f"damaged: ../.units/{file.parent.parent.name}/train/tokens.bin" in capsys.readouterr().out
-    with pytest.warns(UserWarning, match=rf"is damaged \(\.\./\.units/{file.parent.parent.name}/train/tokens.bin\)"):
+    assert (
+        f"damaged: ../.units/{file.parent.parent.name}/train/tokens.bin" in capsys.readouterr().out
+    )
+    with pytest.warns(
+        UserWarning,
+        match=rf"is damaged \(\.\./\.units/{file.parent.parent.name}/train/tokens.bin\)",
+    ):
         after = data_of(source, cache).store
     assert f"{FILES - 1} of {FILES} units were encoded before" in capsys.readouterr().err
     assert file.read_bytes() == content and after.facts == before.facts
 
 
 def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_path, capsys):
-    source, cache, given = write_files(tmp_path / "rows"), tmp_path / "cache", {"tokenizer": tokenizer}
+    source, cache, given = (
+        write_files(tmp_path / "rows"),
+        tmp_path / "cache",
+        {"tokenizer": tokenizer},
+    )
     first = data_of(source, cache, split_by="content", **given).store.folder.name
     write_files(tmp_path / "rows", range(FILES, FILES + 2))
     second = data_of(source, cache, split_by="content", **given).store.folder.name
@@ -178,7 +214,11 @@ def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_p
 def test_a_class_that_comes_with_more_rows_renumbers_the_others_without_encoding_them(
     tokenizer, tmp_path, capsys, monkeypatch
 ):
-    source, cache, given = write_files(tmp_path / "rows"), tmp_path / "cache", {"tokenizer": tokenizer}
+    source, cache, given = (
+        write_files(tmp_path / "rows"),
+        tmp_path / "cache",
+        {"tokenizer": tokenizer},
+    )
     data_of(source, cache, split_by="content", **given)
     rows = "\n".join(f"new words {number} y,aa" for number in range(2 * ROWS))
     (tmp_path / "rows" / "part-9.csv").write_text(f"text,label\n{rows}\n", encoding="utf-8")
@@ -196,7 +236,9 @@ def test_a_file_that_changes_while_it_is_encoded_leaves_no_unit(tokenizer, tmp_p
 
     def changing(*given: Any) -> Any:
         for path in Path(source).iterdir():
-            path.write_text(path.read_text(encoding="utf-8").replace("w1 ", "w2 "), encoding="utf-8")
+            path.write_text(
+                path.read_text(encoding="utf-8").replace("w1 ", "w2 "), encoding="utf-8"
+            )
         return encode(*given)
 
     monkeypatch.setattr(text_preparation, "encode_texts", changing)
@@ -214,7 +256,9 @@ def test_files_of_shards_are_not_held_open(tmp_path):
     store.splits["train"].read_single_pages()
     values = store.splits["train"].ragged("tokens").values
     maps = Path("/proc/self/smaps").read_text(encoding="ascii").split("VmFlags:")
-    is_random = ["tokens.bin" in one and "rr" in two.split("\n")[0] for one, two in itertools.pairwise(maps)]
+    is_random = [
+        "tokens.bin" in one and "rr" in two.split("\n")[0] for one, two in itertools.pairwise(maps)
+    ]
     assert sum(is_random) == FILES and values.any()
 
 
@@ -232,7 +276,9 @@ def test_a_store_larger_than_memory_and_swap_is_opened(tmp_path):
 def write_store(folder: Path, rows: list[list[int]], shards: list[Store] | None = None) -> Store:
     folder.mkdir(parents=True)
     writer = StoreWriter(folder)
-    split = writer.split("train", {"tokens": Column("uint16", ragged=True)}, "tokens" if shards else None)
+    split = writer.split(
+        "train", {"tokens": Column("uint16", ragged=True)}, "tokens" if shards else None
+    )
     for shard in shards or []:
         split.append_shard(shard)
     for row in rows:
@@ -242,15 +288,28 @@ def write_store(folder: Path, rows: list[list[int]], shards: list[Store] | None 
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=5), max_size=4), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(0, 65_535), max_size=5), max_size=4), min_size=1, max_size=5
+    )
+)
 def test_rows_of_any_shards_are_read_back(tmp_path_factory, shards):
     folder = tmp_path_factory.mktemp("cache")
-    parts = [write_store(folder / ".units" / f"{number:020x}", rows) for number, rows in enumerate(shards)]
+    parts = [
+        write_store(folder / ".units" / f"{number:020x}", rows)
+        for number, rows in enumerate(shards)
+    ]
     tokens = write_store(folder / "store", [], parts).splits["train"].ragged("tokens")
     begins = tokens.offsets[:-1].tolist()
-    found = [tokens.values[begin:][:length].tolist() for begin, length in zip(begins, tokens.lengths, strict=True)]
+    found = [
+        tokens.values[begin:][:length].tolist()
+        for begin, length in zip(begins, tokens.lengths, strict=True)
+    ]
     assert found == [row for rows in shards for row in rows]
-    assert tokens.offsets[-1] == len(tokens.values) and read_manifest(folder / "store")["name"] == "store"
+    assert (
+        tokens.offsets[-1] == len(tokens.values)
+        and read_manifest(folder / "store")["name"] == "store"
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +319,9 @@ def test_rows_of_any_shards_are_read_back(tmp_path_factory, shards):
         lambda manifest, shards: shards[1].__setitem__(1, 100),  # within a page
         lambda manifest, shards: shards[1].__setitem__(0, "../../secret.bin"),
         lambda manifest, shards: manifest["files"].pop(shards[0][0]),
-        lambda manifest, shards: manifest["files"].__setitem__("../../secret.bin", {"bytes": 2, "xxh3": ""}),
+        lambda manifest, shards: manifest["files"].__setitem__(
+            "../../secret.bin", {"bytes": 2, "xxh3": ""}
+        ),
         lambda manifest, shards: manifest["files"][shards[0][0]].__setitem__("bytes", 3),
     ],
 )

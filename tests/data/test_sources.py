@@ -23,7 +23,9 @@ ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(12)]
 
 
 def csv_of(rows, delimiter=",") -> str:
-    return "\n".join([delimiter.join(rows[0]), *(delimiter.join(row.values()) for row in rows)]) + "\n"
+    return (
+        "\n".join([delimiter.join(rows[0]), *(delimiter.join(row.values()) for row in rows)]) + "\n"
+    )
 
 
 def jsonl_of(rows) -> str:
@@ -41,7 +43,10 @@ def rows_of(table) -> list[dict]:
 
 
 def splits_of(source, **given) -> dict[str, list[dict]]:
-    return {split: rows_of(table) for split, table in open_splits(source, given, ReadingConfig()).items()}
+    return {
+        split: rows_of(table)
+        for split, table in open_splits(source, given, ReadingConfig()).items()
+    }
 
 
 def test_a_pattern_reads_its_files_in_the_order_a_person_counts(tmp_path):
@@ -55,7 +60,10 @@ def test_a_pattern_reads_its_files_in_the_order_a_person_counts(tmp_path):
 def test_files_of_several_formats_and_orders_of_columns_are_one_table(tmp_path):
     files = [
         put(tmp_path / "a.csv", csv_of(ROWS[:4])),
-        put(tmp_path / "b.jsonl.gz", jsonl_of([dict(reversed(row.items()), more=1) for row in ROWS[4:8]])),
+        put(
+            tmp_path / "b.jsonl.gz",
+            jsonl_of([dict(reversed(row.items()), more=1) for row in ROWS[4:8]]),
+        ),
     ]
     pq.write_table(pa.Table.from_pylist(ROWS[8:]), tmp_path / "c.parquet")
     table = open_source([*map(str, files), str(tmp_path / "c.parquet")], where="data.train")
@@ -70,14 +78,20 @@ def test_the_one_file_that_lacks_a_column_is_named_with_its_own_columns(tmp_path
         (tmp_path / f"{name}.csv").write_text(f"{head}\none,two\n", encoding="utf-8")
     with pytest.raises(UserError) as caught:
         check(TextDataConfig(source=str(tmp_path), **words))
-    said = f"data.label: no column 'label' in {tmp_path}/b.csv, which others have (columns: text, x)"
+    said = (
+        f"data.label: no column 'label' in {tmp_path}/b.csv, which others have (columns: text, x)"
+    )
     assert str(caught.value).startswith(said)
 
 
 def test_columns_that_every_file_has_are_to_choose_from(tmp_path):
     for name in "ab":
-        (tmp_path / f"{name}.csv").write_text("sms,category,target\none,two,three\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"which column of .* holds the labels: 'category' or 'target'\?"):
+        (tmp_path / f"{name}.csv").write_text(
+            "sms,category,target\none,two,three\n", encoding="utf-8"
+        )
+    with pytest.raises(
+        UserError, match=r"which column of .* holds the labels: 'category' or 'target'\?"
+    ):
         check(TextDataConfig(source=[str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]))
 
 
@@ -89,33 +103,53 @@ def test_an_empty_name_is_not_the_folder_one_works_in(tmp_path, monkeypatch):
 
 
 def test_the_same_content_in_another_order_of_files_is_another_fingerprint(tmp_path):
-    a, b = (str(put(tmp_path / f"{name}.csv", csv_of(ROWS[:3] + ROWS[i:]))) for i, name in ((5, "a"), (6, "b")))
-    assert open_source([a, b], where="x").fingerprint() != open_source([b, a], where="x").fingerprint()
+    a, b = (
+        str(put(tmp_path / f"{name}.csv", csv_of(ROWS[:3] + ROWS[i:])))
+        for i, name in ((5, "a"), (6, "b"))
+    )
+    assert (
+        open_source([a, b], where="x").fingerprint() != open_source([b, a], where="x").fingerprint()
+    )
 
 
-@pytest.mark.parametrize("name", ["valid.csv", "validation-00000-of-00001.csv", "dev.csv", "Val.csv", "eval_set.csv"])
+@pytest.mark.parametrize(
+    "name", ["valid.csv", "validation-00000-of-00001.csv", "dev.csv", "Val.csv", "eval_set.csv"]
+)
 def test_a_folder_with_files_named_after_splits(tmp_path, name):
     put(tmp_path / "train.csv", csv_of(ROWS[:8]))
     put(tmp_path / name, csv_of(ROWS[8:10]))
     put(tmp_path / "test.jsonl", jsonl_of(ROWS[10:]))
     put(tmp_path / "README.md", "# about")
-    assert splits_of(str(tmp_path)) == {"train": ROWS[:8], "validation": ROWS[8:10], "test": ROWS[10:]}
+    assert splits_of(str(tmp_path)) == {
+        "train": ROWS[:8],
+        "validation": ROWS[8:10],
+        "test": ROWS[10:],
+    }
 
 
 def test_a_split_in_pieces_below_data_as_the_hub_keeps_it(tmp_path):
     (tmp_path / "data").mkdir()
     for number, rows in enumerate((ROWS[:5], ROWS[5:8])):
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / f"train-0000{number}-of-00002.parquet")
-    pq.write_table(pa.Table.from_pylist(ROWS[8:]), tmp_path / "data" / "test-00000-of-00001.parquet")
+        pq.write_table(
+            pa.Table.from_pylist(rows), tmp_path / "data" / f"train-0000{number}-of-00002.parquet"
+        )
+    pq.write_table(
+        pa.Table.from_pylist(ROWS[8:]), tmp_path / "data" / "test-00000-of-00001.parquet"
+    )
     assert splits_of(str(tmp_path)) == {"train": ROWS[:8], "test": ROWS[8:]}
 
 
 def test_a_folder_of_texts_a_class(tmp_path):
-    for number, (label, split) in enumerate((each, part) for part in ("train", "test") for each in "ab"):
+    for number, (label, split) in enumerate(
+        (each, part) for part in ("train", "test") for each in "ab"
+    ):
         put(tmp_path / split / label / f"{number}.txt", f"text\n{number}")
         put(tmp_path / split / label / "picture.png", "no text")
     splits = open_splits(str(tmp_path), {}, ReadingConfig())
-    assert rows_of(splits["train"]) == [{"text": "text\n0", "label": "a"}, {"text": "text\n1", "label": "b"}]
+    assert rows_of(splits["train"]) == [
+        {"text": "text\n0", "label": "a"},
+        {"text": "text\n1", "label": "b"},
+    ]
     assert splits["test"].how() == "2 files in 2 folders, 2 files of other endings left alone"
     assert splits["test"].locate(2) == "b/3.txt"
 
@@ -126,10 +160,15 @@ def test_any_format_may_be_gzipped(tmp_path):
     for name in ("rows.parquet", "named.parquet"):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     assert rows_of(open_source(str(tmp_path / "rows.parquet.gz"), where="x")) == ROWS
-    assert [row["label"] for row in rows_of(open_source(str(tmp_path / "named.parquet.gz"), where="x"))] == NAMED
+    assert [
+        row["label"] for row in rows_of(open_source(str(tmp_path / "named.parquet.gz"), where="x"))
+    ] == NAMED
     for label in "ab":
         put(tmp_path / "texts" / label / "1.txt.gz", f"text {label}")
-    assert [row["text"] for row in rows_of(open_source(str(tmp_path / "texts"), where="x"))] == ["text a", "text b"]
+    assert [row["text"] for row in rows_of(open_source(str(tmp_path / "texts"), where="x"))] == [
+        "text a",
+        "text b",
+    ]
 
 
 @pytest.mark.parametrize("name", ["1.txt", "1.txt.gz"])
@@ -148,8 +187,13 @@ def test_a_text_that_changes_changes_the_folder_s_fingerprint(tmp_path):
 
 
 def named_dataset(number: int = 6) -> datasets.Dataset:
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    rows = {"text": [f"text {i}" for i in range(number)], "label": [i % 2 for i in range(number - 1)] + [-1]}
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = {
+        "text": [f"text {i}" for i in range(number)],
+        "label": [i % 2 for i in range(number - 1)] + [-1],
+    }
     return datasets.Dataset.from_dict(rows, features=features)
 
 
@@ -157,7 +201,9 @@ NAMED = ["cat", "dog", "cat", "dog", "cat", None]
 
 
 def test_a_saved_data_set_gives_its_splits_and_the_names_of_its_classes(tmp_path):
-    datasets.DatasetDict(train=named_dataset(), test=named_dataset()).save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict(train=named_dataset(), test=named_dataset()).save_to_disk(
+        str(tmp_path / "saved")
+    )
     splits = splits_of(str(tmp_path / "saved"))
     assert splits.keys() == {"train", "test"}
     assert [row["label"] for row in splits["train"]] == NAMED
@@ -180,7 +226,9 @@ def test_lists_of_class_numbers_are_lists_of_names_and_a_row_without_one_has_non
     large = pa.large_list(pa.int64())
     for way in (
         table,
-        table.set_column(1, "label", table["label"].cast(large)).replace_schema_metadata(table.schema.metadata),
+        table.set_column(1, "label", table["label"].cast(large)).replace_schema_metadata(
+            table.schema.metadata
+        ),
     ):
         for first in (0, 1):
             rows = rows_of(open_source(way.slice(first), where="x"))
@@ -199,13 +247,21 @@ def test_views_of_texts_are_texts(tmp_path):
 
 def test_tables_of_python_are_read_whatever_they_are():
     frame = pd.DataFrame(ROWS)
-    for rows in (frame, pa.Table.from_pandas(frame), datasets.Dataset.from_pandas(frame), frame.to_dict("list")):
+    for rows in (
+        frame,
+        pa.Table.from_pandas(frame),
+        datasets.Dataset.from_pandas(frame),
+        frame.to_dict("list"),
+    ):
         assert rows_of(open_source(rows, where="data.train")) == ROWS
 
 
 def test_a_dictionary_of_tables_gives_the_splits():
     parts = datasets.DatasetDict(train=named_dataset(), validation=named_dataset(4))
-    assert {split: len(rows) for split, rows in splits_of(parts).items()} == {"train": 6, "validation": 4}
+    assert {split: len(rows) for split, rows in splits_of(parts).items()} == {
+        "train": 6,
+        "validation": 4,
+    }
     frames = {"train": pd.DataFrame(ROWS[:8]), "test": pd.DataFrame(ROWS[8:])}
     assert splits_of(frames) == {"train": ROWS[:8], "test": ROWS[8:]}
 
@@ -213,14 +269,21 @@ def test_a_dictionary_of_tables_gives_the_splits():
 def test_datasets_with_other_blocks_have_one_fingerprint():
     whole = named_dataset(6)
     parts = datasets.concatenate_datasets([whole.select(range(2)), whole.select(range(2, 6))])
-    assert open_source(whole, where="x").fingerprint() == open_source(parts, where="x").fingerprint()
-    assert open_source(whole, where="x").fingerprint() != open_source(named_dataset(4), where="x").fingerprint()
+    assert (
+        open_source(whole, where="x").fingerprint() == open_source(parts, where="x").fingerprint()
+    )
+    assert (
+        open_source(whole, where="x").fingerprint()
+        != open_source(named_dataset(4), where="x").fingerprint()
+    )
 
 
 def test_a_split_may_not_be_given_twice(tmp_path):
     put(tmp_path / "train.csv", csv_of(ROWS[:8]))
     put(tmp_path / "test.csv", csv_of(ROWS[8:]))
-    with pytest.raises(UserError, match=r"several parts hold training rows \(parts: english, german\)"):
+    with pytest.raises(
+        UserError, match=r"several parts hold training rows \(parts: english, german\)"
+    ):
         splits_of({"english": pd.DataFrame(ROWS[:8]), "german": pd.DataFrame(ROWS[8:])})
     with pytest.raises(UserError, match=r"data.test: data.source has test rows already"):
         splits_of(str(tmp_path), test=str(tmp_path / "train.csv"))
@@ -255,7 +318,9 @@ def test_other_encodings_are_read_as_named(tmp_path, encoding):
     rows = [{"text": f"{word} {i}" * 400, "label": "a"} for i in range(900)]
     path = tmp_path / "rows.csv"
     path.write_bytes(csv_of(rows).encode(encoding))
-    assert rows_of(open_source(str(path), where="x", reading=ReadingConfig(encoding=encoding))) == rows
+    assert (
+        rows_of(open_source(str(path), where="x", reading=ReadingConfig(encoding=encoding))) == rows
+    )
 
 
 def test_a_file_edited_in_place_with_the_same_size_and_time_is_noticed(tmp_path):
@@ -295,14 +360,19 @@ def read_while(act) -> int:
 
 
 def test_opening_a_table_reads_a_few_lines_of_it(tmp_path):
-    file = put(tmp_path / "rows.csv", csv_of([{"text": f"a short text {i}", "label": "a"} for i in range(50_000)]))
+    file = put(
+        tmp_path / "rows.csv",
+        csv_of([{"text": f"a short text {i}", "label": "a"} for i in range(50_000)]),
+    )
     assert file.stat().st_size > 1_000_000
     assert read_while(lambda: open_source(str(file), where="data.train")) < 100_000
 
 
 @pytest.mark.parametrize("words", [1, 1_000])
 def test_a_delimiter_is_found_in_rows_of_any_length(tmp_path, words):
-    """The first rows have a comma more, as often as not; by the semicolon all fit, in whatever megabyte they lie."""
+    """The first rows have a comma more, as often as not; by the semicolon all fit, in whatever
+    megabyte they lie.
+    """
     rows = [{"text": "so, so " * words, "label": "a, b" if i % 3 else "c"} for i in range(300)]
     table = open_source(str(put(tmp_path / "rows.csv", csv_of(rows, ";"))), where="data.train")
     assert (list(table.columns), len(rows_of(table))) == (["text", "label"], 300)

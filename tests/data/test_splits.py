@@ -45,7 +45,9 @@ def test_shares_are_met_and_another_seed_draws_others():
     splits = assign_splits(texts, validation_share=0.1, test_share=0.2, seed=0)
     shares = np.bincount(splits, minlength=3) / len(splits)
     np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.01)
-    assert (assign_splits(texts, validation_share=0.1, test_share=0.2, seed=1) != splits).mean() > 0.3
+    assert (
+        assign_splits(texts, validation_share=0.1, test_share=0.2, seed=1) != splits
+    ).mean() > 0.3
 
 
 def test_a_grown_file_keeps_its_old_split():
@@ -110,7 +112,9 @@ def test_dealing_does_not_depend_on_how_the_rows_are_cut_into_blocks():
     shares = {"validation_share": 0.15, "test_share": 0.1}
     whole = Dealer(4, **shares).deal(classes)
     dealer = Dealer(4, **shares)
-    np.testing.assert_array_equal(np.concatenate([dealer.deal(p) for p in np.array_split(classes, 7)]), whole)
+    np.testing.assert_array_equal(
+        np.concatenate([dealer.deal(p) for p in np.array_split(classes, 7)]), whole
+    )
 
 
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=40), st.integers(0, 5))
@@ -130,5 +134,6 @@ def test_groups_do_not_depend_on_their_order():
     shares = {"validation_share": 0.2, "test_share": 0.1}
     rows = np.arange(1, 51)
     np.testing.assert_array_equal(
-        split_groups(hashes, rows, **shares)[order], split_groups(hashes[order], rows[order], **shares)
+        split_groups(hashes, rows, **shares)[order],
+        split_groups(hashes[order], rows[order], **shares),
     )

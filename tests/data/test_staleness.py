@@ -1,4 +1,6 @@
-"""What decides whether a store fits its source is the source's content: not its size, its time, or its name."""
+"""What decides whether a store fits its source is the source's content: not its size, its time, or
+its name.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def words_of(data: TextInfo) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_edit_in_place_of_the_same_size_and_time_is_trained_on(tmp_path, kind):
     def prepare() -> TextInfo:
-        return open_store(TextDataConfig(source=str(path), vocabulary=VocabularyConfig(min_frequency=1)))
+        return open_store(
+            TextDataConfig(source=str(path), vocabulary=VocabularyConfig(min_frequency=1))
+        )
 
     path = KINDS[kind](tmp_path / "rows", "old")
     before = {file: file.stat() for file in files_of(path)}
@@ -107,7 +111,9 @@ def test_records_edited_in_place_at_the_same_size_and_time_are_other_records(tmp
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     second = prepare()
     assert not second.report.hit
-    assert [set(data.store.splits["train"].fixed("tokens")[:, 1].tolist()) for data in (first, second)] == [{255}, {15}]
+    assert [
+        set(data.store.splits["train"].fixed("tokens")[:, 1].tolist()) for data in (first, second)
+    ] == [{255}, {15}]
 
 
 def test_records_that_change_while_they_are_read_end_the_build(tmp_path, monkeypatch):
@@ -124,7 +130,11 @@ def test_records_that_change_while_they_are_read_end_the_build(tmp_path, monkeyp
     monkeypatch.setattr(BitsPreparation, "_survey", then_changed)
     with pytest.raises(UserError, match=r"people.csv changed while it was read"):
         open_store(BitsDataConfig(source=str(path)))
-    assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith((".lock-", NOTES))]
+    assert not [
+        path
+        for path in (tmp_path / "cache").iterdir()
+        if not path.name.startswith((".lock-", NOTES))
+    ]
 
 
 def test_a_file_that_changes_after_it_was_opened_is_read_as_it_is_now(tmp_path):

@@ -15,12 +15,20 @@ from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 
-TEXTS = ["The senate votes on the budget", "café naïve votes", "cup final tonight !", "", "budget " * 30]
+TEXTS = [
+    "The senate votes on the budget",
+    "café naïve votes",
+    "cup final tonight !",
+    "",
+    "budget " * 30,
+]
 
 
 @pytest.fixture(scope="module")
 def subwords() -> Subwords:
-    return Subwords.train([pa.array(TEXTS * 3, pa.large_string())], VocabularyConfig(size=80, min_frequency=1))
+    return Subwords.train(
+        [pa.array(TEXTS * 3, pa.large_string())], VocabularyConfig(size=80, min_frequency=1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +50,24 @@ def rows_of(block) -> list[list[int]]:
 def test_texts_become_the_ids_that_transformers_makes_of_them(subwords, theirs, texts, longest):
     texts = [text.replace(PAIR, " ").encode("utf-8", "ignore").decode() for text in texts]
     found = rows_of(subwords.encode(pa.array(texts, pa.large_string()), max_length=longest))
-    assert found == [theirs(text, truncation=True, max_length=longest)["input_ids"] for text in texts]
+    assert found == [
+        theirs(text, truncation=True, max_length=longest)["input_ids"] for text in texts
+    ]
 
 
 @pytest.mark.parametrize("longest", [8, 12, 60])
 def test_pairs_become_the_ids_that_transformers_makes_of_them(subwords, theirs, longest):
-    pairs = [("budget votes", "the cup"), ("the", "budget " * 20), ("budget " * 20, "cup"), ("", "cup")]
+    pairs = [
+        ("budget votes", "the cup"),
+        ("the", "budget " * 20),
+        ("budget " * 20, "cup"),
+        ("", "cup"),
+    ]
     column = pa.array([PAIR.join(pair) for pair in pairs], pa.large_string())
     found = rows_of(subwords.encode(column, max_length=longest))
-    assert found == [theirs(*pair, truncation="longest_first", max_length=longest)["input_ids"] for pair in pairs]
+    assert found == [
+        theirs(*pair, truncation="longest_first", max_length=longest)["input_ids"] for pair in pairs
+    ]
 
 
 def test_a_character_of_private_use_in_one_text_makes_no_pairs_of_all(subwords):
@@ -64,7 +81,9 @@ def test_a_character_of_private_use_in_one_text_makes_no_pairs_of_all(subwords):
     assert len(frame) == 2 and found[0][-1] == frame[-1] and frame[-1] not in found[0][:-1]
 
 
-def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_counted(subwords, theirs):
+def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_counted(
+    subwords, theirs
+):
     rows = [["senate", "unheardof", "votes"], [], ["\x00", "cup"], ["budget"] * 20]
     found = subwords.encode_words(pa.array(rows, pa.list_(pa.large_string())), max_length=12)
     expected = theirs(rows[:2], is_split_into_words=True)
@@ -87,12 +106,17 @@ def test_word_pieces_are_the_same_in_every_process(subwords):
         f"texts = pa.array({TEXTS * 3!r}, pa.large_string())\n"
         "print(Subwords.train([texts], VocabularyConfig(size=80, min_frequency=1)).fingerprint())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split()[-1] == subwords.fingerprint()
 
 
 def test_pieces_that_begin_a_word_are_told_from_those_within(subwords):
-    pieces = [subwords.tokenizer.id_to_token(number) for number in subwords.tokenizer.encode("budget votes").ids]
+    pieces = [
+        subwords.tokenizer.id_to_token(number)
+        for number in subwords.tokenizer.encode("budget votes").ids
+    ]
     assert pieces[0] == "[CLS]"
     assert "".join(pieces[1:-1]).replace("##", "") == "budgetvotes"
     assert sum(not piece.startswith("##") for piece in pieces[1:-1]) == 2
@@ -103,12 +127,18 @@ def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
     assert again.files == subwords.files
     assert again.fingerprint() == subwords.fingerprint()
     texts = pa.array(TEXTS, pa.large_string())
-    assert again.encode(texts, max_length=9).tokens.tolist() == subwords.encode(texts, max_length=9).tokens.tolist()
+    assert (
+        again.encode(texts, max_length=9).tokens.tolist()
+        == subwords.encode(texts, max_length=9).tokens.tolist()
+    )
 
 
 def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')  # from it alone a tokenizer without words is made
-    with pytest.raises(UserError, match=r"has no words: its tokenizer's files are missing\. Set data\.tokenizer="):
+    # from it alone a tokenizer without words is made
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(
+        UserError, match=r"has no words: its tokenizer's files are missing\. Set data\.tokenizer="
+    ):
         Subwords.load(str(tmp_path))
 
 

@@ -1,4 +1,6 @@
-"""The built-in tweets, with moods and with tags: the same everywhere, and the best score is known."""
+"""The built-in tweets, with moods and with tags: the same everywhere, and the best
+score is known.
+"""
 
 from __future__ import annotations
 
@@ -96,35 +98,59 @@ def test_the_fingerprint_changes_with_every_setting_and_split(table_class, confi
     configs = [config_class(), *(config_class(**{name: value}) for name, value in others.items())]
     prints = [table_class(config, split).fingerprint() for config in configs for split in SPLITS]
     assert len(set(prints)) == len(prints)
-    assert table_class(config_class(), "test").fingerprint() == table_class(config_class(), "test").fingerprint()
+    assert (
+        table_class(config_class(), "test").fingerprint()
+        == table_class(config_class(), "test").fingerprint()
+    )
 
 
 def test_the_two_samples_differ_in_name_and_fingerprint():
     tables = [
-        table_class(config_class(rows=5, eval_rows=5, noise=0.1), "train") for table_class, config_class in SAMPLES
+        table_class(config_class(rows=5, eval_rows=5, noise=0.1), "train")
+        for table_class, config_class in SAMPLES
     ]
-    assert len({table.name for table in tables}) == len({table.fingerprint() for table in tables}) == 2
+    assert (
+        len({table.name for table in tables}) == len({table.fingerprint() for table in tables}) == 2
+    )
 
 
 def test_the_rows_of_a_generator_version_never_change():
-    # Whoever changes the rows raises GENERATOR_VERSION, so that stores of the old rows are not taken for the new ones.
+    # Whoever changes the rows raises GENERATOR_VERSION, so that stores of the old rows are not
+    # taken for the new ones.
     rows, tagged_rows = tweets(rows=200), tagged(rows=200)
-    lines = [*texts(rows), *rows["label"].to_pylist(), *texts(tagged_rows), *map(str, tagged_rows["tags"].to_pylist())]
-    assert (GENERATOR_VERSION, xxhash.xxh3_64_hexdigest("\n".join(lines).encode())) == (1, "6b2e3a57ebae7e2e")
+    lines = [
+        *texts(rows),
+        *rows["label"].to_pylist(),
+        *texts(tagged_rows),
+        *map(str, tagged_rows["tags"].to_pylist()),
+    ]
+    assert (GENERATOR_VERSION, xxhash.xxh3_64_hexdigest("\n".join(lines).encode())) == (
+        1,
+        "6b2e3a57ebae7e2e",
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.06, 0.3])
 def test_the_best_score_is_one_less_the_noise(noise):
-    rows, tagged_rows = tweets("test", eval_rows=20_000, noise=noise), tagged("test", eval_rows=20_000, noise=noise)
+    rows, tagged_rows = (
+        tweets("test", eval_rows=20_000, noise=noise),
+        tagged("test", eval_rows=20_000, noise=noise),
+    )
     tags, clean = (pc.list_flatten(tagged_rows[name]) for name in ("tags", "clean_tags"))
     begins = pc.starts_with(clean, "B-")
-    for found, wanted in ((rows["label"], rows["topic"]), (tags.filter(begins), clean.filter(begins))):
+    for found, wanted in (
+        (rows["label"], rows["topic"]),
+        (tags.filter(begins), clean.filter(begins)),
+    ):
         kept = pc.mean(pc.equal(found, wanted).cast(pa.int8())).as_py()
         assert kept == pytest.approx(1 - noise, abs=0.01 if noise else 0)
 
 
 def test_every_mood_is_there_and_neutral_is_the_commonest():
-    counts = {pair["values"]: pair["counts"] for pair in pc.value_counts(tweets(rows=8_000)["label"]).to_pylist()}
+    counts = {
+        pair["values"]: pair["counts"]
+        for pair in pc.value_counts(tweets(rows=8_000)["label"]).to_pylist()
+    }
     assert counts.keys() == set(MOODS)
     assert counts["neutral"] > counts["positive"] > counts["negative"] > 0.15 * 8_000
 
@@ -138,10 +164,21 @@ def test_lengths_spread_like_tweets():
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"@user", r"#[a-z]+", r"http$", "😀|😡|📷", r"\bsoooo\b", r"^[^a-z]+$", r"[a-z][!?]", "not bad|not a bad"],
+    [
+        r"@user",
+        r"#[a-z]+",
+        r"http$",
+        "😀|😡|📷",
+        r"\bsoooo\b",
+        r"^[^a-z]+$",
+        r"[a-z][!?]",
+        "not bad|not a bad",
+    ],
 )
 def test_texts_look_like_tweets(pattern):
-    share = pc.mean(pc.match_substring_regex(tweets(rows=8_000)["text"], pattern).cast(pa.int8())).as_py()
+    share = pc.mean(
+        pc.match_substring_regex(tweets(rows=8_000)["text"], pattern).cast(pa.int8())
+    ).as_py()
     assert 0.0005 < share < 0.7
 
 
@@ -167,7 +204,8 @@ def test_the_order_of_words_decides_the_mood(pattern, mood):
     rows = tweets(rows=40_000)
     unclear = " but | even though " if "but" not in pattern and "though" not in pattern else "^$"
     chosen = pc.and_not(
-        pc.match_substring_regex(rows["text"], pattern), pc.match_substring_regex(rows["text"], unclear)
+        pc.match_substring_regex(rows["text"], pattern),
+        pc.match_substring_regex(rows["text"], unclear),
     )
     moods = rows["topic"].filter(chosen).to_pylist()
     assert len(moods) > 5
@@ -177,7 +215,11 @@ def test_the_order_of_words_decides_the_mood(pattern, mood):
 def test_tags_are_valid_bio_and_as_many_as_tokens():
     for split in SPLITS:
         rows = tagged(split, noise=0.2)
-        assert rows.schema.field("tokens").type == rows.schema.field("tags").type == pa.list_(pa.large_string())
+        assert (
+            rows.schema.field("tokens").type
+            == rows.schema.field("tags").type
+            == pa.list_(pa.large_string())
+        )
         for column in ("tags", "clean_tags"):
             assert pc.list_value_length(rows[column]).equals(pc.list_value_length(rows["tokens"]))
             for tags in rows[column].to_pylist():

@@ -1,4 +1,6 @@
-"""Texts encoded by the unit: whichever process encodes them, and whenever, the store is the same to the byte."""
+"""Texts encoded by the unit: whichever process encodes them, and whenever, the store is the same to
+the byte.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,12 @@ def write_files(folder: Path, files: int = FILES) -> str:
     folder.mkdir(exist_ok=True)
     for number in range(files):
         rows = [
-            f"w{number * 7 + row} likes w{row * row % 41} of {'x' * (row % 9)}y,{'ab'[row % 2]}" for row in range(ROWS)
+            f"w{number * 7 + row} likes w{row * row % 41} of {'x' * (row % 9)}y,{'ab'[row % 2]}"
+            for row in range(ROWS)
         ]
-        (folder / f"part-{number}.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+        (folder / f"part-{number}.csv").write_text(
+            "\n".join(["text,label", *rows, ""]), encoding="utf-8"
+        )
     return str(folder)
 
 
@@ -83,7 +88,9 @@ def built(source: str, cache: Path, **settings: Any) -> tuple[dict[str, bytes], 
                 found[f"{path} lengths"] = column.lengths.tobytes()
                 found[path] = b"".join(
                     column.values[begin : begin + length].tobytes()
-                    for begin, length in zip(column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True)
+                    for begin, length in zip(
+                        column.offsets[:-1].tolist(), column.lengths.tolist(), strict=True
+                    )
                 )
                 assert column.offsets[-1] == len(column.values)
             else:
@@ -113,7 +120,9 @@ LONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", at_once("windows", *list(WAYS)[:2], of=[*WAYS, *LONG], seconds=1))
-def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_path, monkeypatch, encoded):
+def test_parts_joined_are_the_store_that_is_built_at_once(
+    way, tokenizer, tmp_path, monkeypatch, encoded
+):
     settings = WAYS[way] if way in WAYS else LONG[way] | {"tokenizer": tokenizer}
     source = write_files(tmp_path / "rows")
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 1 << 30)
@@ -129,7 +138,10 @@ def test_parts_joined_are_the_store_that_is_built_at_once(way, tokenizer, tmp_pa
     assert by_units == joined == whole
     assert joined_facts == unit_facts == facts
     [(key, shards)] = shards_in(tmp_path / "parts").items()
-    assert shards == {path.name for path in units_in(tmp_path / "parts")} and len(shards) == FILES * ROWS // UNIT
+    assert (
+        shards == {path.name for path in units_in(tmp_path / "parts")}
+        and len(shards) == FILES * ROWS // UNIT
+    )
     assert not (tmp_path / "parts" / key / "train" / "tokens.bin").exists()
     assert shards_in(tmp_path / "units") == {key: shards}
     assert not any(shards_in(tmp_path / "whole").values())
@@ -177,7 +189,9 @@ def killed_at_unit(source: str, cache: Path, tokenizer: str, number: int) -> Non
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_build_killed_three_times_repeats_only_the_unit_it_was_at(tokenizer, tmp_path, encoded, capfd):
+def test_a_build_killed_three_times_repeats_only_the_unit_it_was_at(
+    tokenizer, tmp_path, encoded, capfd
+):
     source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
     for number in (1, 1, 1):
         killed_at_unit(source, cache, tokenizer, number)
@@ -204,7 +218,9 @@ def test_another_length_or_another_text_is_another_unit(tokenizer, tmp_path, enc
     built(source, cache, tokenizer=tokenizer, max_length=100)
     assert sum(encoded) == FILES * ROWS
     first = tmp_path / "rows" / "part-0.csv"
-    first.write_text(first.read_text(encoding="utf-8").replace("w1 likes", "w1 liked"), encoding="utf-8")
+    first.write_text(
+        first.read_text(encoding="utf-8").replace("w1 likes", "w1 liked"), encoding="utf-8"
+    )
     encoded.clear()
     built(source, cache, tokenizer=tokenizer)
     assert sum(encoded) == UNIT
@@ -214,9 +230,13 @@ def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
     source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
     encode_part(data_of(source, cache, tokenizer=tokenizer).config, 1, 1)
     unit = sorted(path for path in Cache(cache).of_units().folder.glob("*") if path.is_dir())[0]
-    (unit / "train" / "tokens.bin").write_bytes(b"\0" * (unit / "train" / "tokens.bin").stat().st_size)
+    (unit / "train" / "tokens.bin").write_bytes(
+        b"\0" * (unit / "train" / "tokens.bin").stat().st_size
+    )
     encoded.clear()
-    assert built(source, cache, tokenizer=tokenizer) == built(source, tmp_path / "fresh", tokenizer=tokenizer)
+    assert built(source, cache, tokenizer=tokenizer) == built(
+        source, tmp_path / "fresh", tokenizer=tokenizer
+    )
     assert sum(encoded) == UNIT + FILES * ROWS
 
 
@@ -235,7 +255,9 @@ def trained(monkeypatch) -> list[list[str]]:
     return found
 
 
-def test_a_vocabulary_is_made_once_for_all_parts_and_for_the_build_that_joins_them(tmp_path, trained):
+def test_a_vocabulary_is_made_once_for_all_parts_and_for_the_build_that_joins_them(
+    tmp_path, trained
+):
     source = write_files(tmp_path / "rows")
     config = data_of(source, tmp_path / "cache").config
     for number in (2, 1):
@@ -243,7 +265,11 @@ def test_a_vocabulary_is_made_once_for_all_parts_and_for_the_build_that_joins_th
     joined = built(source, tmp_path / "cache")
     assert len(trained) == 1
     assert joined == built(source, tmp_path / "fresh")
-    built(source, tmp_path / "cache", vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, size=200))
+    built(
+        source,
+        tmp_path / "cache",
+        vocabulary=VocabularyConfig(kind=VocabularyKind.wordpiece, size=200),
+    )
     assert len(trained) == 3
 
 
@@ -255,14 +281,18 @@ def test_a_large_source_gives_a_sample_of_texts_to_its_vocabulary_in_whatever_or
     _, facts = built(source, tmp_path / "cache", split_by="content")
     (tmp_path / "turned").mkdir()
     for number in range(FILES):
-        (tmp_path / "rows" / f"part-{number}.csv").rename(tmp_path / "turned" / f"part-{FILES - number}.csv")
+        (tmp_path / "rows" / f"part-{number}.csv").rename(
+            tmp_path / "turned" / f"part-{FILES - number}.csv"
+        )
     built(str(tmp_path / "turned"), tmp_path / "cache", split_by="content")
     first, second = trained
     assert 40 < len(first) < 120 and sorted(first) == sorted(second) != first
     assert "vocabulary: of some 80 training rows, taken by a hash of the text" in facts["lines"]
 
 
-def test_a_unit_has_no_rows_of_two_pieces_and_a_part_takes_whole_ones(tokenizer, tmp_path, encoded, monkeypatch):
+def test_a_unit_has_no_rows_of_two_pieces_and_a_part_takes_whole_ones(
+    tokenizer, tmp_path, encoded, monkeypatch
+):
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * ROWS)
     config = data_of(write_files(tmp_path / "rows"), tmp_path / "cache", tokenizer=tokenizer).config
     assert [encode_part(config, number, 3) for number in (1, 2, 3)] == [(3, 0), (3, 0), (2, 0)]
@@ -279,7 +309,9 @@ def warm_server():
     wait_until_warm()
 
 
-def test_parts_that_processes_do_at_once_are_the_store_of_one(tokenizer, tmp_path, encoded, warm_server):
+def test_parts_that_processes_do_at_once_are_the_store_of_one(
+    tokenizer, tmp_path, encoded, warm_server
+):
     source = write_files(tmp_path / "rows")
     config = data_of(source, tmp_path / "cache", tokenizer=tokenizer).config
     assert in_processes(partial(small_part, config), 2) == [(2, 0), (2, 0)]
@@ -296,7 +328,9 @@ def small_part(config: Any, number: int, count: int) -> tuple[int, int]:
 def test_a_mistake_in_a_part_and_a_part_that_is_killed_end_all_with_one_message(warm_server):
     with pytest.raises(UserError, match=r"^data.source: part 1 is wrong$"):
         in_processes(wrong_part, 2)
-    with pytest.raises(UserError, match=r"^--parts: the process of a part was killed. The same command continues"):
+    with pytest.raises(
+        UserError, match=r"^--parts: the process of a part was killed. The same command continues"
+    ):
         in_processes(killed_part, 2)
 
 

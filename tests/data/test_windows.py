@@ -1,4 +1,6 @@
-"""`windows`: each window equals that of a naive loop, to the bit; order, ranks, and what is refused."""
+"""`windows`: each window equals that of a naive loop, to the bit; order, ranks, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,28 @@ def table(lengths: dict[str, int] | None = None) -> pd.DataFrame:
     """Groups of unequal length, one after the other, with a static column."""
     random, parts = np.random.default_rng(3), []
     for number, (name, length) in enumerate((lengths or LENGTHS).items()):
-        columns = {each: random.standard_normal(length).astype(np.float32) for each in ("y", "z", "f", "k")}
-        parts.append(pd.DataFrame({"id": name, "t": np.arange(length), **columns, "s": number + 0.5}))
+        columns = {
+            each: random.standard_normal(length).astype(np.float32) for each in ("y", "z", "f", "k")
+        }
+        parts.append(
+            pd.DataFrame({"id": name, "t": np.arange(length), **columns, "s": number + 0.5})
+        )
     return pd.concat(parts, ignore_index=True)
 
 
-def naive(frame: pd.DataFrame, lookback: int, horizon: int, stride: int = 1) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+def naive(
+    frame: pd.DataFrame, lookback: int, horizon: int, stride: int = 1
+) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
     """The rows of each window and of its horizon, cut out one by one."""
     found = []
     for _, rows in frame.groupby("id", sort=False):
         for first in range(0, len(rows) - lookback - horizon + 1, stride):
-            found.append((rows[first : first + lookback], rows[first + lookback : first + lookback + horizon]))
+            found.append(
+                (
+                    rows[first : first + lookback],
+                    rows[first + lookback : first + lookback + horizon],
+                )
+            )
     return found
 
 
@@ -52,7 +65,14 @@ GIVEN: dict[str, Any] = {"lookback": 3, "horizon": 2, "target": "y", "group": "i
 @pytest.mark.parametrize("stride", [1, 2, 5])
 def test_windows_equal_those_of_a_naive_loop(stride):
     frame = table()
-    loader = windows(frame, **{**GIVEN, "target": ["y", "z"]}, features="f", stride=stride, shuffle=False, batch_size=4)
+    loader = windows(
+        frame,
+        **{**GIVEN, "target": ["y", "z"]},
+        features="f",
+        stride=stride,
+        shuffle=False,
+        batch_size=4,
+    )
     expected = naive(frame, 3, 2, stride)
     x, y = (torch.cat(parts) for parts in zip(*loader, strict=True))
     assert torch.equal(x, stacked([past for past, _ in expected], ["y", "z", "f"]))
@@ -63,7 +83,9 @@ def test_windows_equal_those_of_a_naive_loop(stride):
 
 def test_known_and_static_columns_come_with_the_lookback():
     frame = table()
-    loader = windows(frame, **GIVEN, features=["f"], known=["k"], static=["s"], shuffle=False, batch_size=100)
+    loader = windows(
+        frame, **GIVEN, features=["f"], known=["k"], static=["s"], shuffle=False, batch_size=100
+    )
     expected = naive(frame, 3, 2)
     ((x, y),) = all_batches(loader)
     assert torch.equal(x["past"], stacked([past for past, _ in expected], ["y", "f", "k"]))
@@ -77,13 +99,20 @@ def test_rows_of_groups_may_stand_mixed_and_tables_may_be_of_any_kind():
     mixed = frame.sort_values("t", kind="stable")
     expected = [x for x, _ in windows(frame, **GIVEN, shuffle=False)]
     plain = {name: frame[name].to_numpy() for name in frame.columns}
-    for source in (mixed, pa.Table.from_pandas(frame), plain, {name: list(values) for name, values in plain.items()}):
+    for source in (
+        mixed,
+        pa.Table.from_pandas(frame),
+        plain,
+        {name: list(values) for name, values in plain.items()},
+    ):
         found = [x for x, _ in windows(source, **GIVEN, shuffle=False)]
         assert all(map(torch.equal, found, expected))
 
 
 def test_short_groups_are_left_out_with_a_warning():
-    with pytest.warns(UserWarning, match=r"2 groups shorter than the 8 rows of lookback=6 and horizon=2 left out"):
+    with pytest.warns(
+        UserWarning, match=r"2 groups shorter than the 8 rows of lookback=6 and horizon=2 left out"
+    ):
         loader = windows(table(), **{**GIVEN, "lookback": 6}, shuffle=False)
     expected = [past for past, _ in naive(table(), 6, 2)]
     assert torch.equal(torch.cat([x for x, _ in loader]), stacked(expected, ["y"]))
@@ -109,7 +138,8 @@ def test_missing_values_are_filled_and_no_window_spans_a_gap_where_that_is_asked
     ((x, _),) = all_batches(windows(frame, **GIVEN, shuffle=False, missing="fill"))
     assert x[4, 0, 0] == pytest.approx((frame.y[3] + frame.y[5]) / 2)
     frame.loc[6:, "t"] += 10
-    assert len(windows(frame, **GIVEN, missing="fill", max_gap=1).dataset) == 2 * 2  # six rows on each side
+    # six rows on each side
+    assert len(windows(frame, **GIVEN, missing="fill", max_gap=1).dataset) == 2 * 2
 
 
 def rows_of(loader: DataLoader[Any]) -> list[float]:
@@ -132,7 +162,9 @@ def test_ranks_of_a_distributed_sampler_see_other_windows():
     whole = windows(table(), **GIVEN)
     ranks = []
     for rank in range(2):
-        sampler = DistributedSampler(whole.dataset, num_replicas=2, rank=rank, seed=5, drop_last=True)
+        sampler = DistributedSampler(
+            whole.dataset, num_replicas=2, rank=rank, seed=5, drop_last=True
+        )
         loader = DataLoader(whole.dataset, 4, sampler=sampler, collate_fn=whole.collate_fn)
         ranks.append(set(rows_of(loader)))
     assert not ranks[0] & ranks[1]
@@ -161,16 +193,30 @@ def refusal(frame: Any, **settings: Any) -> str:
         ({"missing": "no"}, "missing: 'no' (refuse, fill, drop)"),
         (
             {"lookback": 50},
-            "lookback=50 and horizon=2: 52 rows are needed, the longest group has 14. "
-            "Lower one of them, or pass longer groups.",
+            (
+                "lookback=50 and horizon=2: 52 rows are needed, the longest group has 14. "
+                "Lower one of them, or pass longer groups."
+            ),
         ),
         (
             {"features": "ff"},
-            "features[ff]: no column 'ff' in table in memory (columns: id, t, y, z, f, k, s). Did you mean 'f'?",
+            (
+                "features[ff]: no column 'ff' in table in memory (columns: id, t, y, z, f, k, s)."
+                " Did you mean 'f'?"
+            ),
         ),
-        ({"features": "y"}, "features[y]: 'y' is the column of target[y] already (columns: id, t, y, z, f, k, s)"),
-        ({"static": "f"}, "static: table in memory: id=a has several values of f. Name it in features or known."),
-        ({"group": "who"}, "group: no column 'who' in table in memory (columns: id, t, y, z, f, k, s)"),
+        (
+            {"features": "y"},
+            "features[y]: 'y' is the column of target[y] already (columns: id, t, y, z, f, k, s)",
+        ),
+        (
+            {"static": "f"},
+            "static: table in memory: id=a has several values of f. Name it in features or known.",
+        ),
+        (
+            {"group": "who"},
+            "group: no column 'who' in table in memory (columns: id, t, y, z, f, k, s)",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings, message):
@@ -182,14 +228,23 @@ def test_columns_that_do_not_fit_are_named_by_row():
     assert text.startswith("table in memory: f is 'high' in row 1 (numbers).")
     lacking = table()
     lacking.loc[11, "y"] = np.nan
-    said = "missing: table in memory: id=b: 1 row without y (row 12). Set missing=fill or missing=drop."
+    said = (
+        "missing: table in memory: id=b: 1 row without y (row 12). Set missing=fill or"
+        " missing=drop."
+    )
     assert refusal(lacking) == said
     back = table()
     back.loc[11, "t"] = -1
-    assert refusal(back).startswith("time: table in memory: id=b: t goes back from 1 to -1 in row 12. Sort the rows by")
+    assert refusal(back).startswith(
+        "time: table in memory: id=b: t goes back from 1 to -1 in row 12. Sort the rows by"
+    )
     assert refusal({}).startswith("windows: the table in memory has no rows")
     assert refusal(3).startswith("windows: cannot read rows from a int")
     assert refusal([3]).startswith("windows: a TimeSeriesDataSet says itself what its windows are")
-    with pytest.raises(UserError, match=r"windows: cannot read a dict .a table, a mapping of arrays, or Time"):
+    with pytest.raises(
+        UserError, match=r"windows: cannot read a dict .a table, a mapping of arrays, or Time"
+    ):
         windows([{"y": 1.0}])
-    assert refusal({"y": [1.0, 2.0], "t": [1.0]}).startswith("windows: cannot make a table of these columns")
+    assert refusal({"y": [1.0, 2.0], "t": [1.0]}).startswith(
+        "windows: cannot make a table of these columns"
+    )

@@ -1,6 +1,8 @@
-"""The batches of pytorch-forecasting and darts, and what their models learn from them: the same from our loader.
+"""The batches of pytorch-forecasting and darts, and what their models learn from them: the same
+from our loader.
 
-Both are no dependencies of this project: what needs one is skipped without it. `pip install pytorch-forecasting darts`.
+Both are no dependencies of this project: what needs one is skipped without it. `pip install
+pytorch-forecasting darts`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,16 @@ def table() -> pd.DataFrame:
     random, parts = np.random.default_rng(0), []
     for number, length in enumerate((40, 25, 60)):
         t = np.arange(length)
-        columns = {"y": 10 + np.sin(t / 5 + number), "z": 5 + random.standard_normal(length), "k": np.cos(t / 7)}
+        columns = {
+            "y": 10 + np.sin(t / 5 + number),
+            "z": 5 + random.standard_normal(length),
+            "k": np.cos(t / 7),
+        }
         columns |= {"f": random.standard_normal(length), "w": 1 + random.random(length)}
-        columns |= {"c": [["u", "v"][place % 2] for place in t], "s": np.full(length, float(number))}
+        columns |= {
+            "c": [["u", "v"][place % 2] for place in t],
+            "s": np.full(length, float(number)),
+        }
         parts.append(pd.DataFrame({"id": f"g{number}", "t": t, **columns}))
     whole = pd.concat(parts, ignore_index=True)
     return whole.astype(dict.fromkeys("yzkfws", "float32"))
@@ -43,7 +52,12 @@ class Prepared:
     gaps: int = 0
 
     def __post_init__(self) -> None:
-        self.target_names, self.group_ids, self.multi_target, self.add_target_scales = ["y"], ["id"], False, False
+        self.target_names, self.group_ids, self.multi_target, self.add_target_scales = (
+            ["y"],
+            ["id"],
+            False,
+            False,
+        )
         self.add_relative_time_idx = self.add_encoder_length = True
         self.max_encoder_length, self.target_normalizers = (
             4,
@@ -62,7 +76,11 @@ class Prepared:
         }
         start, rows = np.array([0, 2, 11, 14]), np.array([6, 5, 4, 6])
         self.index = pd.DataFrame(
-            {"index_start": start, "index_end": start + rows - 1, "sequence_length": rows + self.gaps}
+            {
+                "index_start": start,
+                "index_end": start + rows - 1,
+                "sequence_length": rows + self.gaps,
+            }
         )
 
     def get_transformer(self, name: str) -> None:
@@ -74,16 +92,32 @@ class Prepared:
 
 def test_encoders_of_unequal_length_end_in_zeros_as_theirs_do():
     ((x, (target, weight)),) = list(windows(Prepared(), shuffle=False))
-    assert x["encoder_lengths"].tolist() == [4, 3, 2, 4] and x["decoder_lengths"].tolist() == [2, 2, 2, 2]
-    assert x["encoder_cont"][..., 0].tolist() == [[0, 1, 2, 3], [2, 3, 4, 0], [11, 12, 0, 0], [14, 15, 16, 17]]
-    assert x["encoder_cont"][1, :, 1].tolist() == [-0.75, -0.5, -0.25, 0] and x["decoder_cont"][1, :, 1].tolist() == [
+    assert x["encoder_lengths"].tolist() == [4, 3, 2, 4] and x["decoder_lengths"].tolist() == [
+        2,
+        2,
+        2,
+        2,
+    ]
+    assert x["encoder_cont"][..., 0].tolist() == [
+        [0, 1, 2, 3],
+        [2, 3, 4, 0],
+        [11, 12, 0, 0],
+        [14, 15, 16, 17],
+    ]
+    assert x["encoder_cont"][1, :, 1].tolist() == [-0.75, -0.5, -0.25, 0] and x["decoder_cont"][
+        1, :, 1
+    ].tolist() == [
         0,
         0.25,
     ]
-    assert x["encoder_cont"][2, :, 2].tolist() == [0, 0, 0, 0] and x["decoder_cont"][0, :, 2].tolist() == [1, 1]
+    assert x["encoder_cont"][2, :, 2].tolist() == [0, 0, 0, 0] and x["decoder_cont"][
+        0, :, 2
+    ].tolist() == [1, 1]
     assert target.tolist() == weight.tolist() == [[4, 5], [5, 6], [13, 14], [18, 19]]
     assert x["decoder_time_idx"].tolist() == [[4, 5], [5, 6], [3, 4], [8, 9]]
-    assert x["groups"].tolist() == [[0], [0], [1], [1]] and x["target_scale"].tolist() == [[1, 2]] * 4
+    assert (
+        x["groups"].tolist() == [[0], [0], [1], [1]] and x["target_scale"].tolist() == [[1, 2]] * 4
+    )
     assert x["encoder_cat"].shape == (4, 4, 0)
 
 
@@ -95,10 +129,16 @@ def test_several_datasets_in_turn_are_one():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"randomize_length": (0.2, 0.05)}, "randomize_length: windows of random length: not served. Set it to False"),
+        (
+            {"randomize_length": (0.2, 0.05)},
+            "randomize_length: windows of random length: not served. Set it to False",
+        ),
         (
             {"gaps": 1},
-            "allow_missing_timesteps: some windows lack time steps, which it fills while it loads: not served.",
+            (
+                "allow_missing_timesteps: some windows lack time steps, which it fills while it"
+                " loads: not served."
+            ),
         ),
     ],
 )
@@ -125,7 +165,12 @@ def assert_same(theirs: Any, ours: Any) -> None:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "scaled by group": {"target": "y", "weight": "w", "add_relative_time_idx": True, "add_target_scales": True},
+    "scaled by group": {
+        "target": "y",
+        "weight": "w",
+        "add_relative_time_idx": True,
+        "add_target_scales": True,
+    },
     "scaled by window, unequal lengths": {
         "target": "y",
         "min_encoder_length": 6,
@@ -139,7 +184,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 def their_dataset(case: str) -> Any:
     theirs = pytest.importorskip("pytorch_forecasting")
-    by_group, by_window = theirs.GroupNormalizer(groups=["id"]), theirs.EncoderNormalizer(transformation="softplus")
+    by_group, by_window = (
+        theirs.GroupNormalizer(groups=["id"]),
+        theirs.EncoderNormalizer(transformation="softplus"),
+    )
     normalizer = {
         "two targets": theirs.MultiNormalizer([by_window, by_group]),
         "scaled by window, unequal lengths": by_window,
@@ -173,17 +221,25 @@ def both_loaders(dataset: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
     order = np.random.default_rng(1).permutation(len(dataset)).tolist()
     ours = windows(dataset)
     sides = ((dataset, dataset._collate_fn), (ours.dataset, ours.collate_fn))
-    theirs, mine = (DataLoader(each, 16, sampler=order, collate_fn=collate) for each, collate in sides)
+    theirs, mine = (
+        DataLoader(each, 16, sampler=order, collate_fn=collate) for each, collate in sides
+    )
     return theirs, mine
 
 
-OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+OFF = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 def losses_of(callback: type, fit: Any) -> list[float]:
     """The loss of each step; `fit` takes a callback."""
     losses: list[float] = []
-    ends = {"on_train_batch_end": lambda self, trainer, module, outputs, *rest: losses.append(float(outputs["loss"]))}
+    ends = {
+        "on_train_batch_end": lambda self, trainer, module, outputs, *rest: losses.append(
+            float(outputs["loss"])
+        )
+    }
     torch.manual_seed(3)
     fit(type("Losses", (callback,), ends)())
     return losses
@@ -195,8 +251,12 @@ def test_a_model_of_pytorch_forecasting_has_the_same_losses():
 
     def fit(loader: DataLoader[Any]) -> list[float]:
         def start(callback: Any) -> None:
-            model = TemporalFusionTransformer.from_dataset(dataset, hidden_size=8, dropout=0.1, log_interval=-1)
-            L.Trainer(max_epochs=2, accelerator="cpu", callbacks=[callback], **OFF).fit(model, loader)
+            model = TemporalFusionTransformer.from_dataset(
+                dataset, hidden_size=8, dropout=0.1, log_interval=-1
+            )
+            L.Trainer(max_epochs=2, accelerator="cpu", callbacks=[callback], **OFF).fit(
+                model, loader
+            )
 
         return losses_of(L.Callback, start)
 
@@ -216,22 +276,48 @@ def test_a_model_of_darts_has_the_same_losses_with_the_class_of_the_example():
     frame = table()
 
     def series(column: str, static: list[str] | None = None) -> list[Any]:
-        names = {"group_cols": "id", "time_col": "t", "static_cols": static, "drop_group_cols": ["id"]}
-        return [each.astype(np.float32) for each in TimeSeries.from_group_dataframe(frame, value_cols=column, **names)]
+        names = {
+            "group_cols": "id",
+            "time_col": "t",
+            "static_cols": static,
+            "drop_group_cols": ["id"],
+        }
+        return [
+            each.astype(np.float32)
+            for each in TimeSeries.from_group_dataframe(frame, value_cols=column, **names)
+        ]
 
     chunks = {"input_chunk_length": 12, "output_chunk_length": 4, "max_samples_per_ts": 10}
     theirs = SequentialTorchTrainingDataset(series("y", ["s"]), series("f"), series("k"), **chunks)
-    roles = {"target": "y", "features": "f", "known": "k", "static": "s", "group": "id", "time": "t"}
+    roles = {
+        "target": "y",
+        "features": "f",
+        "known": "k",
+        "static": "s",
+        "group": "id",
+        "time": "t",
+    }
     ours = ForDarts(windows(frame, lookback=12, horizon=4, **roles))
-    last = np.cumsum([length - 15 for length in (40, 25, 60)]) - 1  # darts counts from the end of each series
+    # darts counts from the end of each series
+    last = np.cumsum([length - 15 for length in (40, 25, 60)]) - 1
     order = np.random.default_rng(1).permutation(len(theirs))
     same = [int(last[number // 10] - number % 10) for number in order]
 
     def fit(dataset: Any, order: list[int], **more: Any) -> list[float]:
         def start(callback: Any) -> None:
             off = {"accelerator": "cpu", "callbacks": [callback], **OFF}
-            model = TiDEModel(12, 4, batch_size=8, n_epochs=4, hidden_size=16, random_state=3, pl_trainer_kwargs=off)
-            model.fit_from_dataset(dataset, dataloader_kwargs={"sampler": order, "shuffle": False, **more})
+            model = TiDEModel(
+                12,
+                4,
+                batch_size=8,
+                n_epochs=4,
+                hidden_size=16,
+                random_state=3,
+                pl_trainer_kwargs=off,
+            )
+            model.fit_from_dataset(
+                dataset, dataloader_kwargs={"sampler": order, "shuffle": False, **more}
+            )
 
         return losses_of(pytorch_lightning.Callback, start)
 

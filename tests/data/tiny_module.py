@@ -1,4 +1,6 @@
-"""A hand-written LightningModule for tests of DataModules: mean of token vectors, a line, and a note of each batch."""
+"""A hand-written LightningModule for tests of DataModules: mean of token vectors, a line, and a
+note of each batch.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,12 @@ class TinyModule(L.LightningModule):
 
     def training_step(self, batch: FlatBatch, number: int) -> Tensor:
         real = batch.num_real
-        self.train_batches.append((real, batch.step_rows, batch.ends_step, batch.rows[:real].tolist()))
-        losses = F.cross_entropy(self.outputs(batch)[:real], batch.targets[:real].long(), reduction="sum")
+        self.train_batches.append(
+            (real, batch.step_rows, batch.ends_step, batch.rows[:real].tolist())
+        )
+        losses = F.cross_entropy(
+            self.outputs(batch)[:real], batch.targets[:real].long(), reduction="sum"
+        )
         parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
         return losses * parts / batch.step_rows
 
@@ -56,5 +62,10 @@ class TinyModule(L.LightningModule):
 
 
 def quiet_trainer(**settings: Any) -> L.Trainer:
-    defaults = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return L.Trainer(**{**defaults, "enable_checkpointing": False, "max_epochs": 1, **settings})

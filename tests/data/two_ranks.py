@@ -1,4 +1,5 @@
-"""One of two CPU ranks of a plain Trainer, as torchrun starts it: writes what it trained, and its weights.
+"""One of two CPU ranks of a plain Trainer, as torchrun starts it: writes what it trained, and its
+weights.
 
 After that each rank opens a table of its own, which is refused.
 """
@@ -19,11 +20,17 @@ from flatout.errors import UserError
 def main(folder: Path, source: str) -> None:
     warnings.simplefilter("ignore")
     data = TextData(source=source, batch_size=8, cache=str(folder / "cache"))
-    trainer = quiet_trainer(strategy="ddp", devices=2, accumulate_grad_batches=2, num_sanity_val_steps=0)
+    trainer = quiet_trainer(
+        strategy="ddp", devices=2, accumulate_grad_batches=2, num_sanity_val_steps=0
+    )
     module = TinyModule(vocabulary=200, classes=2)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
-    seen = {"train": module.train_batches, "val": module.validation_rows[0], "test": module.test_rows}
+    seen = {
+        "train": module.train_batches,
+        "val": module.validation_rows[0],
+        "test": module.test_rows,
+    }
     seen["line"] = module.line.weight.tolist()
     seen["refused"] = refusal_of_other_rows(trainer, str(folder / f"{trainer.global_rank}.csv"))
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(seen))

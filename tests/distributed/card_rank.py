@@ -1,4 +1,6 @@
-"""One of two CPU ranks whose DDP takes the branches of a GPU: arguments moved to a device, hooks of communication."""
+"""One of two CPU ranks whose DDP takes the branches of a GPU: arguments moved to a device, hooks of
+communication.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Thawing(L.LightningModule):
 
 
 class OnCard(L.Callback):
-    """DDP refuses such numbers where weights are on a CPU, and otherwise does with them what it does on a GPU."""
+    """DDP refuses such numbers where weights are on a CPU, and otherwise does with them what it
+    does on a GPU.
+    """
 
     def __init__(self, device_ids: list[int] | None) -> None:
         self.device_ids = device_ids

@@ -1,4 +1,6 @@
-"""The branches that DDP takes on GPUs, on two CPU ranks: moved arguments, and compressed gradients."""
+"""The branches that DDP takes on GPUs, on two CPU ranks: moved arguments, and
+compressed gradients.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from tests.warm import begin_function
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("cards")
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-    ranks = [begin_function(card_rank.main, folder, rank, LOCAL_RANK=str(rank), **place) for rank in (0, 1)]
+    place = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "NODE_RANK": "0",
+    }
+    ranks = [
+        begin_function(card_rank.main, folder, rank, LOCAL_RANK=str(rank), **place)
+        for rank in (0, 1)
+    ]
     try:
         said = said_by_all(ranks, 120)
     finally:

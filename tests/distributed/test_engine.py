@@ -19,7 +19,9 @@ def give(value: int) -> int:
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"^on: Ray is not installed. pip install 'flatout\[ray\]'.$"):
+    with pytest.raises(
+        UserError, match=r"^on: Ray is not installed. pip install 'flatout\[ray\]'.$"
+    ):
         connect()
 
 
@@ -28,7 +30,9 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch, address):
     monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
     ray.is_initialized = lambda: False  # and nothing else of it is asked
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UserError, match=r"^on: no Ray cluster \(.*refused.*\). Set RAY_ADDRESS to a cluster"):
+    with pytest.raises(
+        UserError, match=r"^on: no Ray cluster \(.*refused.*\). Set RAY_ADDRESS to a cluster"
+    ):
         connect()
 
 
@@ -39,16 +43,23 @@ def test_no_part_is_a_mistake_before_ray_is_asked(monkeypatch, tmp_path):
     assert not (tmp_path / "place").exists()
 
 
-def test_a_machine_does_its_part_only_with_this_version_and_with_the_disk_in_sight(monkeypatch, tmp_path):
+def test_a_machine_does_its_part_only_with_this_version_and_with_the_disk_in_sight(
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     (mark := tmp_path / "place" / ".ray-mark").mkdir(parents=True)
-    assert _done(lambda: Path.cwd(), version("flatout"), tmp_path / "place", mark) == tmp_path / "place"
+    assert (
+        _done(lambda: Path.cwd(), version("flatout"), tmp_path / "place", mark)
+        == tmp_path / "place"
+    )
     with pytest.raises(
-        UserError, match=rf"has flatout {version('flatout')}, not 9.9. Every machine of the cluster needs"
+        UserError,
+        match=rf"has flatout {version('flatout')}, not 9.9. Every machine of the cluster needs",
     ):
         _done(lambda: 1, "9.9", tmp_path, mark)
     mark.rmdir()
     with pytest.raises(
-        UserError, match=f"not all machines of the cluster see {tmp_path}/place. Name a folder of a disk"
+        UserError,
+        match=f"not all machines of the cluster see {tmp_path}/place. Name a folder of a disk",
     ):
         _done(lambda: 1, version("flatout"), tmp_path, mark)

@@ -1,4 +1,6 @@
-"""A rank that runs out of memory repeats its part; the others wait, and all train the weights they would have."""
+"""A rank that runs out of memory repeats its part; the others wait, and all train the weights they
+would have.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ SOAK = pytest.mark.soak(seconds=30)
 pytestmark = pytest.mark.timeout(120)  # ranks that wait for each other for ever
 MODELS: dict[str, Any] = {
     "bilstm": BiLSTMConfig(hidden=16, embedding=16, dropout=0.0),
-    "encoder": TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0),
+    "encoder": TransformerConfig(
+        hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
+    ),
 }
-MODELS["wide"] = replace(MODELS["encoder"], hidden=640, layers=1)  # its table of words is kept, and past DDP
+# its table of words is kept, and past DDP
+MODELS["wide"] = replace(MODELS["encoder"], hidden=640, layers=1)
 MIDDLE = {
     "bilstm": "model.layers.0.ahead.weight_hh_l0",
     "encoder": "model.net.bert.encoder.layer.1.output.dense.weight",
@@ -39,7 +44,9 @@ MIDDLE = {
 }
 
 
-def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **given: Any) -> Result:
+def trained(
+    folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **given: Any
+) -> Result:
     headlines = HeadlinesConfig(rows=403, eval_rows=51, classes=4)
     return fit(
         TextDataConfig(sample=headlines, batch_size=16, accumulate=accumulate),
@@ -57,7 +64,9 @@ def trained(folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate
 
 
 def assert_same(one: Result, other: Result) -> None:
-    found, expected = (load_file(next((each.folder / "model").glob("*.safetensors"))) for each in (one, other))
+    found, expected = (
+        load_file(next((each.folder / "model").glob("*.safetensors"))) for each in (one, other)
+    )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
     assert one.metrics == pytest.approx(other.metrics, abs=1e-5)
 
@@ -70,7 +79,9 @@ def buckets_of(megabytes: float | None) -> dict[str, Any]:
     """Gradients in buckets of this size; None: those of the run itself, one for all on a CPU."""
     if megabytes is None:
         return {}
-    return {"trainer": {"strategy": DDPStrategy(gradient_as_bucket_view=True, bucket_cap_mb=megabytes)}}
+    return {
+        "trainer": {"strategy": DDPStrategy(gradient_as_bucket_view=True, bucket_cap_mb=megabytes)}
+    }
 
 
 # The first step has other buckets than the later ones.
@@ -89,12 +100,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
 @pytest.mark.soak(seconds=6)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(ONE_BUCKET, id="one bucket"), pytest.param(A_BUCKET_FOR_EACH_WEIGHT, id="each weight", marks=SOAK)],
+    [
+        pytest.param(ONE_BUCKET, id="one bucket"),
+        pytest.param(A_BUCKET_FOR_EACH_WEIGHT, id="each weight", marks=SOAK),
+    ],
 )
 @pytest.mark.parametrize("first", [3, pytest.param(0, marks=SOAK)])
-def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(tmp_path, whole, case, first):
+def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(
+    tmp_path, whole, case, first
+):
     kind, bucket_mb = case
-    plain = whole if case == ONE_BUCKET else trained(tmp_path / "plain", kind, **buckets_of(bucket_mb))
+    plain = (
+        whole if case == ONE_BUCKET else trained(tmp_path / "plain", kind, **buckets_of(bucket_mb))
+    )
     scarce = Scarce(12, range(first, 100), "forward", rank=1)  # of sixteen rows: a half fits
     result = trained(tmp_path / "scarce", kind, scarce, **buckets_of(bucket_mb))
     assert_same(result, plain)
@@ -126,7 +144,9 @@ def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
     ("case", "where"),
     [
         pytest.param(ONE_BUCKET, MIDDLE["bilstm"], id="one bucket"),
-        pytest.param(A_BUCKET_FOR_EACH_WEIGHT, MIDDLE["encoder"], id="a bucket each weight", marks=SOAK),
+        pytest.param(
+            A_BUCKET_FOR_EACH_WEIGHT, MIDDLE["encoder"], id="a bucket each weight", marks=SOAK
+        ),
         pytest.param(ONE_BUCKET, "backward", id="before any gradient", marks=SOAK),
     ],
 )
@@ -142,7 +162,9 @@ def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resu
         trained(tmp_path / "cut", kind, scarce, **given)
     result = trained(tmp_path / "cut", kind, scarce, resume=str(tmp_path / "cut"), **given)
     assert result.summary["training"]["resumed_from"] == 4
-    assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in said(result)
+    assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in said(
+        result
+    )
     assert_same(result, plain)
 
 

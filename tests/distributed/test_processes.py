@@ -1,4 +1,6 @@
-"""Two processes train what one trains: the same losses, metrics and answers, however the two were started."""
+"""Two processes train what one trains: the same losses, metrics and answers, however the two were
+started.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def losses(result: Result) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
-def trained(folder: Path, data: Any, model: Any, devices: int, strategy: str | None = None, **settings: Any) -> Result:
+def trained(
+    folder: Path, data: Any, model: Any, devices: int, strategy: str | None = None, **settings: Any
+) -> Result:
     given: dict[str, Any] = {
         "optim": OptimConfig(lr=3e-3),
         "precision": "fp32",
@@ -88,7 +92,11 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         {},
     ),
     "a running mean": (texts(), ENCODER, {"optim": OptimConfig(lr=3e-3, ema=0.9)}),
-    "padded batches of like length": (texts(), BiLSTMConfig(hidden=16, embedding=16, dropout=0.0), {}),
+    "padded batches of like length": (
+        texts(),
+        BiLSTMConfig(hidden=16, embedding=16, dropout=0.0),
+        {},
+    ),
     "bit strings": (
         BitsDataConfig(sample=PeopleConfig(rows=501), batch_size=32),
         BitMLPConfig(widths=[32], dropout=0.0),
@@ -134,7 +142,9 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     assert ends.keys() == of_two.keys()
     for name in ends.keys() & settled.keys():
         assert of_two[name] == pytest.approx(ends[name], rel=1e-4)
-    assert (two.summary["calibration"] or {}) == pytest.approx(one.summary["calibration"] or {}, rel=1e-3)
+    assert (two.summary["calibration"] or {}) == pytest.approx(
+        one.summary["calibration"] or {}, rel=1e-3
+    )
     assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
 
 
@@ -154,7 +164,9 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
     said = (two.folder / "log.txt").read_text(encoding="utf-8")
     assert said.count("training:") == 1
-    assert "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said
+    assert (
+        "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said
+    )
     training, speed = two.summary["training"], two.summary["speed"]
     assert training["rows_per_step"] == 64
     parts = {name: value for name, value in speed["step_ms"].items() if value is not None}
@@ -163,14 +175,29 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     assert two.predict(["some words"])[0].label in ("politics", "science", "sport", "business")
 
 
-OTHERS = ("albert", "distilbert", "roberta", "electra", "modernbert", "deberta-v2", "eurobert", "mpnet")
+OTHERS = (
+    "albert",
+    "distilbert",
+    "roberta",
+    "electra",
+    "modernbert",
+    "deberta-v2",
+    "eurobert",
+    "mpnet",
+)
 
 
 @pytest.mark.soak(seconds=5)
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(name, marks=SOAK) for name in OTHERS)])
 def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
-    """What ranks exchange must be complete: a weight without a gradient would make them wait for ever."""
-    settings = {"epochs": 1, "folder": tmp_path / family, "trainer": {"devices": 2, "limit_train_batches": 2}}
+    """What ranks exchange must be complete: a weight without a gradient would make them wait for
+    ever.
+    """
+    settings = {
+        "epochs": 1,
+        "folder": tmp_path / family,
+        "trainer": {"devices": 2, "limit_train_batches": 2},
+    }
     result = fit(texts(), replace(ENCODER, family=family), **settings)
     assert result.summary["status"] == "finished"
 
@@ -187,7 +214,12 @@ def test_every_weight_of_an_encoder_takes_part_in_every_step(family, tmp_path):
 )
 def test_devices_that_are_not_there_are_refused_before_anything_starts(devices, message, tmp_path):
     with pytest.raises(UserError) as caught:
-        fit(texts(), ENCODER, folder=tmp_path / "run", trainer={"devices": devices, "accelerator": "cpu"})
+        fit(
+            texts(),
+            ENCODER,
+            folder=tmp_path / "run",
+            trainer={"devices": devices, "accelerator": "cpu"},
+        )
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "run").exists()
 
@@ -200,7 +232,9 @@ def test_machines_that_nobody_started_are_refused(tmp_path):
 def test_devices_are_counted_listed_or_left_out():
     cpu = {"accelerator": "cpu"}
     assert devices_wanted(cpu) == devices_wanted({**cpu, "devices": "auto"}) == [0]
-    assert devices_wanted({**cpu, "devices": 2}) == devices_wanted({**cpu, "devices": "2"}) == [0, 1]
+    assert (
+        devices_wanted({**cpu, "devices": 2}) == devices_wanted({**cpu, "devices": "2"}) == [0, 1]
+    )
     assert devices_wanted({**cpu, "devices": [1]}) == [1]
     assert devices_wanted({**cpu, "devices": "1,0"}) == [1, 0]
 
@@ -211,7 +245,11 @@ def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
     (number,) = devices_wanted({"devices": [2]})
     device = Ranks().device("auto", number)
     assert device == torch.device("cuda", 2)
-    assert Ranks().lightning_settings(device) == {"accelerator": "cuda", "devices": [2], "num_nodes": 1}
+    assert Ranks().lightning_settings(device) == {
+        "accelerator": "cuda",
+        "devices": [2],
+        "num_nodes": 1,
+    }
     third = Ranks(rank=2, world=4, local=2, local_world=4)
     assert third.device("auto") == device
     assert third.lightning_settings(device) == {"accelerator": "cuda", "devices": 4, "num_nodes": 1}

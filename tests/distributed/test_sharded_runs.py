@@ -1,4 +1,6 @@
-"""Runs whose ranks hold slices of the weights are the runs of one process, also where they are cut short."""
+"""Runs whose ranks hold slices of the weights are the runs of one process, also where they are cut
+short.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     assert "1/2 on each device" in [choice["value"] for choice in two.summary["choices"]]
     whole, shared = (load_file(result.folder / "model" / WEIGHTS) for result in (one, two))
     assert whole.keys() == shared.keys()
-    assert all(torch.allclose(shared[name], weight, atol=100 * close) for name, weight in whole.items())
+    assert all(
+        torch.allclose(shared[name], weight, atol=100 * close) for name, weight in whole.items()
+    )
 
 
 @pytest.mark.soak(seconds=15)
@@ -75,8 +79,12 @@ def test_a_run_goes_on_with_slices_and_with_whole_weights_in_turn(tmp_path):
     together = replace(alone, batch_size=6, trainer=TOGETHER)
     assert attempt(alone, tmp_path / "whole") == 0, said(tmp_path / "whole")
     for spec, step in ((together, 6), (alone, 12), (replace(together, trainer={"devices": 2}), 18)):
-        stopped = spec.planted(SignalAt, place="on_train_batch_end", step=step, number=signal.SIGTERM)
-        assert attempt(stopped, tmp_path / "turns") == 128 + signal.SIGTERM, said(tmp_path / "turns")
+        stopped = spec.planted(
+            SignalAt, place="on_train_batch_end", step=step, number=signal.SIGTERM
+        )
+        assert attempt(stopped, tmp_path / "turns") == 128 + signal.SIGTERM, said(
+            tmp_path / "turns"
+        )
     assert attempt(together, tmp_path / "turns") == 0, said(tmp_path / "turns")
     assert not alike(run_folder(tmp_path / "turns"), run_folder(tmp_path / "whole"))
 

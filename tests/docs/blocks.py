@@ -11,10 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>.+?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<mark>.+?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 _COMMAND = re.compile(
-    r"(PYTHONPATH=\. )?(python -m|python examples/|torchrun|pip|tensorboard|cat|pytest|mkdocs|flatout|flatout-train)\b"
+    r"(PYTHONPATH=\. )?(python -m|python"
+    r" examples/|torchrun|pip|tensorboard|cat|pytest|mkdocs|flatout|flatout-train)\b"
 )
 
 
@@ -27,7 +29,8 @@ class Block:
     language: str
     text: str
     reason: str
-    """Why it does not run; empty where it does. A comment above the block says so: `<!-- not run: WHY -->`."""
+    """Why it does not run; empty where it does. A comment above the block says so: `<!-- not run:
+    WHY -->`."""
 
     @property
     def place(self) -> str:

@@ -1,7 +1,8 @@
 """Every command and every script of README and docs works as it stands.
 
-Commands are composed, or parsed with their own parsers, in one process. Scripts run on tiny tables. One chain of
-commands runs whole; `tests/soak/test_docs.py` runs the others whole. A block that cannot run says why above it.
+Commands are composed, or parsed with their own parsers, in one process. Scripts run on tiny tables.
+One chain of commands runs whole; `tests/soak/test_docs.py` runs the others whole. A block that
+cannot run says why above it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ ELSEWHERE = {
 }
 """Scripts by their page and a word in them, and the test that runs them."""
 PROGRAMS = ("tensorboard", "pytest", "mkdocs")
-TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "monitor.progress=false"]
+TINY = [
+    "data.sample.rows=200",
+    "data.sample.eval_rows=40",
+    "trainer.max_epochs=1",
+    "monitor.progress=false",
+]
 SMALL = ["data.batch_size=8", "trainer.max_epochs=2", "model.hidden=16", "monitor.progress=false"]
 """A run of the first commands; enough steps for a verdict."""
 
@@ -64,7 +70,9 @@ def test_a_block_that_does_not_run_says_why():
 
 def test_an_output_is_not_taken_for_commands():
     first = re.compile(r"(python3?|pip|torchrun|flatout) ")
-    assert [block.place for block in ALL if block.language == "text" and first.match(block.text)] == []
+    assert [
+        block.place for block in ALL if block.language == "text" and first.match(block.text)
+    ] == []
 
 
 @pytest.mark.soak(seconds=12)
@@ -89,7 +97,9 @@ def test_every_verb_reads_its_arguments():
 
 
 def test_every_other_command_exists():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     for command, place in COMMANDS.items():
         if words_of_train(command) is not None or words_of_flatout(command) is not None:
             continue
@@ -98,7 +108,9 @@ def test_every_other_command_exists():
             assert set(re.findall(r"\[(\w+)\]", command)) <= set(extras), place
             assert "-c" not in words or (ROOT / words[words.index("-c") + 1]).is_file(), place
         elif words[0] == "python":
-            script = Path(words[1]) if words[1] != "-m" else Path(words[2].replace(".", "/") + ".py")
+            script = (
+                Path(words[1]) if words[1] != "-m" else Path(words[2].replace(".", "/") + ".py")
+            )
             assert (ROOT / script).is_file(), f"{place}: {command}"
         else:
             assert words[0] in PROGRAMS, f"{place}: {command}"
@@ -109,7 +121,9 @@ def test_settings_of_clusters_are_read():
         if block.language == "yaml":
             assert yaml.safe_load(block.text), block.place
         if block.language == "bash":
-            assert subprocess.run(["bash", "-n"], input=block.text.encode()).returncode == 0, block.place
+            assert subprocess.run(["bash", "-n"], input=block.text.encode()).returncode == 0, (
+                block.place
+            )
 
 
 def test_scripts_that_run_elsewhere_are_named_there():
@@ -118,7 +132,9 @@ def test_scripts_that_run_elsewhere_are_named_there():
 
 
 @pytest.mark.filterwarnings(*LIGHTNINGS_HINTS)
-@pytest.mark.parametrize("page", sorted({block.page for block in ALL if block.language == "python"}))
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in ALL if block.language == "python"})
+)
 def test_every_script_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_tables(tmp_path)
@@ -126,7 +142,8 @@ def test_every_script_runs(page, tmp_path, monkeypatch):
     for block in scripts_of(page):
         if block.text not in _ran:
             put_what_a_script_needs(block, tmp_path, names)
-            exec(compile(block.text, block.place, "exec"), names)  # a page is a program of this project
+            # a page is a program of this project
+            exec(compile(block.text, block.place, "exec"), names)
         _ran.add(block.text)
 
 
@@ -175,7 +192,11 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def compose(command: str, words: list[str]) -> None:
     """Compose a run's settings; of a list of values the first is taken, as in the first trial."""
     options = ("-m", "--help")
-    given = [each for each in words if each not in options and not each.startswith(("launcher.", "--config-dir"))]
+    given = [
+        each
+        for each in words
+        if each not in options and not each.startswith(("launcher.", "--config-dir"))
+    ]
     try:
         compose_run([first_of(word) for word in with_own_parts(given)])
     except Exception as error:  # whatever is raised, the page is wrong
@@ -201,7 +222,10 @@ def parse(command: str, words: list[str]) -> None:
     if words[0] == "VERB":
         words = ["check", *words[1:]]
     assert words[0] in VERBS, command
-    module, parser = importlib.import_module(f"flatout.cli.{words[0]}"), ArgumentParser(exit_on_error=False)
+    module, parser = (
+        importlib.import_module(f"flatout.cli.{words[0]}"),
+        ArgumentParser(exit_on_error=False),
+    )
     module.add_arguments(parser)
     with contextlib.redirect_stderr(io.StringIO()) as complaint:
         try:
@@ -209,17 +233,38 @@ def parse(command: str, words: list[str]) -> None:
         except TypeError:  # a verb with actions of its own
             parsed = parser.parse_args(words[1:])
         except SystemExit:
-            raise AssertionError(f"{COMMANDS.get(command)}: {command}: {complaint.getvalue()}") from None
+            raise AssertionError(
+                f"{COMMANDS.get(command)}: {command}: {complaint.getvalue()}"
+            ) from None
     settings = [word for word in getattr(parsed, "words", None) or [] if "=" in word]
-    of_sweeps = ("trials=", "for=", "trial_for=", "parallel=", "confirm=", "sampler=", "pruner=", "metric=")
+    of_sweeps = (
+        "trials=",
+        "for=",
+        "trial_for=",
+        "parallel=",
+        "confirm=",
+        "sampler=",
+        "pruner=",
+        "metric=",
+    )
     if words[0] in ("tune", "probe", "sweep") and "resume" not in words:
-        compose(command, [word for word in settings if not word.startswith((*of_sweeps, "+sweep="))])
+        compose(
+            command, [word for word in settings if not word.startswith((*of_sweeps, "+sweep="))]
+        )
 
 
 def scripts_of(page: str) -> list[Block]:
     """The scripts of a page that run here."""
-    mine = [block for block in ALL if block.page == page and block.language == "python" and not block.reason]
-    return [block for block in mine if not any(page == where and word in block.text for where, word in ELSEWHERE)]
+    mine = [
+        block
+        for block in ALL
+        if block.page == page and block.language == "python" and not block.reason
+    ]
+    return [
+        block
+        for block in mine
+        if not any(page == where and word in block.text for where, word in ELSEWHERE)
+    ]
 
 
 def put_what_a_script_needs(block: Block, folder: Path, names: dict[str, Any]) -> None:
@@ -244,7 +289,12 @@ def trained(folder: Path) -> Path:
     runs = folder / "outputs" / "default"
     if not runs.is_dir():
         small = BiLSTMConfig(embedding=8, hidden=8)
-        fit(TextDataConfig(source="news.csv"), small, epochs=1, monitor=MonitorConfig(verdict=False, progress=False))
+        fit(
+            TextDataConfig(source="news.csv"),
+            small,
+            epochs=1,
+            monitor=MonitorConfig(verdict=False, progress=False),
+        )
     return only_folder(runs)
 
 
@@ -266,9 +316,18 @@ def write_tables(folder: Path) -> None:
 
 def put_package_of_own_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package of docs/own_parts.md, which commands name as `mypkg`."""
-    (script,) = [block.text for block in ALL if block.page == "own_parts.md" and "class MyModule" in block.text]
-    more = "\n\nclass OfTexts(MyModule):\n    pass\n\n\nclass MyLogger(L.pytorch.loggers.CSVLogger):\n    pass\n"
+    (script,) = [
+        block.text
+        for block in ALL
+        if block.page == "own_parts.md" and "class MyModule" in block.text
+    ]
+    more = (
+        "\n\nclass OfTexts(MyModule):\n    pass\n\n\nclass MyLogger(L.pytorch.loggers.CSVLogger):\n"
+        "    pass\n"
+    )
     for name in ("mypkg", "my_package"):
-        (folder / f"{name}.py").write_text(script + more + "\n\nclass Mine(L.Callback):\n    pass\n", encoding="utf-8")
+        (folder / f"{name}.py").write_text(
+            script + more + "\n\nclass Mine(L.Callback):\n    pass\n", encoding="utf-8"
+        )
         monkeypatch.delitem(importlib.import_module("sys").modules, name, raising=False)
     monkeypatch.syspath_prepend(folder)

@@ -12,7 +12,8 @@ from tests.docs.blocks import ROOT, all_commands
 
 ROW = re.compile(
     r"^\| (\w+) \| [\w.-]+: [\d,]+ / [\d,]+ (?:rows|recordings) \| \w+, [\d,]+ weights"
-    r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+ \| [\d.]+ \|$"
+    r" \| (?:test|val)/\w+ -?[\d.]+(?: \([\d.]+ to [\d.]+\))? \| (?:–|[\w .-]+ -?[\d.]+) \| [\d,]+"
+    r" \| [\d.]+ \|$"
 )
 
 
@@ -24,7 +25,11 @@ def summary(**changed):
         "command": "python -m train +experiment=bert_tiny",
         "versions": {"torch": "2.13.0+cpu"},
         "hardware": {"device": "CPU", "cores": 2, "cores_allowed": None, "precision": "32-true"},
-        "data": {"source": "sample:headlines", "rows": {"train": 1200, "val": 20, "test": 30}, "sequences": None},
+        "data": {
+            "source": "sample:headlines",
+            "rows": {"train": 1200, "val": 20, "test": 30},
+            "sequences": None,
+        },
         "model": {"name": "Transformer", "parameters": 1000},
         "training": {"seconds": 7.6},
         "baseline": {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}},
@@ -43,12 +48,18 @@ def runs(tmp_path):
         "one": summary(),
         "two": summary(
             experiment="battery_soc",
-            data={"source": "sample:cells/train", "rows": {"train": 40, "test": 9}, "sequences": recordings},
+            data={
+                "source": "sample:cells/train",
+                "rows": {"train": 40, "test": 9},
+                "sequences": recordings,
+            },
             baseline=None,
             intervals={},
         ),
         "three": summary(status="interrupted", metrics={}),
-        "four": summary(experiment="mine", rival={"name": "words", "metrics": {"test/accuracy": 0.7}}),
+        "four": summary(
+            experiment="mine", rival={"name": "words", "metrics": {"test/accuracy": 0.7}}
+        ),
     }
     for name, values in found.items():
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -60,8 +71,15 @@ def test_each_finished_run_is_a_row_and_each_other_experiment_is_named(runs, cap
     page = runs / "results.md"
     gallery.main([str(runs), "--page", str(page), "--commit", "abc1234"])
     text = page.read_text(encoding="utf-8")
-    assert [row[1] for line in text.splitlines() if (row := ROW.match(line))] == ["battery_soc", "bert_tiny", "mine"]
-    assert "| headlines: 1,200 / 30 rows | Transformer, 1,000 weights | test/accuracy 0.75 (0.7 to 0.8) |" in text
+    assert [row[1] for line in text.splitlines() if (row := ROW.match(line))] == [
+        "battery_soc",
+        "bert_tiny",
+        "mine",
+    ]
+    assert (
+        "| headlines: 1,200 / 30 rows | Transformer, 1,000 weights | test/accuracy 0.75 (0.7 to"
+        " 0.8) |" in text
+    )
     assert "| known ceiling 0.94 | 8 | 2 |" in text and "| words 0.7 |" in text
     assert "cells: 9 / 3 recordings" in text
     assert "Measured on CPU, torch 2.13.0+cpu, in 32-true, at commit abc1234." in text
@@ -76,4 +94,6 @@ def test_the_published_page_is_one_of_the_script():
     assert len(named) == len(table) >= 5
     experiments = {path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml")}
     assert {*named, *re.findall(r"`(\w+)`", text.partition("## Repeat a row")[2])} == experiments
-    assert all(any(f"+experiment={name}" in command for command in all_commands()) for name in named)
+    assert all(
+        any(f"+experiment={name}" in command for command in all_commands()) for name in named
+    )

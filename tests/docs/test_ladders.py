@@ -1,4 +1,6 @@
-"""Published ladders: their tables stand between two marks, and promises are judged by what the rounds allow."""
+"""Published ladders: their tables stand between two marks, and promises are judged by what the
+rounds allow.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,25 @@ from docs.pictures import ladders
 from flatout.ladder.rungs import read_ladder
 from tests.composed import CONF
 
-FIGURES = {"tokens_per_s": None, "wait_share": 0.1, "padding_share": None, "startup_s": 1.0, "memory_gb": 0.5}
+FIGURES = {
+    "tokens_per_s": None,
+    "wait_share": 0.1,
+    "padding_share": None,
+    "startup_s": 1.0,
+    "memory_gb": 0.5,
+}
 
 
-def rung(name: str, value: float | None, *, factor=None, low=None, high=None, measures="training", skipped="") -> dict:
+def rung(
+    name: str,
+    value: float | None,
+    *,
+    factor=None,
+    low=None,
+    high=None,
+    measures="training",
+    skipped="",
+) -> dict:
     measured = None if value is None else {"value": value, "low": low, "high": high}
     return {
         **FIGURES,
@@ -42,7 +59,11 @@ def ladder(name: str = "tweets", ratio: float = 5.0, *, quality=None) -> dict:
         rung("flatout", 2.0),
     ]
     whole = {"foot": "foot", "top": "flatout", "minutes_before": 2.0, "minutes_after": 0.4}
-    whole |= {"ratio": {"value": ratio, "low": 4.0, "high": 6.0}, "startup_before_s": 1.0, "startup_after_s": 2.0}
+    whole |= {
+        "ratio": {"value": ratio, "low": 4.0, "high": 6.0},
+        "startup_before_s": 1.0,
+        "startup_after_s": 2.0,
+    }
     return {
         "name": name,
         "title": f"On {name}",
@@ -61,18 +82,31 @@ def ladder(name: str = "tweets", ratio: float = 5.0, *, quality=None) -> dict:
 
 
 def quality() -> dict:
-    groups = [{"name": "foot", "mean": 80.0, "sd": 0.5}, {"name": "flatout", "mean": 80.3, "sd": 0.4}]
+    groups = [
+        {"name": "foot", "mean": 80.0, "sd": 0.5},
+        {"name": "flatout", "mean": 80.3, "sd": 0.4},
+    ]
     difference = {"value": 0.3, "low": -0.2, "high": 0.8}
-    return {"metric": "accuracy", "seeds": 3, "groups": groups, "difference": difference, "sentence": "no loss"}
+    return {
+        "metric": "accuracy",
+        "seeds": 3,
+        "groups": groups,
+        "difference": difference,
+        "sentence": "no loss",
+    }
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs of a ladder, of which the first compared quality, a third that was ended, and one of another."""
+    """Two runs of a ladder, of which the first compared quality, a third that was ended, and one of
+    another.
+    """
     for folder, found in {
         "ladder_tweets/1": ladder(quality=quality()),
         "ladder_tweets/2": ladder(ratio=5.5),
-        "ladder_tweets/3": {name: value for name, value in ladder(ratio=0.2).items() if name != "seconds"},
+        "ladder_tweets/3": {
+            name: value for name, value in ladder(ratio=0.2).items() if name != "seconds"
+        },
         "ladder_headlines/1": ladder("headlines"),
     }.items():
         (tmp_path / folder).mkdir(parents=True)
@@ -106,15 +140,22 @@ def test_a_document_without_the_marks_is_refused(runs):
 
 
 def test_promises_are_kept_missed_or_left_open(runs):
-    words = [ladders.judge(each) for each in ladder()["rungs"] if each["factor"] and each["measured"]]
+    words = [
+        ladders.judge(each) for each in ladder()["rungs"] if each["factor"] and each["measured"]
+    ]
     assert words == [ladders.LESS, ladders.KEPT, ladders.OPEN, ladders.MORE]
     lines = ladders.promise_lines([ladder()])
-    counted = "1 brought less, 1 brought what was promised, 1 brought more, 1 left open, as rounds differ."
+    counted = (
+        "1 brought less, 1 brought what was promised, 1 brought more, 1 left open, as rounds"
+        " differ."
+    )
     assert lines[0].startswith(f"Of 4 promises that could be measured here: {counted}")
     assert "Not measurable here: all devices (`tweets`)." in lines[0]
     assert lines[4].startswith("|`tweets`|bf16|") and ladders.REASONS["bf16"] in lines[4]
 
 
 def test_every_reason_belongs_to_a_rung():
-    names = {rung.name for path in (CONF / "ladder").glob("*.yaml") for rung in read_ladder(path).rungs}
+    names = {
+        rung.name for path in (CONF / "ladder").glob("*.yaml") for rung in read_ladder(path).rungs
+    }
     assert set(ladders.REASONS) <= names

@@ -15,11 +15,41 @@ from tests.docs.blocks import ROOT
 
 MOST_BYTES = 300_000
 FEATURES = (
-    *("answers", "attached", "audit", "bit_strings", "callbacks", "data", "gpu", "ladder", "lightning"),
-    *("many_devices", "many_machines", "own_parts", "resume", "reuse", "sequences", "speed", "sweeps", "tags"),
-    *("texts", "transformers", "tune", "verdict", "verdict_anywhere", "versions", "which_encoder", "windows"),
+    *(
+        "answers",
+        "attached",
+        "audit",
+        "bit_strings",
+        "callbacks",
+        "data",
+        "gpu",
+        "ladder",
+        "lightning",
+    ),
+    *(
+        "many_devices",
+        "many_machines",
+        "own_parts",
+        "resume",
+        "reuse",
+        "sequences",
+        "speed",
+        "sweeps",
+        "tags",
+    ),
+    *(
+        "texts",
+        "transformers",
+        "tune",
+        "verdict",
+        "verdict_anywhere",
+        "versions",
+        "which_encoder",
+        "windows",
+    ),
 )
-"""Pages that are built alike: what it is for, one command, what it prints, what it costs, when not."""
+"""Pages that are built alike: what it is for, one command, what it prints, what it costs, when
+not."""
 
 
 @pytest.mark.parametrize("name", drawings.DRAWINGS)
@@ -53,7 +83,9 @@ def test_every_metric_and_every_curve_is_explained_on_one_page():
 def test_a_page_of_a_feature_has_a_command_what_it_prints_what_it_costs_and_when_not(page):
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    assert [head for head in ("What it prints", "What it costs", "When not") if heads.count(head) != 1] == []
+    assert [
+        head for head in ("What it prints", "What it costs", "When not") if heads.count(head) != 1
+    ] == []
     assert "```" in text.split("## What it prints")[0], "one command first"
 
 

@@ -1,8 +1,10 @@
-"""A device that is not the CPU, on any machine: its tensors say `elsewhere`, and are computed on the CPU.
+"""A device that is not the CPU, on any machine: its tensors say `elsewhere`, and are computed on
+the CPU.
 
-As on a GPU, what mixes them with tensors of the CPU fails. Within a step (`is_stepping`) so does whatever makes the
-host wait: reading a number, a shape that depends on numbers, a copy to the host, a copy from memory that is not
-page-locked. torch has one such device a process and keeps it, so tests use processes of their own.
+As on a GPU, what mixes them with tensors of the CPU fails. Within a step (`is_stepping`) so does
+whatever makes the host wait: reading a number, a shape that depends on numbers, a copy to the host,
+a copy from memory that is not page-locked. torch has one such device a process and keeps it, so
+tests use processes of their own.
 """
 
 from __future__ import annotations
@@ -19,9 +21,26 @@ from torch._decomp.decompositions import gru_impl, lstm_impl
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "elsewhere"
-_WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "equal"}
+_WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+    "equal",
+}
 """Operators whose answer, or the shape of it, the host needs."""
-_IN_SIXTEEN_BITS = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv1d", "scaled_dot_product_attention")
+_IN_SIXTEEN_BITS = (
+    "linear",
+    "matmul",
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "conv1d",
+    "scaled_dot_product_attention",
+)
 _IN_FP32 = (
     "layer_norm",
     "softmax.int",
@@ -83,28 +102,40 @@ class There(Tensor):
         if name in ("copy_", "_to_copy", "_copy_from"):
             _check_copy(name, args, kwargs, of_host)
         elif here := [each for each in of_host if each.dim()]:
-            raise RuntimeError(f"{func}: a tensor of {here[0].device} {list(here[0].shape)} among those of {NAME}")
+            raise RuntimeError(
+                f"{func}: a tensor of {here[0].device} {list(here[0].shape)} among those of {NAME}"
+            )
         if cls.is_stepping:
             cls.called.append(name)
             if name in _WAITS:
                 raise WaitError(f"{func} makes the host wait")
         goes_here = name == "_to_copy" and torch.device(kwargs.get("device") or NAME).type == "cpu"
         target = args[0] if args else None
-        found = func(*_each(_numbers, args), **{key: _each(_numbers, value) for key, value in kwargs.items()})
-        if name == "copy_" or (func._schema.is_mutable and name.endswith("_") and not name.startswith("_")):
+        found = func(
+            *_each(_numbers, args), **{key: _each(_numbers, value) for key, value in kwargs.items()}
+        )
+        if name == "copy_" or (
+            func._schema.is_mutable and name.endswith("_") and not name.startswith("_")
+        ):
             return target
         if goes_here:
             return found
         known = {id(each.numbers): each for each in tensors if isinstance(each, There)}
 
         def moved(value: Any) -> Any:
-            return (known[id(value)] if id(value) in known else There(value)) if isinstance(value, Tensor) else value
+            return (
+                (known[id(value)] if id(value) in known else There(value))
+                if isinstance(value, Tensor)
+                else value
+            )
 
         return _each(moved, found)
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """What an operator takes or gives, each part changed; torch's own walk through trees takes five times as long."""
+    """What an operator takes or gives, each part changed; torch's own walk through trees takes five
+    times as long.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)([_each(change, part) for part in value])
     return change(value)
@@ -143,13 +174,20 @@ def add_device() -> torch.device:
     backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     _setup_privateuseone_for_python_backend(NAME, backend_module=backend)
     made = library.Library("aten", "IMPL", "PrivateUse1")
-    made.impl("empty.memory_format", lambda size, **named: There(torch.empty(size, dtype=named.get("dtype"))))
+    made.impl(
+        "empty.memory_format",
+        lambda size, **named: There(torch.empty(size, dtype=named.get("dtype"))),
+    )
     made.impl(
         "empty_strided",
-        lambda size, stride, **named: There(torch.empty_strided(size, stride, dtype=named.get("dtype"))),
+        lambda size, stride, **named: There(
+            torch.empty_strided(size, stride, dtype=named.get("dtype"))
+        ),
     )
     for name in ("arange", "arange.start", "arange.start_step"):
-        made.impl(name, lambda *edges, dtype=None, **named: There(torch.arange(*edges, dtype=dtype)))
+        made.impl(
+            name, lambda *edges, dtype=None, **named: There(torch.arange(*edges, dtype=dtype))
+        )
     made.impl("_copy_from", _copy_list)
     others = library.Library("_", "IMPL")
     others.fallback(library.fallthrough_kernel, _AUTOCAST)
@@ -157,9 +195,15 @@ def add_device() -> torch.device:
     for names, kind in ((_IN_SIXTEEN_BITS, None), (_IN_FP32, torch.float32)):
         for name in names:
             operator, _, overload = name.partition(".")
-            rules.impl(name, _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")))
+            rules.impl(
+                name,
+                _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")),
+            )
     plain = library.Library("aten", "IMPL", "AutogradPrivateUse1")
-    for name, cell in (("lstm.input", _with_shapes(lstm_impl)), ("gru.input", _with_shapes(gru_impl))):
+    for name, cell in (
+        ("lstm.input", _with_shapes(lstm_impl)),
+        ("gru.input", _with_shapes(gru_impl)),
+    ):
         plain.impl(name, cell)
         rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))
     plain.impl("_flash_attention_forward", _flash)
@@ -181,7 +225,9 @@ def _copy_list(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
 
 
 def _with_shapes(cell: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own way to take a cell apart, whose last states have a dimension too many in torch 2.11."""
+    """torch's own way to take a cell apart, whose last states have a dimension too many in torch
+    2.11.
+    """
 
     def run(inputs: Tensor, before: Any, *rest: Any) -> Any:
         states, *after = cell(inputs, before, *rest)
@@ -202,29 +248,41 @@ def _exit_no_grad(context: Any, *error: Any) -> None:
 
 def _pin(tensor: Tensor, *unused: Any) -> Tensor:
     copy = tensor.clone()
-    There.pinned[copy.untyped_storage().data_ptr()] = copy  # kept, so that no other tensor takes its place
+    # kept, so that no other tensor takes its place
+    There.pinned[copy.untyped_storage().data_ptr()] = copy
     return copy
 
 
-def _cast_to(kind: torch.dtype | None, operator: Any, only: torch.dtype | None = None) -> Callable[..., Any]:
+def _cast_to(
+    kind: torch.dtype | None, operator: Any, only: torch.dtype | None = None
+) -> Callable[..., Any]:
     """An operator of autocast: numbers get another format first; None: autocast's own.
 
-    `only`: the format of autocast that asks for no other, as cuDNN's cells compute in fp16 whatever was asked for.
+    `only`: the format of autocast that asks for no other, as cuDNN's cells compute in fp16 whatever
+    was asked for.
     """
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def run(*arguments: Any, **named: Any) -> Any:
         asked = torch.get_autocast_dtype(NAME)
         if only is not None and asked is not only:
-            raise AssertionError(f"{asked} was asked for, and autocast computes this cell in {kind}")
+            raise AssertionError(
+                f"{asked} was asked for, and autocast computes this cell in {kind}"
+            )
         wanted = kind or asked
 
         def cast(value: Any) -> Any:
-            is_number = isinstance(value, Tensor) and value.is_floating_point() and value.device.type == NAME
+            is_number = (
+                isinstance(value, Tensor)
+                and value.is_floating_point()
+                and value.device.type == NAME
+            )
             return value.to(wanted) if is_number else value
 
         with torch._C._ExcludeDispatchKeyGuard(key):
-            return operator(*_each(cast, arguments), **{key: _each(cast, value) for key, value in named.items()})
+            return operator(
+                *_each(cast, arguments), **{key: _each(cast, value) for key, value in named.items()}
+            )
 
     return run
 
@@ -271,15 +329,27 @@ def _efficient(
 
 
 def _by_rows(
-    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scale: float, side: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    scale: float,
+    side: int | None,
 ) -> Tensor:
     found, edges = [], [each.numbers.tolist() for each in (queries, keys)]
-    for begin, end, first, last in zip(edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True):
+    for begin, end, first, last in zip(
+        edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True
+    ):
         scores = torch.einsum("qhd,khd->hqk", query[begin:end], key[first:last]).float() * scale
         if side is not None:
             place = torch.arange(last - first, device=query.device)
-            scores = scores.masked_fill((place[begin - end :, None] - place).abs() > side, float("-inf"))
-        found.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(value.dtype), value[first:last]))
+            scores = scores.masked_fill(
+                (place[begin - end :, None] - place).abs() > side, float("-inf")
+            )
+        found.append(
+            torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(value.dtype), value[first:last])
+        )
     return torch.cat(found)
 
 

@@ -1,4 +1,6 @@
-"""Whole runs on the device elsewhere: train, validate, test, tune answers, export, resume, predict, try other ways."""
+"""Whole runs on the device elsewhere: train, validate, test, tune answers, export, resume, predict,
+try other ways.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,17 @@ NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dr
 
 
 def _texts() -> Parts:
-    return TextDataConfig(sample=HEADLINES, batch_size=8), BiLSTMConfig(embedding=8, hidden=8, dropout=0.0), {}
+    return (
+        TextDataConfig(sample=HEADLINES, batch_size=8),
+        BiLSTMConfig(embedding=8, hidden=8, dropout=0.0),
+        {},
+    )
 
 
 def _tags() -> Parts:
-    data = TextDataConfig(problem="tags", sample=TaggedTweetsConfig(rows=64, eval_rows=20), batch_size=8)
+    data = TextDataConfig(
+        problem="tags", sample=TaggedTweetsConfig(rows=64, eval_rows=20), batch_size=8
+    )
     return data, TransformerConfig(**SMALL, **NO_DROPOUT), {}
 
 
@@ -58,7 +66,11 @@ def _cells() -> Parts:
 
 
 def _chunks() -> Parts:
-    return SequenceDataConfig(sample=CELLS, chunk=20, batch_size=2), RNNConfig(hidden=8, smoothing="ema"), {}
+    return (
+        SequenceDataConfig(sample=CELLS, chunk=20, batch_size=2),
+        RNNConfig(hidden=8, smoothing="ema"),
+        {},
+    )
 
 
 def _bits() -> Parts:
@@ -81,7 +93,9 @@ EXPORTED = ("tags",)
 
 
 def train(name: str, folder: Path) -> None:
-    """Two epochs on the CPU, then one and a resumed one elsewhere; ends the process with 1 where they differ."""
+    """Two epochs on the CPU, then one and a resumed one elsewhere; ends the process with 1 where
+    they differ.
+    """
     ending_with_1(lambda: _compare(name, folder))
 
 
@@ -110,7 +124,9 @@ def _compare(name: str, folder: Path) -> None:
         ours, theirs = (result.predictor.predict(asked) for result in (found, expected))
         assert [row.label for row in ours] == [row.label for row in theirs]
     if name in EXPORTED:  # the files that a run elsewhere has left are anybody's
-        lines = found.predictor.export_run(folder / "there", _empty(folder / "out"), folder / "out", onnx=False)
+        lines = found.predictor.export_run(
+            folder / "there", _empty(folder / "out"), folder / "out", onnx=False
+        )
         assert any("largest difference" in line for line in lines), lines
 
 
@@ -123,5 +139,11 @@ def _fit(name: str, folder: Path, epochs: int, **settings: Any) -> Result:
     data, model, others = CASES[name]()
     optim = OptimConfig(lr=0.003, ema=0.5, schedule="constant", warmup=0.0, eps=1e-6)
     quiet = MonitorConfig(progress=False)
-    given: dict[str, Any] = {"precision": "fp32", "logger": "none", "monitor": quiet, "optim": optim, "seed": 3}
+    given: dict[str, Any] = {
+        "precision": "fp32",
+        "logger": "none",
+        "monitor": quiet,
+        "optim": optim,
+        "seed": 3,
+    }
     return fit(data, model, folder=folder, epochs=epochs, **given, **others, **settings)

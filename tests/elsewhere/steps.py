@@ -1,4 +1,6 @@
-"""Steps of every task and model on the device elsewhere, through the fast loop, with the branches that a GPU takes."""
+"""Steps of every task and model on the device elsewhere, through the fast loop, with the branches
+that a GPU takes.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,18 @@ def with_kernels_of_a_gpu() -> None:
 
     def choose_there(device: torch.device, *rest: Any, **named: Any) -> Any:
         return (
-            choose(card, *rest, capability=(8, 0), **named) if device.type == NAME else choose(device, *rest, **named)
+            choose(card, *rest, capability=(8, 0), **named)
+            if device.type == NAME
+            else choose(device, *rest, **named)
         )
 
     network.choose_kernel = choose_there
 
 
 def train_all(folder: Path) -> None:
-    """Two steps of each case, one after the other; writes the traceback of each, empty where nothing failed."""
+    """Two steps of each case, one after the other; writes the traceback of each, empty where
+    nothing failed.
+    """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     add_device()

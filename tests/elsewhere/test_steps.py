@@ -1,4 +1,6 @@
-"""A step of every task and model on a device that is not the CPU: nothing lies on the wrong device, nothing waits."""
+"""A step of every task and model on a device that is not the CPU: nothing lies on the wrong device,
+nothing waits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.warm import begin_function
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The traceback of each case, empty where it held; all cases train in one process, where the device is added."""
+    """The traceback of each case, empty where it held; all cases train in one process, where the
+    device is added.
+    """
     folder = tmp_path_factory.mktemp("steps")
     command = begin_function(steps.train_all, folder, FLATOUT_CACHE=str(folder / "cache"))
     said, _ = command.communicate(timeout=280)

@@ -1,4 +1,6 @@
-"""Whole runs on bit strings: better than ridge, the same twice, and everything a person does with them afterwards."""
+"""Whole runs on bit strings: better than ridge, the same twice, and everything a person does with
+them afterwards.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ ENCODING = EncodingConfig(size=512, hashes=8)
 
 def small_fit(tmp_path, rows=900, model=None, **settings):
     data = settings.pop("data", {})
-    config = BitsDataConfig(sample=PeopleConfig(rows=rows), **{"encoding": ENCODING, "batch_size": 64, **data})
+    config = BitsDataConfig(
+        sample=PeopleConfig(rows=rows), **{"encoding": ENCODING, "batch_size": 64, **data}
+    )
     settings = {
         "epochs": 6,
         "optim": OptimConfig(lr=5e-3),
@@ -66,7 +70,12 @@ def others(tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     path = folder / "others.csv"
     blocks = encoded(
-        PeopleTable(PeopleConfig(rows=50, seed=99)), list(FIELDS), ENCODING, Form.binary, uid="uid", drops_text=False
+        PeopleTable(PeopleConfig(rows=50, seed=99)),
+        list(FIELDS),
+        ENCODING,
+        Form.binary,
+        uid="uid",
+        drops_text=False,
     )
     rows = [row for block in blocks for row in block.to_pylist()]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -102,13 +111,22 @@ def test_the_exposure_report_holds_every_part(finished):
     exposure = json.loads((finished.folder / "exposure.json").read_text(encoding="utf-8"))
     sizes = [point["records"] for point in exposure["learning"]]
     assert sizes == sorted(sizes) and sizes[-1] == exposure["records"]["train"]
-    assert exposure["learning"][-1]["model"] == pytest.approx(finished.metrics["test/dice"], abs=0.03)
-    assert exposure["learning"][-1]["ridge"] == pytest.approx(exposure["methods"]["ridge regression"], abs=0.01)
+    assert exposure["learning"][-1]["model"] == pytest.approx(
+        finished.metrics["test/dice"], abs=0.03
+    )
+    assert exposure["learning"][-1]["ridge"] == pytest.approx(
+        exposure["methods"]["ridge regression"], abs=0.01
+    )
     assert exposure["scores"]["dice"] == finished.metrics["test/dice"]
     rates = exposure["reconstruction"]
     assert 0 < rates["alone"]["at_1"] <= rates["alone"]["at_10"] <= 1
     page = (finished.folder / "exposure.html").read_text(encoding="utf-8")
-    for words in ("In plain words", "Dice over known records", "2-grams that leak most", "Texts rebuilt"):
+    for words in (
+        "In plain words",
+        "Dice over known records",
+        "2-grams that leak most",
+        "Texts rebuilt",
+    ):
         assert words in page
     assert "http" not in page.replace("http-equiv", "")
 
@@ -127,7 +145,10 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
 def test_other_encodings_are_read_too(tmp_path, kind, hashes):
     data = {"encoding": EncodingConfig(kind=kind, size=256, **hashes), "vocabulary": 300}
     result = small_fit(tmp_path, rows=600, epochs=3, data=data)
-    assert result.metrics["test/dice"] > result.summary["baseline"]["metrics"]["test/dice of the 20 commonest"]
+    assert (
+        result.metrics["test/dice"]
+        > result.summary["baseline"]["metrics"]["test/dice of the 20 commonest"]
+    )
     loaded = load_predictor(result.folder)
     assert isinstance(loaded, GramPredictor) and (loaded.numbers is not None) == (kind == "twostep")
 
@@ -135,9 +156,15 @@ def test_other_encodings_are_read_too(tmp_path, kind, hashes):
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(BitMLPConfig(detectors=False, widths=[32]), id="plain", marks=pytest.mark.soak(seconds=2)),
         pytest.param(
-            BitMLPConfig(start="random", widths=[32], blend=False), id="random", marks=pytest.mark.soak(seconds=2)
+            BitMLPConfig(detectors=False, widths=[32]),
+            id="plain",
+            marks=pytest.mark.soak(seconds=2),
+        ),
+        pytest.param(
+            BitMLPConfig(start="random", widths=[32], blend=False),
+            id="random",
+            marks=pytest.mark.soak(seconds=2),
         ),
         pytest.param(BitMLPConfig(train_detectors=True, widths=[], norm="layer"), id="trained"),
     ],
@@ -152,7 +179,10 @@ def test_every_sort_of_network_trains_and_is_kept(tmp_path, model):
 
 
 def test_a_loaded_run_answers_as_it_did(finished, others):
-    rows = [row["bloomfilter"] for row in csv.DictReader(others.read_text(encoding="utf-8").splitlines())]
+    rows = [
+        row["bloomfilter"]
+        for row in csv.DictReader(others.read_text(encoding="utf-8").splitlines())
+    ]
     loaded = GramPredictor.load(finished.folder)
     assert loaded.predict(rows) == finished.predict(rows)
     assert loaded.predict(rows[0]) == finished.predict(rows[:1])
@@ -189,12 +219,20 @@ def test_evaluate_scores_other_records_at_the_runs_threshold(finished, others, c
     low, high = values["intervals"]["dice"]
     assert low < values["dice"] < high
     assert verb("evaluate", finished.folder, others) == 0
-    assert f"dice              {values['dice']:.4f} ({low:.3f}–{high:.3f})\n" in capsys.readouterr().out
+    assert (
+        f"dice              {values['dice']:.4f} ({low:.3f}–{high:.3f})\n"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.soak(seconds=3)
 def test_compare_sets_runs_side_by_side(finished, tmp_path, capsys):
-    other = small_fit(tmp_path, rows=300, epochs=1, data={"encoding": EncodingConfig(size=256, hashes=6, diffusion=9)})
+    other = small_fit(
+        tmp_path,
+        rows=300,
+        epochs=1,
+        data={"encoding": EncodingConfig(size=256, hashes=6, diffusion=9)},
+    )
     page = tmp_path / "compare.html"
     assert verb("compare", finished.folder, other.folder, "--html", page) == 0
     said = capsys.readouterr().out
@@ -210,7 +248,9 @@ def test_encode_writes_what_a_run_reads(tmp_path, capsys):
     assert pq.read_table(out).column_names == [*FIELDS, "bloomfilter", "uid"]
     read = open_store(BitsDataConfig(source=str(out)))
     made = open_store(BitsDataConfig(sample=PeopleConfig(rows=300), encoding=ENCODING))
-    assert np.array_equal(read.store.splits["train"].fixed("tokens"), made.store.splits["train"].fixed("tokens"))
+    assert np.array_equal(
+        read.store.splits["train"].fixed("tokens"), made.store.splits["train"].fixed("tokens")
+    )
 
 
 def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, capsys, monkeypatch):
@@ -230,7 +270,9 @@ def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, c
 @pytest.mark.parametrize("words", [[], ["--uid", "ID"], ["--drop-text"]], ids=" ".join)
 def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path, capsys):
     source, out = tmp_path / "people.csv", tmp_path / "out.csv"
-    source.write_text("ID,name,born\n" + "".join(f"{i},ann{i},19{i}\n" for i in range(10, 40)), encoding="utf-8")
+    source.write_text(
+        "ID,name,born\n" + "".join(f"{i},ann{i},19{i}\n" for i in range(10, 40)), encoding="utf-8"
+    )
     assert verb("encode", source, *words, "--out", out) == 0
     assert "encoded: name, born; ID names each record" in capsys.readouterr().err
     header = out.read_text(encoding="utf-8").splitlines()[0].replace('"', "")
@@ -241,27 +283,51 @@ def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path
     again = open_store(BitsDataConfig(source=str(out), batch_size=8))
     assert again.text_columns == ["name", "born"]
     here = open_store(BitsDataConfig(source=str(source), batch_size=8, encoding=EncodingConfig()))
-    assert np.array_equal(again.store.splits["train"].fixed("tokens"), here.store.splits["train"].fixed("tokens"))
+    assert np.array_equal(
+        again.store.splits["train"].fixed("tokens"), here.store.splits["train"].fixed("tokens")
+    )
 
 
 MISTAKES = {
     ("encode",): "FILE: name a file, or ask for built-in people with --sample N",
     ("encode", "--sample", "5", "--encoding", "blom"): "Did you mean 'bloom'?",
-    ("encode", "--sample", "5", "--form", "packed"): "--form: packed bits are bytes. Write them to a .parquet file",
-    ("encode", "--sample", "5", "--encoding", "twostep", "--form", "hex"): "--form: hex does not apply to twostep",
+    (
+        "encode",
+        "--sample",
+        "5",
+        "--form",
+        "packed",
+    ): "--form: packed bits are bytes. Write them to a .parquet file",
+    (
+        "encode",
+        "--sample",
+        "5",
+        "--encoding",
+        "twostep",
+        "--form",
+        "hex",
+    ): "--form: hex does not apply to twostep",
     ("encode", "OTHERS", "--typos", "0.5"): "--typos: is for --sample. Leave it out.",
     ("encode", "--sample", "5", "--columns", "Nme"): "--columns[0]: no column 'Nme'",
     ("encode", "--sample", "5", "--uid", "idd"): "--uid: no column 'idd'",
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
     ("compare", "nowhere"): "nowhere: no exposure.json there",
-    ("predict", "RUN", "OTHERS", "--text", "x"): "--text: this run answers encodings. Leave it out.",
+    (
+        "predict",
+        "RUN",
+        "OTHERS",
+        "--text",
+        "x",
+    ): "--text: this run answers encodings. Leave it out.",
     ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 24 bits where others have 512",
     ("evaluate", "RUN", "OTHERS", "--bits", "blomfilter"): "Did you mean 'bloomfilter'?",
 }
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_mistake_is_one_message_and_exit_code_2(finished, others, tmp_path, arguments, capsys, monkeypatch):
+def test_a_mistake_is_one_message_and_exit_code_2(
+    finished, others, tmp_path, arguments, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     places = {"RUN": finished.folder, "OTHERS": others}
     assert verb(*(places.get(argument, argument) for argument in arguments)) == 2
@@ -275,11 +341,16 @@ def test_evaluating_encodings_alone_asks_for_the_plain_texts(finished, tmp_path,
     file.write_text(f"bloomfilter\n{'01' * 256}\n")
     assert verb("evaluate", finished.folder, file) == 2
     said = capsys.readouterr().err
-    assert said == f"plain text of the records: no column 'GivenName' in {file} (columns: bloomfilter)\n"
+    assert (
+        said
+        == f"plain text of the records: no column 'GivenName' in {file} (columns: bloomfilter)\n"
+    )
 
 
 def test_texts_and_bit_strings_are_not_mixed_up(finished):
-    with pytest.raises(UserError, match=r"model: bilstm does not fit bit strings\. Set model=bitmlp task=grams"):
+    with pytest.raises(
+        UserError, match=r"model: bilstm does not fit bit strings\. Set model=bitmlp task=grams"
+    ):
         fit(BitsDataConfig(), BiLSTMConfig())
     with pytest.raises(UserError, match=r"model: bitmlp does not fit texts\. Set data=bits"):
         fit(TextDataConfig(), BitMLPConfig())
@@ -309,7 +380,12 @@ def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     train.main(["+experiment=bloom_bigrams", f"data.source={encoded_file}", "trainer.max_epochs=2"])
     said = " ".join(capfd.readouterr().out.split())
-    for words in ("ridge penalty:", "column bloomfilter of", "rebuilt letter by letter", "of the ridge regression"):
+    for words in (
+        "ridge penalty:",
+        "column bloomfilter of",
+        "rebuilt letter by letter",
+        "of the ridge regression",
+    ):
         assert words in said
     (folder,) = (tmp_path / "outputs" / "bloom_bigrams").iterdir()
     assert (folder / "exposure.html").is_file()
@@ -334,7 +410,9 @@ def test_a_network_of_ones_own_needs_nothing_but_forward(tmp_path):
 
 
 def test_texts_are_not_rebuilt_without_detectors(tmp_path, others, capsys):
-    result = small_fit(tmp_path, rows=300, model=BitMLPConfig(detectors=False, widths=[8]), epochs=1)
+    result = small_fit(
+        tmp_path, rows=300, model=BitMLPConfig(detectors=False, widths=[8]), epochs=1
+    )
     assert verb("predict", result.folder, others, "--rebuild") == 2
     assert "--rebuild: this model has no detectors" in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""Whole runs of small encoders: classes, pairs, several labels, tags; what they leave behind answers the same."""
+"""Whole runs of small encoders: classes, pairs, several labels, tags; what they leave behind
+answers the same.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
 
 
 def run(tmp_path: Path, data: TextDataConfig, model: TransformerConfig = SMALL, **settings: Any):
-    given: dict[str, Any] = {"optim": OptimConfig(lr=3e-3), "epochs": 4, "output": str(tmp_path / "runs")}
+    given: dict[str, Any] = {
+        "optim": OptimConfig(lr=3e-3),
+        "epochs": 4,
+        "output": str(tmp_path / "runs"),
+    }
     return fit(data, model, **(given | settings))
 
 
@@ -56,7 +62,9 @@ def run(tmp_path: Path, data: TextDataConfig, model: TransformerConfig = SMALL, 
 def classes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classes")
     return run(
-        folder, TextDataConfig(train=table(400), batch_size=16, cache=str(folder)), optim=OptimConfig(lr=3e-3, ema=0.9)
+        folder,
+        TextDataConfig(train=table(400), batch_size=16, cache=str(folder)),
+        optim=OptimConfig(lr=3e-3, ema=0.9),
     )
 
 
@@ -78,7 +86,9 @@ def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):
     assert classes.summary["speed"]["padding_share"] == 0
     choices = {choice["name"]: choice["value"] for choice in classes.summary["choices"]}
     assert choices["batches"] == "flat"
-    assert float(choices["temperature"]) == pytest.approx(classes.summary["calibration"]["temperature"], abs=0.01)
+    assert float(choices["temperature"]) == pytest.approx(
+        classes.summary["calibration"]["temperature"], abs=0.01
+    )
 
 
 @pytest.mark.soak(seconds=3)
@@ -106,15 +116,21 @@ def answered(folder, file, out, *options):
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unasked(classes, tmp_path):
+def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unasked(
+    classes, tmp_path
+):
     texts = table(60, seed=2)["text"]
     file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
     found = {
-        name: answered(classes.folder, file, tmp_path / "out.jsonl", "--device", "cpu", "--precision", name)
+        name: answered(
+            classes.folder, file, tmp_path / "out.jsonl", "--device", "cpu", "--precision", name
+        )
         for name in ("auto", "fp32", "bf16")
     }
     assert found["auto"] == found["fp32"]
-    assert [row["prediction"] for row in found["bf16"]] == [row["prediction"] for row in found["fp32"]]
+    assert [row["prediction"] for row in found["bf16"]] == [
+        row["prediction"] for row in found["fp32"]
+    ]
     exact, near = (
         load_predictor(classes.folder, precision=name).outputs(pa_texts(texts))
         for name in (Precision.fp32, Precision.bf16)
@@ -126,7 +142,8 @@ def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unaske
 def test_tags_in_sixteen_bits_are_near_those_of_fp32(tags):
     words = pa_words(["met Zarbo in Velm tonight", "saw Zarbo", "nothing to see"])
     exact, found = (
-        load_predictor(tags.folder, precision=name).tags(words) for name in (Precision.fp32, Precision.bf16)
+        load_predictor(tags.folder, precision=name).tags(words)
+        for name in (Precision.fp32, Precision.bf16)
     )
     assert 0 < np.abs(found.probabilities - exact.probabilities).max() < 0.05
 
@@ -135,13 +152,25 @@ def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_p
     said = 'met "Zarbo (the new one)", in Velm.'
     words = ["met", '"', "Zarbo", "(", "the", "new", "one", ")", '"', ",", "in", "Velm", "."]
     assert tags.predict([said])[0].words == words
-    (tmp_path / "said.csv").write_text(f'sentence\n"{said.replace(chr(34), chr(34) * 2)}"\n', encoding="utf-8")
+    (tmp_path / "said.csv").write_text(
+        f'sentence\n"{said.replace(chr(34), chr(34) * 2)}"\n', encoding="utf-8"
+    )
     (tmp_path / "said.conll").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     found = []
-    for name, words_of in (("said.csv", ["--text", "sentence"]), ("said.conll", ["--text", "tokens"])):
-        assert verb("predict", tags.folder, tmp_path / name, *words_of, "--out", tmp_path / "out.jsonl") == 0
+    for name, words_of in (
+        ("said.csv", ["--text", "sentence"]),
+        ("said.conll", ["--text", "tokens"]),
+    ):
+        assert (
+            verb(
+                "predict", tags.folder, tmp_path / name, *words_of, "--out", tmp_path / "out.jsonl"
+            )
+            == 0
+        )
         answered = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
-        assert answered.get("words", words) == words and ("words" in answered) == ("sentence" in words_of)
+        assert answered.get("words", words) == words and ("words" in answered) == (
+            "sentence" in words_of
+        )
         found.append(answered["prediction"])
     assert found == [tags.predict([words])[0].tags] * 2
 
@@ -160,7 +189,9 @@ def test_what_is_saved_is_the_running_mean_of_the_weights(classes):
     assert not torch.equal(saved[name], best["state_dict"][f"model.{name}"])
 
 
-def test_rows_come_over_standard_input_and_the_likeliest_classes_are_listed(classes, monkeypatch, capsysbinary):
+def test_rows_come_over_standard_input_and_the_likeliest_classes_are_listed(
+    classes, monkeypatch, capsysbinary
+):
     given = io.TextIOWrapper(io.BytesIO(b'{"text": "w1 cat"}\n{"text": null}\n'))
     monkeypatch.setattr("sys.stdin", given)
     assert verb("predict", classes.folder, "-", "--top-k", "9") == 0
@@ -179,15 +210,22 @@ def test_nothing_over_standard_input_is_a_mistake(classes, monkeypatch, capsys):
 
 def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
     first = table(300)
-    data = {"premise": first["text"], "hypothesis": [f"it is about {label}" for label in first["label"]]}
+    data = {
+        "premise": first["text"],
+        "hypothesis": [f"it is about {label}" for label in first["label"]],
+    }
     data["label"] = ["yes" if number % 3 else "no" for number in range(300)]
-    config = TextDataConfig(train=data, text=["premise", "hypothesis"], pair=True, cache=str(tmp_path))
+    config = TextDataConfig(
+        train=data, text=["premise", "hypothesis"], pair=True, cache=str(tmp_path)
+    )
     result = run(tmp_path, config, epochs=1)
     model = result.predictor.model
     assert model._numbers_pairs
     again = load_predictor(result.folder)
     pair = ("w1 cat", "it is about plants")
-    assert again.predict([pair])[0].probability == pytest.approx(result.predict([pair])[0].probability, abs=1e-6)
+    assert again.predict([pair])[0].probability == pytest.approx(
+        result.predict([pair])[0].probability, abs=1e-6
+    )
     assert verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", data)) == 0
 
 
@@ -201,7 +239,9 @@ def test_only_encoders_read_pairs():
 def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_path, capsys):
     rows = table(600)
     random = np.random.default_rng(1)
-    labels = ["|".join([label, *(["odd"] if random.random() < 0.15 else [])]) for label in rows["label"]]
+    labels = [
+        "|".join([label, *(["odd"] if random.random() < 0.15 else [])]) for label in rows["label"]
+    ]
     lists = [label.split("|") for label in labels]
     data = TextDataConfig(train=rows | {"label": lists}, problem=Problem.multi, cache=str(tmp_path))
     result = run(tmp_path, data)
@@ -209,7 +249,11 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     assert len(saved) == 3
     loaded = load_predictor(result.folder)
     assert loaded.least_shares().tolist() == pytest.approx(saved)
-    assert loaded.temperature == result.predictor.temperature == result.summary["calibration"]["temperature"]
+    assert (
+        loaded.temperature
+        == result.predictor.temperature
+        == result.summary["calibration"]["temperature"]
+    )
     outputs = result.predictor.outputs(pa_texts(rows["text"][:50]))
     shares = result.predictor.shares(outputs)
     torch.testing.assert_close(shares, (outputs / loaded.temperature).sigmoid())
@@ -221,18 +265,28 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     assert [each.label for each in result.predict(rows["text"][:50])] == expected
     given = {"text": rows["text"][:50], "label": labels[:50]}  # as a csv of answers has them
     capsys.readouterr()
-    assert verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", given), "--json") == 0
+    assert (
+        verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", given), "--json") == 0
+    )
     scores = json.loads(capsys.readouterr().out)
-    right = [sorted(names) == sorted(label.split("|")) for names, label in zip(expected, labels, strict=False)]
+    right = [
+        sorted(names) == sorted(label.split("|"))
+        for names, label in zip(expected, labels, strict=False)
+    ]
     assert scores["subset_accuracy"] == pytest.approx(sum(right) / 50)
 
 
 @pytest.mark.soak(seconds=3)
 def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
     rows = table(300)
-    labels = [f"{label}|odd" if number % 5 == 0 else label for number, label in enumerate(rows["label"])]
+    labels = [
+        f"{label}|odd" if number % 5 == 0 else label for number, label in enumerate(rows["label"])
+    ]
     data = TextDataConfig(
-        train=rows | {"label": labels}, problem=Problem.multi, label_delimiter="|", cache=str(tmp_path)
+        train=rows | {"label": labels},
+        problem=Problem.multi,
+        label_delimiter="|",
+        cache=str(tmp_path),
     )
     result = run(tmp_path, data, epochs=1)
     out, texts = tmp_path / "answers.jsonl", rows["text"][:20]
@@ -252,7 +306,16 @@ def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_pat
     result = run(tmp_path, data, epochs=1)
     for folder, answers in ((result.folder, "numbers"), (tags.folder, "words with tags")):
         capsys.readouterr()
-        assert verb("predict", folder, write_jsonl(tmp_path / "rows.jsonl", {"text": ["a"]}), "--top-k", "2") == 2
+        assert (
+            verb(
+                "predict",
+                folder,
+                write_jsonl(tmp_path / "rows.jsonl", {"text": ["a"]}),
+                "--top-k",
+                "2",
+            )
+            == 2
+        )
         assert f"--top-k: this run answers {answers}. Leave it out." in capsys.readouterr().err
 
 
@@ -261,7 +324,9 @@ def pa_texts(texts: list[str]):
 
 
 def write_jsonl(path: Path, columns: dict[str, list[Any]]) -> Path:
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    rows = [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -275,7 +340,11 @@ def test_a_tagger_finds_entities_and_counts_what_was_cut(tags):
 def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
     rows = ["met Zarbo in Velm tonight", ["one", "two three"], [], ["word"] * 60]
     loaded = TagPredictor.load(tags.folder)
-    assert loaded.temperature == tags.predictor.temperature == tags.summary["calibration"]["temperature"]
+    assert (
+        loaded.temperature
+        == tags.predictor.temperature
+        == tags.summary["calibration"]["temperature"]
+    )
     expected, found = tags.predict(rows), loaded.predict(rows)
     for mine, theirs in zip(found, expected, strict=True):
         sure = [[entity.probability for entity in each.entities] for each in (mine, theirs)]
@@ -303,9 +372,16 @@ def test_the_temperature_divides_the_logits_of_words(tags):
 def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path, capsys):
     from flatout.data.samples.tweets import TaggedTweetsTable
 
-    blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(["tokens", "tags"])
-    columns = {name: [value for block in blocks for value in block.column(name).to_pylist()] for name in ["tokens"]}
-    blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(["tokens", "tags"])
+    blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(
+        ["tokens", "tags"]
+    )
+    columns = {
+        name: [value for block in blocks for value in block.column(name).to_pylist()]
+        for name in ["tokens"]
+    }
+    blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(
+        ["tokens", "tags"]
+    )
     columns["tags"] = [value for block in blocks for value in block.column("tags").to_pylist()]
     file = write_jsonl(tmp_path / "rows.jsonl", columns)
     assert verb("evaluate", tags.folder, file, "--json") == 0
@@ -313,7 +389,9 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
     assert scores["rows"] == 80
     # fp32 here, bf16 where the run has it: an answer on the edge may differ
     assert scores["f1"] == pytest.approx(tags.metrics["test/f1"], abs=0.03)
-    assert scores["intervals"]["f1"] == pytest.approx(tags.summary["intervals"]["test/f1"], abs=0.06)
+    assert scores["intervals"]["f1"] == pytest.approx(
+        tags.summary["intervals"]["test/f1"], abs=0.06
+    )
     out = tmp_path / "answers.jsonl"
     assert verb("predict", tags.folder, file, "--out", out) == 0
     answers = [json.loads(line) for line in out.read_text().splitlines()]
@@ -332,12 +410,17 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
 
 
 def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, capsys):
-    row = {"tokens": ["a"] * 60, "tags": [*["O"] * 59, "B-person"]}  # a letter is a token, and 22 fit a row of 24
+    # a letter is a token, and 22 fit a row of 24
+    row = {"tokens": ["a"] * 60, "tags": [*["O"] * 59, "B-person"]}
     short = {"tokens": ["b", "c"], "tags": ["O", "O"]}
     file = write_jsonl(
-        tmp_path / "rows.jsonl", {name: [row[name], short[name], row[name]] for name in ("tokens", "tags")}
+        tmp_path / "rows.jsonl",
+        {name: [row[name], short[name], row[name]] for name in ("tokens", "tags")},
     )
-    told = "words beyond data.max_length=24 of this run: 76; each is answered O, entities among them are missed\n"
+    told = (
+        "words beyond data.max_length=24 of this run: 76; each is answered O, entities among them"
+        " are missed\n"
+    )
     assert verb("predict", tags.folder, file, "--out", tmp_path / "answers.jsonl") == 0
     assert capsys.readouterr().err == told
     assert verb("evaluate", tags.folder, file, "--json") == 0
@@ -345,7 +428,9 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
     assert said.err == told
     found = json.loads(said.out)
     assert (found["lost_words"], found["recall"]) == (76, 0.0)
-    alone = write_jsonl(tmp_path / "short.jsonl", {name: [short[name]] for name in ("tokens", "tags")})
+    alone = write_jsonl(
+        tmp_path / "short.jsonl", {name: [short[name]] for name in ("tokens", "tags")}
+    )
     assert verb("predict", tags.folder, alone) == 0
     assert capsys.readouterr().err == ""
 
@@ -376,7 +461,13 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
     folder = tmp_path / "run"
     data = TextDataConfig(train=table(200), batch_size=32, cache=str(tmp_path))
     with pytest.raises(UserError, match="not finite at step 10"):
-        run(tmp_path, data, callbacks={"spoil": Spoil()}, folder=folder, checkpoint=CheckpointConfig(patience=None))
+        run(
+            tmp_path,
+            data,
+            callbacks={"spoil": Spoil()},
+            folder=folder,
+            checkpoint=CheckpointConfig(patience=None),
+        )
     kept = FolderCheckpointIO().load_checkpoint(folder / "checkpoints" / "last")
     assert kept["global_step"] < 10
     assert all(torch.isfinite(tensor).all() for tensor in kept["state_dict"].values())
@@ -384,13 +475,23 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
 
 @pytest.mark.soak(seconds=2)
 def test_accumulated_batches_take_the_same_steps_as_one_large_batch(tmp_path):
-    exact = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+    exact = TransformerConfig(
+        hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
+    )
     weights = []
     for batch_size, accumulate in ((32, 1), (8, 4)):
-        data = TextDataConfig(train=table(200), batch_size=batch_size, accumulate=accumulate, cache=str(tmp_path))
-        result = run(tmp_path, data, exact, epochs=1, precision="fp32", optim=OptimConfig(lr=1e-3, eps=1e-4))
+        data = TextDataConfig(
+            train=table(200), batch_size=batch_size, accumulate=accumulate, cache=str(tmp_path)
+        )
+        result = run(
+            tmp_path, data, exact, epochs=1, precision="fp32", optim=OptimConfig(lr=1e-3, eps=1e-4)
+        )
         weights.append(load_file(result.folder / "model" / "model.safetensors"))
     for name, weight in weights[0].items():
         torch.testing.assert_close(
-            weights[1][name], weight, rtol=1e-3, atol=1e-4, msg=lambda told, at=name: f"{at}: {told}"
+            weights[1][name],
+            weight,
+            rtol=1e-3,
+            atol=1e-4,
+            msg=lambda told, at=name: f"{at}: {told}",
         )

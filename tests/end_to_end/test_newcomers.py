@@ -1,8 +1,8 @@
-"""Eight newcomers with data of their own, each a script of commands: no traceback, and no result is lost.
-Every command that is printed on the way can be typed.
+"""Eight newcomers with data of their own, each a script of commands: no traceback, and no result is
+lost. Every command that is printed on the way can be typed.
 
-A Lightning user, one of transformers, of Hydra, of tags, of sensors, of record linkage, a careless one, and one who
-only looks.
+A Lightning user, one of transformers, of Hydra, of tags, of sensors, of record linkage, a careless
+one, and one who only looks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ Walk = Callable[..., str]
 
 
 @pytest.fixture
-def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Walk:
-    """Runs a command in a folder of its own and gives what it prints; `code`: the exit code that it must have."""
+def walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Walk:
+    """Runs a command in a folder of its own and gives what it prints; `code`: the exit code that it
+    must have.
+    """
     monkeypatch.chdir(tmp_path)
     write_table(Path("rows.csv"))
 
@@ -53,7 +57,9 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def follow(said: str) -> None:
-    """Whatever command was printed can be typed: its settings compose, and its verb reads its arguments."""
+    """Whatever command was printed can be typed: its settings compose, and its verb reads its
+    arguments.
+    """
     for printed in set(re.findall(r"python -m (?:train|flatout)\b[^\n]*", said)):
         if re.match(r"python -m \w+( \w+)?: ", printed) or re.search(r"\b[A-Z]{4,}\b", printed):
             continue  # who says it, and a place to fill in
@@ -65,12 +71,17 @@ def follow(said: str) -> None:
 
 
 def write_table(path: Path, rows: int = 90) -> None:
-    lines = [f"{('calm', 'loud', 'odd')[i % 3]} words of row {i},{('sea', 'air', 'land')[i % 3]}" for i in range(rows)]
+    lines = [
+        f"{('calm', 'loud', 'odd')[i % 3]} words of row {i},{('sea', 'air', 'land')[i % 3]}"
+        for i in range(rows)
+    ]
     path.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
 
 
 def runs() -> list[Path]:
-    """The folders of finished runs, oldest first; a run that began and did not finish is a lost result."""
+    """The folders of finished runs, oldest first; a run that began and did not finish is a lost
+    result.
+    """
     found = sorted(Path("outputs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
     assert [read_summary(path.parent)["status"] for path in found] == ["finished"] * len(found)
     return [path.parent for path in found]
@@ -87,7 +98,8 @@ import torch
 
 class Rows(L.LightningDataModule):
     def train_dataloader(self):
-        return torch.utils.data.DataLoader([(torch.randn(4), torch.tensor(i % 2)) for i in range(160)], batch_size=8)
+        rows = [(torch.randn(4), torch.tensor(i % 2)) for i in range(160)]
+        return torch.utils.data.DataLoader(rows, batch_size=8)
 
     def val_dataloader(self):
         return self.train_dataloader()
@@ -110,13 +122,18 @@ class Net(L.LightningModule):
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*number of training batches.*")
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*number of training batches.*"
+)
 def test_a_lightning_user_trains_a_module_of_their_own(walk, tmp_path, monkeypatch):
     Path("mine_of_newcomer.py").write_text(MINE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine_of_newcomer", raising=False)
     own = "task._target_=mine_of_newcomer.Net data._target_=mine_of_newcomer.Rows"
-    quick = "trainer.max_epochs=2 precision=fp32 trainer.accelerator=cpu monitor.progress=false logger=none"
+    quick = (
+        "trainer.max_epochs=2 precision=fp32 trainer.accelerator=cpu monitor.progress=false"
+        " logger=none"
+    )
     assert "allow_targets=[mine_of_newcomer]" in walk(f"train {own} {quick}", code=2)
     walk(f"train {own} {quick} allow_targets=[mine_of_newcomer]")
     (run,) = runs()
@@ -139,7 +156,9 @@ def test_a_user_of_transformers_reads_the_exported_folder_without_us(walk):
     with Path("answers.csv").open(encoding="utf-8") as file:
         answers = list(csv.DictReader(file))
     with torch.no_grad():
-        logits = model(**tokenizer([row["text"] for row in answers], padding=True, return_tensors="pt")).logits
+        logits = model(
+            **tokenizer([row["text"] for row in answers], padding=True, return_tensors="pt")
+        ).logits
     theirs = [model.config.id2label[int(number)] for number in logits.argmax(1)]
     assert theirs == [row["prediction"] for row in answers] and len(answers) == 90
 
@@ -147,7 +166,9 @@ def test_a_user_of_transformers_reads_the_exported_folder_without_us(walk):
 @pytest.mark.soak(seconds=30)
 def test_a_user_of_hydra_gets_a_result_for_each_value(walk):
     Path("conf/experiment").mkdir(parents=True)
-    Path("conf/experiment/mine.yaml").write_text("# @package _global_\nname: mine\nmodel: {hidden: 4, embedding: 4}\n")
+    Path("conf/experiment/mine.yaml").write_text(
+        "# @package _global_\nname: mine\nmodel: {hidden: 4, embedding: 4}\n"
+    )
     said = walk(f"train --config-dir conf -m experiment=mine data.source=rows.csv seed=1,2 {TINY}")
     found = runs()
     assert sorted(read_summary(run)["seed"] for run in found) == [1, 2]
@@ -158,13 +179,17 @@ def test_a_user_of_hydra_gets_a_result_for_each_value(walk):
 
 
 def test_a_user_of_tags_follows_the_command_of_the_check(walk):
-    rows = [{"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)]
+    rows = [
+        {"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)
+    ]
     Path("tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     command = printed_command(walk("check tags.jsonl"))
     walk(f"{command} model.hidden=16 model.layers=1 model.heads=2 {TINY}")
     (run,) = runs()
     walk(f"predict {run} tags.jsonl --out answers.jsonl")
-    answers = [json.loads(line) for line in Path("answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = [
+        json.loads(line) for line in Path("answers.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert len(answers) == 60 and all("entities" in answer for answer in answers)
     assert "f1" in walk(f"evaluate {run} tags.jsonl")
 
@@ -175,7 +200,9 @@ def test_a_user_of_sensors_follows_the_command_of_the_check(walk):
     for number in range(8):
         volts = np.random.default_rng(number).random(40)
         lines = [f"{second},{volt:.4f},{1 - volt:.4f}" for second, volt in enumerate(volts)]
-        Path(f"cells/{number}.csv").write_text("\n".join(["t,volt,soc", *lines]) + "\n", encoding="utf-8")
+        Path(f"cells/{number}.csv").write_text(
+            "\n".join(["t,volt,soc", *lines]) + "\n", encoding="utf-8"
+        )
     assert "data=sequence to train" in walk("check cells/", code=2)
     command = printed_command(walk("check cells/ data.features=[volt] data.target=soc data.time=t"))
     walk(f"{command} model.hidden=4 {TINY}")
@@ -188,8 +215,13 @@ def test_a_user_of_sensors_follows_the_command_of_the_check(walk):
 def test_a_user_of_record_linkage_trains_on_what_encode_wrote(walk):
     people = [f"{i},ann{i % 7},smith{i % 11}" for i in range(80)]
     Path("people.csv").write_text("\n".join(["id,first,last", *people]) + "\n", encoding="utf-8")
-    assert "encoded: first, last; id names each record" in walk("encode people.csv --uid id --size 64 --out bits.csv")
-    walk(f"train data=bits model=bitmlp task=grams task.exposure=false model.widths=[8] data.source=bits.csv {TINY}")
+    assert "encoded: first, last; id names each record" in walk(
+        "encode people.csv --uid id --size 64 --out bits.csv"
+    )
+    walk(
+        "train data=bits model=bitmlp task=grams task.exposure=false model.widths=[8]"
+        f" data.source=bits.csv {TINY}"
+    )
     (run,) = runs()
     assert "dice" in walk(f"evaluate {run} bits.csv")
     walk(f"predict {run} bits.csv --out answers.csv")
@@ -261,8 +293,12 @@ TRAINED = [line for line in CARELESS if line.startswith("train")]
     ids=["verbs", "a few runs", "other runs"],
 )
 def test_a_careless_person_gets_one_sentence_and_no_folder(lines, walk):
-    Path("one.csv").write_text("text,label\n" + "".join(f"words {i},a\n" for i in range(40)), encoding="utf-8")
-    Path("numbers.csv").write_text("text,label\n" + "".join(f"{i},{i % 2}\n" for i in range(40)), encoding="utf-8")
+    Path("one.csv").write_text(
+        "text,label\n" + "".join(f"words {i},a\n" for i in range(40)), encoding="utf-8"
+    )
+    Path("numbers.csv").write_text(
+        "text,label\n" + "".join(f"{i},{i % 2}\n" for i in range(40)), encoding="utf-8"
+    )
     Path("empty.csv").touch()
     Path("book.xlsx").write_bytes(b"PK\3\4")
     before = sorted(Path().rglob("*"))
@@ -272,7 +308,11 @@ def test_a_careless_person_gets_one_sentence_and_no_folder(lines, walk):
         if CARELESS[line] not in said or len(said.strip().splitlines()) != 1:
             wrong.append(f"{line}: {said}")
     assert not wrong, "\n".join(wrong)
-    assert [path for path in sorted(Path().rglob("*")) if path not in before and path.parts[0] != "cache"] == []
+    assert [
+        path
+        for path in sorted(Path().rglob("*"))
+        if path not in before and path.parts[0] != "cache"
+    ] == []
 
 
 @pytest.mark.soak(seconds=2)

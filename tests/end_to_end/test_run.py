@@ -1,4 +1,6 @@
-"""Whole runs on small real tables: from Python, for every kind of label, with mistakes, with an end before its time."""
+"""Whole runs on small real tables: from Python, for every kind of label, with mistakes, with an end
+before its time.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,17 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> str:
 
 def small_fit(tmp_path: Path, rows: list[dict[str, str]], **settings):
     data = TextDataConfig(
-        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
+        train=write_csv(tmp_path / "rows.csv", rows),
+        text="headline",
+        label="category",
+        batch_size=32,
         vocabulary=VocabularyConfig(min_frequency=1),
-    )  # fmt: skip
-    settings = {"epochs": 8, "optim": OptimConfig(lr=0.01), "output": str(tmp_path / "runs")} | settings
+    )
+    settings = {
+        "epochs": 8,
+        "optim": OptimConfig(lr=0.01),
+        "output": str(tmp_path / "runs"),
+    } | settings
     return fit(data, settings.pop("model", SMALL), **settings)
 
 
@@ -85,18 +94,32 @@ def finished(tmp_path_factory):
 
 def test_a_table_of_ones_own_is_learnt(finished):
     assert finished.metrics["test/accuracy"] > 0.9
-    assert [prediction.label for prediction in finished.predict(["a cat w3", "w1 marble"])] == ["animals", "stones"]
+    assert [prediction.label for prediction in finished.predict(["a cat w3", "w1 marble"])] == [
+        "animals",
+        "stones",
+    ]
 
 
 def test_the_run_folder_is_as_promised(finished):
     names = {path.name.split(".tfevents")[0] for path in finished.folder.iterdir()}
     assert names == {
-        "config.yaml", "overrides.txt", "checkpoints", "model", "events.out", "metrics.csv", "summary.json",
-        "report.html", "log.txt", "splits.parquet",
-    }  # fmt: skip
+        "config.yaml",
+        "overrides.txt",
+        "checkpoints",
+        "model",
+        "events.out",
+        "metrics.csv",
+        "summary.json",
+        "report.html",
+        "log.txt",
+        "splits.parquet",
+    }
     assert {path.name for path in (finished.folder / "model").iterdir()} == {
-        "tokenizer.json", "model.safetensors", "labels.json", "config.json",
-    }  # fmt: skip
+        "tokenizer.json",
+        "model.safetensors",
+        "labels.json",
+        "config.json",
+    }
     links = {path.name for path in (finished.folder / "checkpoints").iterdir() if path.is_symlink()}
     assert links == {"best", "last"}
 
@@ -122,23 +145,38 @@ def test_the_saved_model_answers_like_the_one_in_memory(finished):
 def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
     with (finished.folder / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert sum(bool(row["val/accuracy"]) for row in rows) == read_summary(finished.folder)["training"]["epochs"]
+    assert (
+        sum(bool(row["val/accuracy"]) for row in rows)
+        == read_summary(finished.folder)["training"]["epochs"]
+    )
     assert all(row["train/loss"] or row["val/loss"] for row in rows)
 
 
-def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_curves(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.callbacks.hardware_monitor.watched_card", lambda device: find_card(shared_card(), 0))
-    monkeypatch.setattr("flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02))
+def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_curves(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "flatout.callbacks.hardware_monitor.watched_card",
+        lambda device: find_card(shared_card(), 0),
+    )
+    monkeypatch.setattr(
+        "flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02)
+    )
     result = small_fit(tmp_path, rows_about_things(400), epochs=4)
     speed = read_summary(result.folder)["speed"]
     assert (speed["gpu"]["utilisation"], speed["gpu"]["power_w"]) == pytest.approx((0.99, 449.0))
-    assert (speed["gpu"]["throttled"], speed["gpu"]["others"]["processes"]) == ({"power limit": 1.0}, 2)
+    assert (speed["gpu"]["throttled"], speed["gpu"]["others"]["processes"]) == (
+        {"power limit": 1.0},
+        2,
+    )
     assert speed["host"]["process_memory_gb"] > 0.1
     with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["gpu/temperature_c"] for row in rows} >= {"84"}
     assert any(row["host/process_cpu_cores"] for row in rows)
-    assert "throttled 100% of the time by power limit" in (result.folder / "report.html").read_text(encoding="utf-8")
+    assert "throttled 100% of the time by power limit" in (result.folder / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
@@ -146,7 +184,9 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     card = find_card(machine, 0)
     machine.cards[0].is_lost = True
     monkeypatch.setattr("flatout.callbacks.hardware_monitor.watched_card", lambda device: card)
-    monkeypatch.setattr("flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02))
+    monkeypatch.setattr(
+        "flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02)
+    )
     result = small_fit(tmp_path, rows_about_things(150), epochs=2)
     summary = read_summary(result.folder)
     assert (summary["status"], summary["speed"]["gpu"]["power_w"]) == ("finished", None)
@@ -154,7 +194,9 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     assert log.count("gpu: no longer watched (GPU is lost); training continues") == 1
 
 
-@pytest.mark.parametrize("model", [SMALL, *at_once(of=[TextCNNConfig(embedding=16, filters=8)], seconds=2)])
+@pytest.mark.parametrize(
+    "model", [SMALL, *at_once(of=[TextCNNConfig(embedding=16, filters=8)], seconds=2)]
+)
 def test_the_same_seed_gives_the_same_result(tmp_path, model):
     rows = rows_about_things(150)
     first, second = (small_fit(tmp_path, rows, epochs=2, model=model) for _ in range(2))
@@ -167,9 +209,14 @@ def test_several_labels_a_row(tmp_path):
         row["headline"] += " " + other["headline"]
         row["category"] = "|".join(sorted({row["category"], other["category"]}))
     data = TextDataConfig(
-        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
-        problem=Problem.multi, label_delimiter="|", vocabulary=VocabularyConfig(min_frequency=1),
-    )  # fmt: skip
+        train=write_csv(tmp_path / "rows.csv", rows),
+        text="headline",
+        label="category",
+        batch_size=32,
+        problem=Problem.multi,
+        label_delimiter="|",
+        vocabulary=VocabularyConfig(min_frequency=1),
+    )
     result = fit(data, SMALL, epochs=15, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
     assert result.metrics["test/micro_f1"] > 0.85
     assert set(result.predict(["cat oak"])[0].label) == {"animals", "plants"}
@@ -181,9 +228,13 @@ def test_numbers_for_labels(tmp_path):
     for row in rows:
         row["category"] = str(1000 + 100 * list(WORDS).index(row["category"]))
     data = TextDataConfig(
-        train=write_csv(tmp_path / "rows.csv", rows), text="headline", label="category", batch_size=32,
-        problem=Problem.regression, vocabulary=VocabularyConfig(min_frequency=1),
-    )  # fmt: skip
+        train=write_csv(tmp_path / "rows.csv", rows),
+        text="headline",
+        label="category",
+        batch_size=32,
+        problem=Problem.regression,
+        vocabulary=VocabularyConfig(min_frequency=1),
+    )
     result = fit(data, SMALL, epochs=12, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
     assert result.metrics["test/rmse"] < 40
     assert result.predict("slate")[0].label == pytest.approx(1200, abs=80)
@@ -200,21 +251,32 @@ def test_a_table_in_memory(tmp_path):
 def test_a_model_answers_rows_as_they_were_made_ready_for_training(tmp_path):
     things = {"cat": "animals", "dog": "animals", "slate": "stones", "marble": "stones"}
     rows = [
-        {"title": list(things)[i % 4], "body": f"w{i} &amp;", "label": list(things.values())[i % 4]} for i in range(200)
+        {"title": list(things)[i % 4], "body": f"w{i} &amp;", "label": list(things.values())[i % 4]}
+        for i in range(200)
     ]
     table = {name: [row[name] for row in rows] for name in rows[0]}
     data = TextDataConfig(
-        train=table, text=["title", "body"], clean=CleaningConfig(escapes=Escapes.decode), batch_size=32
+        train=table,
+        text=["title", "body"],
+        clean=CleaningConfig(escapes=Escapes.decode),
+        batch_size=32,
     )
     result = fit(data, SMALL, epochs=6, optim=OptimConfig(lr=0.01), output=str(tmp_path / "runs"))
     saved = Predictor.load(result.folder)
     assert saved.roles.texts == ("title", "body")
-    assert saved.outputs(pa.array(["cat w1 &amp;"])).tolist() == saved.outputs(pa.array(["cat w1 &"])).tolist()
+    assert (
+        saved.outputs(pa.array(["cat w1 &amp;"])).tolist()
+        == saved.outputs(pa.array(["cat w1 &"])).tolist()
+    )
     file = tmp_path / "more.jsonl"
-    file.write_text('{"title": "dog", "body": "w &amp;"}\n{"title": "marble", "body": null}\n', encoding="utf-8")
+    file.write_text(
+        '{"title": "dog", "body": "w &amp;"}\n{"title": "marble", "body": null}\n', encoding="utf-8"
+    )
     out = tmp_path / "out.jsonl"
     assert verb("predict", result.folder, file, "--out", out) == 0
-    answers = [json.loads(line)["prediction"] for line in out.read_text(encoding="utf-8").splitlines()]
+    answers = [
+        json.loads(line)["prediction"] for line in out.read_text(encoding="utf-8").splitlines()
+    ]
     assert answers == ["animals", "stones"]
 
 
@@ -222,9 +284,12 @@ def test_files_of_different_formats_for_the_splits(tmp_path):
     rows = rows_about_things(90)
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
     data = TextDataConfig(
-        train=write_csv(tmp_path / "train.csv", rows[30:]), test=str(tmp_path / "test.jsonl"),
-        text="headline", label="category", batch_size=16,
-    )  # fmt: skip
+        train=write_csv(tmp_path / "train.csv", rows[30:]),
+        test=str(tmp_path / "test.jsonl"),
+        text="headline",
+        label="category",
+        batch_size=16,
+    )
     result = fit(data, SMALL, epochs=1, output=str(tmp_path / "runs"))
     counts = result.summary["data"]["rows"]
     assert counts["test"] == 30
@@ -250,13 +315,19 @@ def test_a_model_of_ones_own_needs_nothing_but_forward(tmp_path):
 
 def test_training_stops_when_nothing_gets_better_and_the_run_says_so(tmp_path, capsys):
     result = small_fit(
-        tmp_path, rows_about_things(100), epochs=30, optim=OptimConfig(lr=1e-9), checkpoint=CheckpointConfig(patience=2)
+        tmp_path,
+        rows_about_things(100),
+        epochs=30,
+        optim=OptimConfig(lr=1e-9),
+        checkpoint=CheckpointConfig(patience=2),
     )
     epochs = result.summary["training"]["epochs"]
     assert epochs <= 4
     (end,) = (each for each in result.summary["choices"] if each["name"] == "early end of training")
     assert end["value"] == f"after epoch {epochs} of 30"
-    assert end["why"] == f"val/{result.metric} was no better in 2 validations, checkpoint.patience=2"
+    assert (
+        end["why"] == f"val/{result.metric} was no better in 2 validations, checkpoint.patience=2"
+    )
     assert end["evidence"] == f"{result.objective:.4f} after epoch {epochs - 2}, which is kept"
     line = f"early end of training: after epoch {epochs} of 30 ({end['why']}; {end['evidence']})"
     said = capsys.readouterr().out
@@ -268,10 +339,16 @@ def test_training_stops_when_nothing_gets_better_and_the_run_says_so(tmp_path, c
 
 
 def test_training_to_its_last_epoch_is_no_early_end(tmp_path, capsys):
-    settings = {"epochs": 3, "optim": OptimConfig(lr=1e-9), "checkpoint": CheckpointConfig(patience=2)}
+    settings = {
+        "epochs": 3,
+        "optim": OptimConfig(lr=1e-9),
+        "checkpoint": CheckpointConfig(patience=2),
+    }
     result = small_fit(tmp_path, rows_about_things(100), **settings)
     assert result.summary["training"]["epochs"] == 3
-    assert not [each for each in result.summary["choices"] if each["name"] == "early end of training"]
+    assert not [
+        each for each in result.summary["choices"] if each["name"] == "early end of training"
+    ]
     assert "Training ended early" not in (result.folder / "report.html").read_text()
 
 
@@ -299,7 +376,11 @@ def test_a_run_that_ends_early_says_so_in_its_summary(tmp_path, error, status):
 MISTAKES = {
     "missing file": ({"train": "nowhere.csv"}, {}, r"data.train: no such file: nowhere.csv"),
     "missing column": ({"text": "headlin"}, {}, r"no column 'headlin'.*Did you mean 'headline'\?"),
-    "one class": ({}, {"category": "same"}, r"data.label: the training rows have only one class: 'same'"),
+    "one class": (
+        {},
+        {"category": "same"},
+        r"data.label: the training rows have only one class: 'same'",
+    ),
     "no text at all": ({}, {"headline": ""}, r"data.train: no rows are left for the train split"),
     "no label at all": ({}, {"category": ""}, r"data.train: no rows are left for the train split"),
 }
@@ -309,7 +390,11 @@ MISTAKES = {
 def test_a_mistake_in_the_data_is_one_clear_error_and_leaves_no_store(tmp_path, case):
     settings, change, message = MISTAKES[case]
     rows = [row | change for row in rows_about_things(40)]
-    given = {"train": write_csv(tmp_path / "rows.csv", rows), "text": "headline", "label": "category"} | settings
+    given = {
+        "train": write_csv(tmp_path / "rows.csv", rows),
+        "text": "headline",
+        "label": "category",
+    } | settings
     with pytest.raises(UserError, match=message):
         fit(TextDataConfig(**given), SMALL, output=str(tmp_path / "runs"))
     assert not list((tmp_path / "cache").glob("*/manifest.json"))
@@ -342,11 +427,14 @@ def test_fit_works_where_hydra_cannot_be_imported(tmp_path):
 import sys
 sys.modules["hydra"] = sys.modules["omegaconf"] = None
 from flatout import fit, TextDataConfig, BiLSTMConfig, HeadlinesConfig
-data = TextDataConfig(sample=HeadlinesConfig(rows=300, eval_rows=50), cache={str(tmp_path / "cache")!r})
+sample = HeadlinesConfig(rows=300, eval_rows=50)
+data = TextDataConfig(sample=sample, cache={str(tmp_path / "cache")!r})
 result = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, output={str(tmp_path / "runs")!r})
 print("trained", result.summary["training"]["steps"], result.predict("senate")[0].label)
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "trained 3" in done.stdout
 
@@ -354,5 +442,11 @@ print("trained", result.summary["training"]["steps"], result.predict("senate")[0
 @pytest.mark.soak(seconds=2)
 def test_progress_can_be_switched_off(tmp_path):
     sample = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40))
-    result = fit(sample, SMALL, epochs=1, monitor=MonitorConfig(progress=False), output=str(tmp_path / "runs"))
+    result = fit(
+        sample,
+        SMALL,
+        epochs=1,
+        monitor=MonitorConfig(progress=False),
+        output=str(tmp_path / "runs"),
+    )
     assert result.metrics["val/accuracy"] >= 0

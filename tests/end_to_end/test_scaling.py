@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, UserError, fit
+from flatout import (
+    BiLSTMConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+)
 from flatout.callbacks.gpu import CURVES
 from flatout.report.summary import read_summary
 
@@ -15,7 +23,9 @@ MODEL = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
 RATE = OptimConfig(lr=0.004, scale_lr="sqrt", base_batch=16, max_lr=0.5)
 
 
-def trained(tmp_path: Path, name: str, *, optim: OptimConfig = RATE, epochs: int = 2, resume=None, **batches):
+def trained(
+    tmp_path: Path, name: str, *, optim: OptimConfig = RATE, epochs: int = 2, resume=None, **batches
+):
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40), **batches)
     result = fit(
         data,
@@ -54,12 +64,16 @@ def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
 @pytest.mark.soak(seconds=2)
 def test_a_run_goes_on_with_the_same_rows_a_step_however_they_are_divided(tmp_path):
     begun, _ = trained(tmp_path, "run", epochs=1, batch_size=64)
-    gone_on, _ = trained(tmp_path, "run", epochs=2, batch_size=20, effective_batch=64, resume=str(begun.folder))
+    gone_on, _ = trained(
+        tmp_path, "run", epochs=2, batch_size=20, effective_batch=64, resume=str(begun.folder)
+    )
     summary = read_summary(gone_on.folder)
     assert gone_on.folder == begun.folder
     assert (summary["training"]["resumed_from"], summary["training"]["epochs"]) == (4, 2)
     with pytest.raises(UserError, match="rows a step was 64 and is 32"):
-        trained(tmp_path, "run", epochs=3, batch_size=20, effective_batch=32, resume=str(begun.folder))
+        trained(
+            tmp_path, "run", epochs=3, batch_size=20, effective_batch=32, resume=str(begun.folder)
+        )
 
 
 def test_a_rate_cannot_follow_rows_that_vary(tmp_path):

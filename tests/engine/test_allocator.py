@@ -1,4 +1,6 @@
-"""A GPU's memory is taken in segments that grow, before any is asked for, unless you set it yourself."""
+"""A GPU's memory is taken in segments that grow, before any is asked for, unless you set it
+yourself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Layers compiled by torch compute what they compute eagerly; whether they are is measured, and a failure is no end."""
+"""Layers compiled by torch compute what they compute eagerly; whether they are is measured, and a
+failure is no end.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ pytestmark = pytest.mark.filterwarnings(*OF_TORCH)
 
 def encoder(family: str = "bert", dropout: float = 0.1, **settings) -> Transformer:
     torch.manual_seed(0)
-    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, dropout=dropout, **settings)
-    return config.build(Outputs(["a", "b"], "single"), vocabulary_size=90, padding_id=1, separator_id=None)
+    config = TransformerConfig(
+        family=family, hidden=32, layers=3, heads=4, dropout=dropout, **settings
+    )
+    return config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=90, padding_id=1, separator_id=None
+    )
 
 
 def batch_of(*lengths: int) -> FlatBatch:
@@ -40,16 +46,23 @@ def batch_of(*lengths: int) -> FlatBatch:
 
 
 def trained(model: Transformer, batch: FlatBatch) -> list[Tensor]:
-    """The answers and the gradients of a training pass with random numbers that are always the same."""
+    """The answers and the gradients of a training pass with random numbers that are always the
+    same.
+    """
     torch.manual_seed(1)
     model.zero_grad()
     answers = model.train()(batch)
     (answers * torch.linspace(-1, 1, answers.numel()).view(answers.shape)).sum().backward()
-    return [answers.detach(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+    return [
+        answers.detach(),
+        *(weight.grad for weight in model.parameters() if weight.grad is not None),
+    ]
 
 
 def traced(monkeypatch) -> list[int]:
-    """Traced as always, but not translated, which takes half a minute; the number of operations of each graph."""
+    """Traced as always, but not translated, which takes half a minute; the number of operations of
+    each graph.
+    """
     graphs: list[int] = []
 
     def backend(graph, inputs):
@@ -62,7 +75,8 @@ def traced(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "family", at_once("bert", "modernbert", of=["bert", "distilbert", "albert", "modernbert"], seconds=1)
+    "family",
+    at_once("bert", "modernbert", of=["bert", "distilbert", "albert", "modernbert"], seconds=1),
 )
 def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family):
     graphs = traced(monkeypatch)
@@ -74,7 +88,8 @@ def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family
             trained(eager, batch_of(*lengths)), trained(compiled, batch_of(*lengths)), strict=True
         ):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    # One graph serves all layers and lengths; another the first layer of ModernBERT's kind, or a last one of few rows.
+    # One graph serves all layers and lengths; another the first layer of ModernBERT's kind, or a
+    # last one of few rows.
     assert 1 <= len(graphs) <= 2
 
 
@@ -83,7 +98,9 @@ def test_layers_beside_small_matrices_are_compiled_too(monkeypatch):
     traced(monkeypatch)
     eager, compiled = (encoder(lora=LoraConfig(rank=2)) for _ in range(2))
     compile_layers(compiled)
-    for expected, found in zip(trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True):
+    for expected, found in zip(
+        trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -103,7 +120,9 @@ def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monke
     torch._dynamo.reset()
     model, plain = encoder(), encoder()
     compile_layers(model)
-    with pytest.warns(UserWarning, match="compile: torch could not compile a layer .*Layers run eagerly"):
+    with pytest.warns(
+        UserWarning, match="compile: torch could not compile a layer .*Layers run eagerly"
+    ):
         found = trained(model, batch_of(3, 9))
     for expected, got in zip(trained(plain, batch_of(3, 9)), found, strict=True):
         torch.testing.assert_close(got, expected)
@@ -118,7 +137,10 @@ def test_a_short_run_compiles_nothing():
 
 def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
     monkeypatch.setattr(compiling, "why_not", lambda device: "no C++ compiler is here")
-    assert choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9).why == "no C++ compiler is here"
+    assert (
+        choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9).why
+        == "no C++ compiler is here"
+    )
 
 
 @pytest.mark.parametrize(("factor", "value"), [(0.5, True), (2.0, False)])
@@ -169,7 +191,9 @@ def test_layers_translated_to_machine_code_train_as_eager_ones(precision):
     compile_layers(compiled)
     most = 1e-5 if precision == "fp32" else 2e-2
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        for expected, found in zip(trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True):
+        for expected, found in zip(
+            trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True
+        ):
             torch.testing.assert_close(found, expected, rtol=most, atol=most)
 
 
@@ -177,10 +201,19 @@ def run_of(folder: Path, **settings: Any) -> Any:
     """A small run whose rows and settings are always the same."""
     folder.mkdir(exist_ok=True)
     write_rows(folder / "rows.csv")
-    data = TextDataConfig(train=str(folder / "rows.csv"), max_length=16, batch_size=12, cache=str(folder / "cache"))
-    given: dict[str, Any] = {"epochs": 3, "output": str(folder / "runs"), "logger": "none", "precision": "fp32"}
+    data = TextDataConfig(
+        train=str(folder / "rows.csv"), max_length=16, batch_size=12, cache=str(folder / "cache")
+    )
+    given: dict[str, Any] = {
+        "epochs": 3,
+        "output": str(folder / "runs"),
+        "logger": "none",
+        "precision": "fp32",
+    }
     monitor = MonitorConfig(verdict=False, progress=False)
-    return fit(data, TransformerConfig(hidden=16, layers=2, heads=2), monitor=monitor, **(given | settings))
+    return fit(
+        data, TransformerConfig(hidden=16, layers=2, heads=2), monitor=monitor, **(given | settings)
+    )
 
 
 def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
@@ -191,8 +224,12 @@ def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
     resumed = run_of(folder / "cut", resume="auto", callbacks={}, **settings)
     assert resumed.summary["training"]["resumed_from"] == 14
     for each in (whole, resumed):
-        assert {choice["name"]: choice["value"] for choice in each.summary["choices"]}["compile"] is True
-    expected, found = (load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed))
+        assert {choice["name"]: choice["value"] for choice in each.summary["choices"]}[
+            "compile"
+        ] is True
+    expected, found = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed)
+    )
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 

@@ -1,4 +1,6 @@
-"""`compile=true`: the same weights under the same names, only while training, and told where it cannot be."""
+"""`compile=true`: the same weights under the same names, only while training, and told where it
+cannot be.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_a_compiled_model_computes_the_same_under_the_same_names():
 def test_only_training_is_compiled_and_no_copy_is(monkeypatch):
     called: list[int] = []
     monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "")
-    monkeypatch.setattr(torch, "compile", lambda call: lambda *inputs: (called.append(1), call(*inputs))[1])
+    monkeypatch.setattr(
+        torch, "compile", lambda call: lambda *inputs: (called.append(1), call(*inputs))[1]
+    )
     model = nn.Linear(2, 2)
     compile_in_place(model, CPU)
     model.eval()(torch.ones(1, 2))
@@ -58,13 +62,24 @@ def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "")
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3), batch_size=32)
     model = TextCNNConfig(embedding=8, filters=8, dropout=0.0, embedding_dropout=0.0)
-    common: dict[str, Any] = {"precision": "fp32", "epochs": 1, "monitor": MonitorConfig(progress=False)}
-    results = [fit(data, model, folder=tmp_path / f"{each}", compile=each, **common) for each in (False, True)]
-    plain, compiled = (load_file(result.folder / "checkpoints/last/tensors.safetensors") for result in results)
+    common: dict[str, Any] = {
+        "precision": "fp32",
+        "epochs": 1,
+        "monitor": MonitorConfig(progress=False),
+    }
+    results = [
+        fit(data, model, folder=tmp_path / f"{each}", compile=each, **common)
+        for each in (False, True)
+    ]
+    plain, compiled = (
+        load_file(result.folder / "checkpoints/last/tensors.safetensors") for result in results
+    )
     assert compiled.keys() == plain.keys()
     for name in plain:
         assert torch.allclose(compiled[name], plain[name], atol=1e-5), name
-    assert [choice["value"] for choice in results[1].summary["choices"] if choice["name"] == "compile"] == [True]
+    assert [
+        choice["value"] for choice in results[1].summary["choices"] if choice["name"] == "compile"
+    ] == [True]
     assert results[1].predict(["a headline"])
 
 

@@ -1,4 +1,5 @@
-"""Optimizer steps that read everything from the device: clipping folded in, fp16 without a wait, steps left out.
+"""Optimizer steps that read everything from the device: clipping folded in, fp16 without a wait,
+steps left out.
 
 A GPU's scaler works on a CPU too, so what is said of fp16 is tested on any machine.
 """
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from flatout.engine import FastLoop
 from flatout.engine.optimizer import WeightAverage, clip_divisor
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*"
+)
 
 
 class Regression(L.LightningModule):
@@ -42,7 +45,9 @@ class Scaled(MixedPrecision):
     """fp16's scaler around products in fp32, so that both ways give the same numbers."""
 
     def __init__(self) -> None:
-        super().__init__("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+        super().__init__(
+            "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+        )
 
     def autocast_context_manager(self) -> Any:
         return torch.autocast("cpu", enabled=False)
@@ -54,18 +59,26 @@ class Hooked(L.Callback):
     def __init__(self) -> None:
         self.norms: list[float] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         weights = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
         self.norms.append(float(nn.utils.get_total_norm(weights)))
 
 
 def batches() -> list[list[Tensor]]:
     random = torch.Generator().manual_seed(3)
-    return [[torch.randn(5, 6, generator=random), torch.randn(5, 1, generator=random)] for _ in range(8)]
+    return [
+        [torch.randn(5, 6, generator=random), torch.randn(5, 1, generator=random)] for _ in range(8)
+    ]
 
 
 def trained(
-    folder: Path, module: L.LightningModule, *callbacks: L.Callback, scaled: bool, clip: float | None
+    folder: Path,
+    module: L.LightningModule,
+    *callbacks: L.Callback,
+    scaled: bool,
+    clip: float | None,
 ) -> L.Trainer:
     settings: dict[str, Any] = {"plugins": [Scaled()]} if scaled else {}
     trainer = L.Trainer(
@@ -97,7 +110,10 @@ def test_fp16_steps_of_a_fused_optimizer_equal_those_of_lightning(tmp_path, clip
     loop.losses.policy = type(loop.losses.policy).skip
     trainer = trained(tmp_path, fast, loop, scaled=True, clip=clip)
     torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-6, atol=1e-7)
-    assert fast.trainer.precision_plugin.scaler.get_scale() == plain.trainer.precision_plugin.scaler.get_scale()
+    assert (
+        fast.trainer.precision_plugin.scaler.get_scale()
+        == plain.trainer.precision_plugin.scaler.get_scale()
+    )
     assert trainer.global_step == len(batches())
 
 
@@ -177,9 +193,12 @@ class Unfused(Regression):
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize(
-    "kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam]
+    "kind",
+    [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.NAdam],
 )
-def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that_is_not_finite(tmp_path, kind, clip):
+def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that_is_not_finite(
+    tmp_path, kind, clip
+):
     """As on a GPU, where the loop hands what it finds to the optimizer."""
 
     def train(breaks_at: int | None) -> tuple[FastLoop, L.LightningModule]:

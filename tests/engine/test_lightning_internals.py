@@ -22,7 +22,9 @@ def test_a_name_that_has_changed_is_reported_and_not_used(monkeypatch, change):
         monkeypatch.delattr(DistributedDataParallel, lightning_internals._LEFT_OUT)
     else:
         monkeypatch.setattr(
-            DistributedDataParallel, lightning_internals._LEFT_OUT, staticmethod(lambda module, names, more: None)
+            DistributedDataParallel,
+            lightning_internals._LEFT_OUT,
+            staticmethod(lambda module, names, more: None),
         )
     module = torch.nn.Linear(2, 2)
     with pytest.warns(RuntimeWarning, match="embeddings exchange whole tables"):

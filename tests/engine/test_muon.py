@@ -1,4 +1,6 @@
-"""Muon steps the matrices of layers, AdamW the rest, and both are one optimizer to whatever holds it."""
+"""Muon steps the matrices of layers, AdamW the rest, and both are one optimizer to whatever holds
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ CALM = TransformerConfig(hidden=16, layers=2, heads=2, dropout=0.0, attention_dr
 
 def encoder(config: TransformerConfig = CALM) -> Transformer:
     torch.manual_seed(0)
-    return config.build(Outputs(["a", "b"], "single"), vocabulary_size=30, padding_id=0, separator_id=None)
+    return config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=30, padding_id=0, separator_id=None
+    )
 
 
 def take_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -37,12 +41,19 @@ def take_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -
 def test_matrices_of_layers_get_the_steps_of_muon_and_all_else_those_of_adamw() -> None:
     model, other = encoder(), encoder()
     ours = MUON.build(model)
-    in_layers = {id(weight) for weight in nn.ModuleList(other.blocks()).parameters() if weight.ndim == 2}
+    in_layers = {
+        id(weight) for weight in nn.ModuleList(other.blocks()).parameters() if weight.ndim == 2
+    }
     matrices = [weight for weight in other.parameters() if id(weight) in in_layers]
-    tables = [weight for weight in other.parameters() if weight.ndim > 1 and id(weight) not in in_layers]
+    tables = [
+        weight for weight in other.parameters() if weight.ndim > 1 and id(weight) not in in_layers
+    ]
     flat = [weight for weight in other.parameters() if weight.ndim == 1]
     muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-    groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": tables, "weight_decay": 0.1},
+        {"params": flat, "weight_decay": 0.0},
+    ]
     adamw = torch.optim.AdamW(groups, lr=1e-2, fused=True)
     for seed in range(3):
         take_step(model, ours, seed)
@@ -63,7 +74,10 @@ def test_its_state_continues_the_same_steps() -> None:
     for seed in (1, 2):
         take_step(model, optimizer, seed)
         take_step(again, resumed, seed)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(model.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
@@ -72,18 +86,30 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     before = [weight.clone() for weight in model.parameters()]
     vars(optimizer)["found_inf"] = torch.ones(())
     take_step(model, optimizer, 0)
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)
+    )
     vars(optimizer)["found_inf"] = torch.zeros(())
     take_step(model, optimizer, 0)
-    assert not all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+    assert not all(
+        torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True)
+    )
 
 
 def train(folder: Path, **settings: Any) -> Any:
     folder.mkdir(exist_ok=True)
     write_rows(folder / "rows.csv")
-    data = TextDataConfig(train=str(folder / "rows.csv"), max_length=16, batch_size=12, cache=str(folder / "cache"))
+    data = TextDataConfig(
+        train=str(folder / "rows.csv"), max_length=16, batch_size=12, cache=str(folder / "cache")
+    )
     optim = OptimConfig(name="muon", lr=3e-3, layer_decay=0.9, ema=0.9)
-    given = {"optim": optim, "epochs": 3, "output": str(folder / "runs"), "logger": "none", "precision": "fp32"}
+    given = {
+        "optim": optim,
+        "epochs": 3,
+        "output": str(folder / "runs"),
+        "logger": "none",
+        "precision": "fp32",
+    }
     return fit(data, TransformerConfig(hidden=16, layers=2, heads=2), **(given | settings))
 
 
@@ -91,10 +117,16 @@ def train(folder: Path, **settings: Any) -> Any:
 def test_a_run_with_muon_resumes_to_the_same_weights(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(Planted):
-        train(tmp_path / "cut", resume="auto", callbacks={"plant": RaiseAt(place="on_train_batch_end", step=14)})
+        train(
+            tmp_path / "cut",
+            resume="auto",
+            callbacks={"plant": RaiseAt(place="on_train_batch_end", step=14)},
+        )
     resumed = train(tmp_path / "cut", resume="auto", callbacks={})
     assert resumed.summary["training"]["resumed_from"] == 14
-    expected, found = (load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed))
+    expected, found = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed)
+    )
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert resumed.metrics == whole.metrics
 

@@ -19,7 +19,9 @@ def test_the_rate_rises_then_falls_to_nothing():
     assert rates == sorted(rates[:11]) + sorted(rates[11:], reverse=True)
 
 
-@pytest.mark.parametrize(("schedule", "half_way"), [("linear", 0.55), ("cosine", 0.55), ("constant", 1.0)])
+@pytest.mark.parametrize(
+    ("schedule", "half_way"), [("linear", 0.55), ("cosine", 0.55), ("constant", 1.0)]
+)
 def test_schedules_half_way(schedule, half_way):
     config = OptimConfig(lr=1.0, warmup=0.0, schedule=Schedule(schedule), final_lr_share=0.1)
     assert config.lr_at(50, 100) == pytest.approx(half_way)
@@ -31,7 +33,10 @@ def test_a_warm_up_can_be_a_number_of_steps():
 
 def test_biases_do_not_decay():
     groups = OptimConfig(weight_decay=0.3).build(nn.Linear(2, 2)).param_groups
-    assert [(len(group["params"][0].shape), group["weight_decay"]) for group in groups] == [(2, 0.3), (1, 0.0)]
+    assert [(len(group["params"][0].shape), group["weight_decay"]) for group in groups] == [
+        (2, 0.3),
+        (1, 0.0),
+    ]
 
 
 def test_clipping_shortens_long_gradients_only():
@@ -41,7 +46,9 @@ def test_clipping_shortens_long_gradients_only():
     assert float(parameter.grad.norm()) == pytest.approx(0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize(("field", "value"), [("lr", 0.0), ("beta1", 1.0), ("clip", -1.0), ("warmup", -1.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr", 0.0), ("beta1", 1.0), ("clip", -1.0), ("warmup", -1.0)]
+)
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=f"optim.{field}: {value}"):
         OptimConfig(**{field: value})
@@ -62,5 +69,7 @@ def test_a_smaller_step_gets_a_smaller_rate_and_a_cap_holds():
 
 
 def test_scaling_needs_the_rows_that_the_rate_was_chosen_for():
-    with pytest.raises(UserError, match=r"optim.scale_lr: sqrt without a base\. Set optim.base_batch"):
+    with pytest.raises(
+        UserError, match=r"optim.scale_lr: sqrt without a base\. Set optim.base_batch"
+    ):
         OptimConfig(scale_lr="sqrt")

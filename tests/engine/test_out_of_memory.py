@@ -8,7 +8,9 @@ import torch
 from flatout.engine.passes import in_short, is_out_of_memory
 
 LACKING = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB"),
+    torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB"
+    ),
     MemoryError(),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"),
@@ -17,10 +19,12 @@ LACKING = [
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
-    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
     RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
-        " allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"
+    ),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
+        " you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
     ),
 ]
 OTHERS = [

@@ -88,7 +88,9 @@ def test_arithmetic_that_a_card_has_not_is_unknown_and_tf32_without_its_units_is
 
 
 def test_a_cuda_device_is_asked_for_its_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA A16 {device.index}"[:10])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda device: f"NVIDIA A16 {device.index}"[:10]
+    )
     assert known_peak(torch.device("cuda", 3), "16-mixed").tflops == 17.9
     assert known_peak(torch.device("cuda", 3), "32-true").tflops == 4.5
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A17")
@@ -97,7 +99,13 @@ def test_a_cuda_device_is_asked_for_its_name(monkeypatch):
 
 @pytest.mark.parametrize(
     ("precision", "expected"),
-    [("bf16-mixed", "bf16"), ("bf16-true", "bf16"), ("16-mixed", "fp16"), ("32-true", "fp32"), ("64-true", None)],
+    [
+        ("bf16-mixed", "bf16"),
+        ("bf16-true", "bf16"),
+        ("16-mixed", "fp16"),
+        ("32-true", "fp32"),
+        ("64-true", None),
+    ],
 )
 def test_what_lightning_calls_a_precision_is_understood(precision, expected):
     assert arithmetic_of(precision) == expected
@@ -145,7 +153,8 @@ def test_the_measured_peak_is_no_less_than_a_product_reaches_by_itself():
         started = time.perf_counter()
         torch.mm(left, right)
         taken.append(time.perf_counter() - started)
-    # Half of it, because the machine may be busy with something else for as long as one of them takes.
+    # Half of it, because the machine may be busy with something else for as long as one of them
+    # takes.
     assert found.tflops > 0.5 * 2 * 512**3 / sorted(taken)[2] / 1e12
 
 
@@ -157,19 +166,34 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-# A product waits for its slowest thread: where others take the cores in turn, the threads hardly ever run at once.
+# A product waits for its slowest thread: where others take the cores in turn, the threads hardly
+# ever run at once.
 @pytest.mark.parametrize(
     ("together", "allowed", "tflops", "source"),
     [
         (170e9, None, 0.17, "measured: 512 x 512 bfloat16 product, 2 threads"),
-        (30e9, None, 0.2, "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 2"),
-        (30e9, 1.5, 0.15, "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 1.5"),
+        (
+            30e9,
+            None,
+            0.2,
+            "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 2",
+        ),
+        (
+            30e9,
+            1.5,
+            0.15,
+            "measured on a busy machine: 512 x 512 bfloat16 product of one thread, times 1.5",
+        ),
         (95e9, 1.0, 0.095, "measured: 512 x 512 bfloat16 product, 2 threads"),
     ],
 )
-def test_on_a_busy_machine_one_thread_tells_for_all(two_threads, monkeypatch, together, allowed, tflops, source):
+def test_on_a_busy_machine_one_thread_tells_for_all(
+    two_threads, monkeypatch, together, allowed, tflops, source
+):
     monkeypatch.setattr(
-        peaks, "_fastest", lambda device, dtype: (100e9 if torch.get_num_threads() == 1 else together, 512)
+        peaks,
+        "_fastest",
+        lambda device, dtype: (100e9 if torch.get_num_threads() == 1 else together, 512),
     )
     monkeypatch.setattr(peaks, "cores_here", lambda: [0, 1])
     monkeypatch.setattr(peaks, "limits", lambda: Limits(allowed, None))

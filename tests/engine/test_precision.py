@@ -34,8 +34,11 @@ def test_the_way_of_products_is_put_back_and_told():
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_too_and_the_roof_is_that_of_fp32(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_arch_list", list)  # else a build for GPUs would ask for theirs
+def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_and_so_is_its_peak(
+    monkeypatch,
+):
+    # else a build for GPUs would ask for theirs
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     cuda, cudnn = torch.device("cuda"), torch.backends.cudnn
     assert cudnn.allow_tf32  # torch's own default
     with fast_fp32_products(Precision.fp32, cuda) as found:
@@ -62,7 +65,9 @@ def test_what_a_person_set_for_convolutions_stands():
 
 
 def backends():
-    return [each.fp32_precision for each in (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)]
+    return [
+        each.fp32_precision for each in (torch.backends.mkldnn.matmul, torch.backends.cuda.matmul)
+    ]
 
 
 @pytest.mark.parametrize(("chosen", "largest"), [("fp32", 1.0), ("fp32", 0.0), ("tf32", 5e-6)])
@@ -101,9 +106,13 @@ def test_a_way_that_a_person_chose_stands():
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")]
+)
 @pytest.mark.parametrize("chosen", [Precision.fp32, Precision.bf16, Precision.tf32])
-def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_after_it(name, expected, chosen):
+def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_after_it(
+    name, expected, chosen
+):
     backends: Any = torch.backends
     matmuls = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [torch.get_float32_matmul_precision(), *(each.fp32_precision for each in matmuls)]
@@ -114,7 +123,9 @@ def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_afte
     set_to = [each.fp32_precision for each in matmuls]
     try:
         with fast_fp32_products(chosen, torch.device("cpu" if name == "bf16" else "cuda")):
-            assert torch.get_float32_matmul_precision() == ("high" if chosen is Precision.tf32 else expected)
+            assert torch.get_float32_matmul_precision() == (
+                "high" if chosen is Precision.tf32 else expected
+            )
         assert [each.fp32_precision for each in matmuls] == set_to
     finally:
         torch.set_float32_matmul_precision(before[0])
@@ -125,14 +136,17 @@ def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_afte
 def test_what_was_set_for_all_backends_is_followed_after_a_run_too():
     backends: Any = torch.backends
     before = torch.get_float32_matmul_precision(), backends.fp32_precision
-    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"  # as torch begins
+    # as torch begins
+    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
     backends.fp32_precision = "tf32"
     try:
         with fast_fp32_products(Precision.bf16, torch.device("cuda")):
             assert torch.get_float32_matmul_precision() == "high"
         assert backends.cuda.matmul.fp32_precision == "tf32"
         backends.fp32_precision = "ieee"
-        assert backends.cuda.matmul.fp32_precision == backends.mkldnn.matmul.fp32_precision == "ieee"
+        assert (
+            backends.cuda.matmul.fp32_precision == backends.mkldnn.matmul.fp32_precision == "ieee"
+        )
     finally:
         backends.fp32_precision = before[1]
         torch.set_float32_matmul_precision(before[0])
@@ -148,7 +162,9 @@ def test_tf32_is_set_while_a_run_lasts():
 
 
 def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
-    with pytest.raises(UserError, match=r"precision=tf32: needs a GPU of compute capability 8\.0 or later"):
+    with pytest.raises(
+        UserError, match=r"precision=tf32: needs a GPU of compute capability 8\.0 or later"
+    ):
         choose_precision(Precision.tf32, CPU)
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -159,8 +175,12 @@ def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
     assert (choice.value, LIGHTNING_NAMES[choice.value]) == (Precision.tf32, "32-true")
 
 
-@pytest.mark.parametrize(("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)])
-def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_its_own(limit, chosen, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)]
+)
+def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_its_own(
+    limit, chosen, monkeypatch
+):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: 0.25)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -170,15 +190,20 @@ def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_
 
 
 @pytest.mark.parametrize(
-    ("share", "chosen", "why"), [(0.25, Precision.bf16, "and faster"), (1.81, Precision.fp32, "but not faster")]
+    ("share", "chosen", "why"),
+    [(0.25, Precision.bf16, "and faster"), (1.81, Precision.fp32, "but not faster")],
 )
-def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(share, chosen, why, monkeypatch):
+def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(
+    share, chosen, why, monkeypatch
+):
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: share)
     choice = choose_precision(Precision.auto, CPU)
     assert choice.value is chosen
     assert choice.why == f"bf16 is native on this CPU, {why}"
-    assert choice.evidence.startswith(f"a product takes {share} of its time in fp32, measured now and kept in /")
+    assert choice.evidence.startswith(
+        f"a product takes {share} of its time in fp32, measured now and kept in /"
+    )
     assert choose_precision(Precision.bf16, CPU).value is Precision.bf16
 
 
@@ -200,9 +225,15 @@ def test_the_answer_of_a_machine_stands_whatever_a_later_run_would_measure(tmp_p
     then = choose_precision(Precision.auto, CPU)
     assert (first.value, then.value) == (Precision.bf16, Precision.bf16)
     (kept,) = (tmp_path / "cache" / "precision").glob("*.json")
-    assert first.evidence == f"a product takes 0.53 of its time in fp32, measured now and kept in {kept}"
+    assert (
+        first.evidence
+        == f"a product takes 0.53 of its time in fp32, measured now and kept in {kept}"
+    )
     day = time.strftime("%Y-%m-%d")
-    assert then.evidence == f"a product takes 0.53 of its time in fp32, measured on {day} and kept in {kept}"
+    assert (
+        then.evidence
+        == f"a product takes 0.53 of its time in fp32, measured on {day} and kept in {kept}"
+    )
     kept.write_text("{}")
     assert choose_precision(Precision.auto, CPU).value is Precision.fp32
 

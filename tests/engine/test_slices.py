@@ -1,4 +1,6 @@
-"""Weights of which each rank holds a slice give the answers and the gradients of whole ones, family by family."""
+"""Weights of which each rank holds a slice give the answers and the gradients of whole ones, family
+by family.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.distributed.processes import warm_start
 from flatout.engine.fsdp import slice_weights
-from flatout.engine.optimizer import OptimConfig, clip_gradients, gradient_is_finite, gradient_length
+from flatout.engine.optimizer import (
+    OptimConfig,
+    clip_gradients,
+    gradient_is_finite,
+    gradient_length,
+)
 from flatout.models.encoder.layered import LoraConfig
 from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
 
@@ -39,7 +46,9 @@ def as_rank(rank: int, folder: str) -> None:
     """All that ranks find out together; starting them costs more than any of it."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*barrier.*device under current context.*")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
     torch.set_num_threads(1)
     found = {name: against_whole(rank, settings) for name, settings in VARIANTS.items()}
     found["in bf16"] = against_whole(rank, {"family": "bert"}, in_bf16=True)
@@ -63,9 +72,12 @@ def against_whole(rank: int, settings: dict[str, Any], *, in_bf16: bool = False)
     wanted = {name: (of_ranks[0][name] + of_ranks[1][name]) / RANKS for name in of_ranks[0]}
     return {
         "outputs": difference(outputs, expected),
-        "gradients": max(difference(whole(own[name]), gradient) for name, gradient in wanted.items()),
+        "gradients": max(
+            difference(whole(own[name]), gradient) for name, gradient in wanted.items()
+        ),
         "same weights have gradients": own.keys() == wanted.keys(),
-        "share": sum(map(local_bytes, sliced.parameters())) / sum(map(local_bytes, plain.parameters())),
+        "share": sum(map(local_bytes, sliced.parameters()))
+        / sum(map(local_bytes, plain.parameters())),
         "all are shared": all(map(is_share, sliced.parameters())),
     }
 
@@ -76,11 +88,16 @@ def local_bytes(weight: Any) -> int:
 
 def difference(found: Tensor, expected: Tensor) -> float:
     found, expected = found.detach(), expected.detach()
-    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-3))
+    return float(
+        (found.float() - expected.float()).abs().max()
+        / expected.float().abs().max().clamp_min(1e-3)
+    )
 
 
 def memory_after_a_step() -> float:
-    """Bytes of all tensors there are, beside those of the weights, gradients and AdamW of a model that is whole."""
+    """Bytes of all tensors there are, beside those of the weights, gradients and AdamW of a model
+    that is whole.
+    """
     gc.collect()
     before = bytes_of_tensors()
     model = built("bert")
@@ -94,9 +111,15 @@ def memory_after_a_step() -> float:
 
 
 def bytes_of_tensors() -> int:
-    tensors: list[Any] = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter, DTensor)]
+    tensors: list[Any] = [
+        each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter, DTensor)
+    ]
     local = [each.to_local() if is_share(each) else each for each in tensors]
-    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local}.values())
+    return sum(
+        {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local
+        }.values()
+    )
 
 
 def lengths_of_gradients(rank: int) -> dict[str, Any]:
@@ -111,7 +134,12 @@ def lengths_of_gradients(rank: int) -> dict[str, Any]:
     same = torch.equal(plain.grad, whole(shared.grad))
     if rank == 1:  # the other rank's slice is sound
         shared.grad.to_local()[-1] = float("nan")  # type: ignore[attr-defined]
-    return {"lengths": lengths, "clipped": clipped, "same": same, "finite": gradient_is_finite([shared])}
+    return {
+        "lengths": lengths,
+        "clipped": clipped,
+        "same": same,
+        "finite": gradient_is_finite([shared]),
+    }
 
 
 def like_sliced(plain: Tensor, mesh: Any) -> Tensor:
@@ -127,7 +155,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, A
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "in bf16"])
-def test_slices_give_the_outputs_and_gradients_of_whole_weights(variant: str, found: list[dict[str, Any]]) -> None:
+def test_slices_give_the_outputs_and_gradients_of_whole_weights(
+    variant: str, found: list[dict[str, Any]]
+) -> None:
     for of_rank in found:
         kept = of_rank[variant]
         assert kept["outputs"] < 1e-5 and kept["gradients"] < 1e-5
@@ -140,7 +170,9 @@ def test_after_a_step_no_rank_holds_more_than_its_slices(found: list[dict[str, A
     assert all(0.45 < of_rank["memory"] < 0.55 for of_rank in found)
 
 
-def test_ranks_agree_on_the_length_of_a_gradient_and_on_whether_it_is_finite(found: list[dict[str, Any]]) -> None:
+def test_ranks_agree_on_the_length_of_a_gradient_and_on_whether_it_is_finite(
+    found: list[dict[str, Any]],
+) -> None:
     for of_rank in found:
         kept = of_rank["lengths of gradients"]
         assert kept["lengths"][0] == pytest.approx(kept["lengths"][1], rel=1e-6)

@@ -1,4 +1,6 @@
-"""Losses of the steps since the last row of metrics.csv: a step that an error ends is none of them."""
+"""Losses of the steps since the last row of metrics.csv: a step that an error ends is
+none of them.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,15 @@ def test_a_step_that_an_error_ends_leaves_no_loss_and_no_norm(tmp_path, error, c
 
 
 def test_what_a_checkpoint_keeps_of_the_losses_is_on_the_host():
-    """Ranks send it to each other as objects, and each would open a context on the GPU of every other."""
+    """Ranks send it to each other as objects, and each would open a context on the GPU of every
+    other.
+    """
     losses = FastLoop().losses
     with FakeTensorMode():
-        losses.values, losses.norms = [torch.ones((), device="cuda")], [torch.ones((), device="cuda")]
+        losses.values, losses.norms = (
+            [torch.ones((), device="cuda")],
+            [torch.ones((), device="cuda")],
+        )
         state = losses.state()
     assert {state[name].device.type for name in ("losses", "norms")} == {"cpu"}
 

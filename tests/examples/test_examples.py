@@ -65,7 +65,8 @@ def test_an_example_runs_and_learns(name, tmp_path, monkeypatch):
 
 def test_the_verdict_of_a_script_names_what_limits_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flatout.callbacks.hardware_monitor.hardware_of", lambda device: [])  # whatever else runs here
+    # whatever else runs here
+    monkeypatch.setattr("flatout.callbacks.hardware_monitor.hardware_of", lambda device: [])
     assert load("verdict_anywhere").main(200) == "data"
     assert (tmp_path / "verdict.json").stat().st_size > 1000
 
@@ -79,24 +80,37 @@ def test_a_sweep_from_python_finds_its_best_trial(tmp_path, monkeypatch):
 
 @pytest.mark.soak(seconds=3)
 def test_a_finished_run_answers_over_http(tmp_path):
-    testclient = pytest.importorskip("fastapi.testclient", reason="the extra `serve` is not installed")
+    testclient = pytest.importorskip(
+        "fastapi.testclient", reason="the extra `serve` is not installed"
+    )
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))
     quiet = MonitorConfig(verdict=False, progress=False)
-    run = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet)
+    run = fit(
+        data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet
+    )
     client = testclient.TestClient(load("serve").make_app(run.folder))
-    texts = [["senate votes", "a goal"], ["comet"], [], *([f"goal {number}"] for number in range(40))]
+    texts = [
+        ["senate votes", "a goal"],
+        ["comet"],
+        [],
+        *([f"goal {number}"] for number in range(40)),
+    ]
     with ThreadPoolExecutor(8) as pool:  # many at a time, each of which gets its own answers
         answers = list(pool.map(lambda each: client.post("/predict", json={"texts": each}), texts))
     assert {answer.status_code for answer in answers} == {200}
     expected = [[asdict(each) for each in run.predict(each)] for each in texts]
     for answer, own in zip(answers, expected, strict=True):
         assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
-        assert [each["probability"] for each in answer.json()] == pytest.approx([each["probability"] for each in own])
+        assert [each["probability"] for each in answer.json()] == pytest.approx(
+            [each["probability"] for each in own]
+        )
     exact = testclient.TestClient(load("serve").make_app(run.folder, exact=True))
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda each: exact.post("/predict", json={"texts": each}), texts))
     alone = load_predictor(run.folder, exact=True)
-    assert [each.json() for each in answers] == [[asdict(each) for each in alone.predict(each)] for each in texts]
+    assert [each.json() for each in answers] == [
+        [asdict(each) for each in alone.predict(each)] for each in texts
+    ]
     refused = [{"texts": "not a list"}, {"texts": ["x" * 100_001]}, {"texts": ["x"] * 513}]
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413
@@ -106,8 +120,13 @@ def test_a_finished_run_answers_over_http(tmp_path):
 @pytest.mark.soak(seconds=2)
 def test_a_run_that_answers_no_texts_is_not_served(tmp_path):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
-    data = BitsDataConfig(sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4))
-    settings = {"task": GramsConfig(exposure=False), "monitor": MonitorConfig(verdict=False, progress=False)}
+    data = BitsDataConfig(
+        sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4)
+    )
+    settings = {
+        "task": GramsConfig(exposure=False),
+        "monitor": MonitorConfig(verdict=False, progress=False),
+    }
     run = fit(data, BitMLPConfig(widths=[13]), epochs=1, folder=tmp_path / "run", **settings)
     with pytest.raises(UserError, match="no run on texts"):
         load("serve").make_app(run.folder)
@@ -118,9 +137,13 @@ def test_many_clients_get_the_answers_of_predict(tmp_path, capsys):
     uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40, classes=3))
     quiet = MonitorConfig(verdict=False, progress=False)
-    run = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet)
+    run = fit(
+        data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, folder=tmp_path / "run", monitor=quiet
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(load("serve").make_app(run.folder), log_level="error", lifespan="off")
+        config = uvicorn.Config(
+            load("serve").make_app(run.folder), log_level="error", lifespan="off"
+        )
         server, port = uvicorn.Server(config), listening.getsockname()[1]
         thread = Thread(target=server.run, args=([listening],))
         thread.start()

@@ -1,7 +1,8 @@
-"""What disks do: processes that die in the middle of a save, full disks, bits that flip, files that are cut short.
+"""What disks do: processes that die in the middle of a save, full disks, bits that flip, files that
+are cut short.
 
-Faults at single system calls are made by strace, which every Linux has a package of: it ends the traced process at its
-n-th call that writes, names or syncs something, or lets that call fail.
+Faults at single system calls are made by strace, which every Linux has a package of: it ends the
+traced process at its n-th call that writes, names or syncs something, or lets that call fail.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.checkpoints.folder import ABOUT, MAKE_ROOM, MANIFEST, STATE, TENSORS, FolderCheckpointIO, require_whole
+from flatout.checkpoints.folder import (
+    ABOUT,
+    MAKE_ROOM,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    FolderCheckpointIO,
+    require_whole,
+)
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint, shelve
 from flatout.distributed.processes import end_with_parent, warm_start
 from flatout.errors import UserError
@@ -65,20 +74,27 @@ def is_of(path: Path, step: int) -> bool:
 
 
 def killed_in_a_save(place: Path) -> list[list[str]]:
-    """kill -9 at each system call of a save: what was there stays, and a new save is whole or not there."""
+    """kill -9 at each system call of a save: what was there stays, and a new save is whole or not
+    there.
+    """
     return _at_every_call(place, "signal=SIGKILL", _nothing_lost)
 
 
 def errors_in_a_save(place: Path) -> list[list[str]]:
-    """A full, used-up, read-only or broken disk at each system call: what was there is intact, and it is told."""
+    """A full, used-up, read-only or broken disk at each system call: what was there is intact, and
+    it is told.
+    """
     found: list[list[str]] = []
     for name in ERRORS:
         found += _at_every_call(place / name, f"error={name}", _nothing_lost_and_told)
     return found
 
 
-def _at_every_call(place: Path, fault: str, judge: Callable[[Path, str], list[str]]) -> list[list[str]]:
-    """What is wrong after a save that met a fault at its n-th call, for each kind of call and each n there is.
+def _at_every_call(
+    place: Path, fault: str, judge: Callable[[Path, str], list[str]]
+) -> list[list[str]]:
+    """What is wrong after a save that met a fault at its n-th call, for each kind of call and each
+    n there is.
 
     Each is tried twice: with a checkpoint beside the first, and with the first made anew.
     """
@@ -91,14 +107,20 @@ def _at_every_call(place: Path, fault: str, judge: Callable[[Path, str], list[st
             was_met, said = _save_under(folder, step, f"{call}:{fault}:when={number}")
             if not was_met:
                 return found
-            found.append([f"{fault} at {call} {number}, step {step}: {each}" for each in judge(folder, said)])
+            found.append(
+                [f"{fault} at {call} {number}, step {step}: {each}" for each in judge(folder, said)]
+            )
         return found
 
-    return [each for kinds in side_by_side(kind, itertools.product(CALLS, (1, 2))) for each in kinds]
+    return [
+        each for kinds in side_by_side(kind, itertools.product(CALLS, (1, 2))) for each in kinds
+    ]
 
 
 def _save_under(folder: Path, step: int, injection: str) -> tuple[bool, str]:
-    """Save a checkpoint with a fault where one of step 1 is; whether the fault was met, and what the process said."""
+    """Save a checkpoint with a fault where one of step 1 is; whether the fault was met, and what
+    the process said.
+    """
     save(folder, 1)
     warm_start()
     context = multiprocessing.get_context("forkserver")
@@ -190,7 +212,9 @@ def _nothing_lost_and_told(folder: Path, said: str) -> list[str]:
 
 
 def damaged_newest(place: Path, count: int) -> list[list[str]]:
-    """A newest checkpoint that is damaged in many ways is named and passed over; the one before is taken."""
+    """A newest checkpoint that is damaged in many ways is named and passed over; the one before is
+    taken.
+    """
 
     def case(number: int) -> list[str]:
         folder = place / f"damaged-{number}"
@@ -291,7 +315,9 @@ def in_memory() -> Path | None:
 
 @contextmanager
 def folder_on(place: str, usual: Path) -> Iterator[Path]:
-    """A folder on the usual temporary disk, or on another one; skips the test where there is no other."""
+    """A folder on the usual temporary disk, or on another one; skips the test where there is no
+    other.
+    """
     if place == "this disk":
         yield usual
         return

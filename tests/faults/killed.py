@@ -1,4 +1,6 @@
-"""Runs that are killed, asked to end, or broken by a callback, and taken up again: the same bytes must come out."""
+"""Runs that are killed, asked to end, or broken by a callback, and taken up again: the same bytes
+must come out.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class References:
 
 
 def _key(spec: Spec) -> str:
-    return repr(replace(spec, plants=tuple(plant for plant in spec.plants if plant[0] is DrawsNumbers)))
+    return repr(
+        replace(spec, plants=tuple(plant for plant in spec.plants if plant[0] is DrawsNumbers))
+    )
 
 
 def grid() -> list[Spec]:
@@ -82,7 +86,9 @@ def random_kills(place: Path, count: int, seed: int = 0) -> list[list[str]]:
 
 
 def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
-    """A signal in each hook of training, at different steps: at most a step is lost, and the exit code tells which."""
+    """A signal in each hook of training, at different steps: at most a step is lost, and the exit
+    code tells which.
+    """
     places = [
         "on_train_batch_start",
         "on_train_batch_end",
@@ -92,7 +98,10 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
         "on_train_epoch_end",
         "on_train_epoch_start",
     ]
-    specs = [Spec(family, accumulate=accumulate, batch_size=12 // accumulate) for family, accumulate in _KINDS]
+    specs = [
+        Spec(family, accumulate=accumulate, batch_size=12 // accumulate)
+        for family, accumulate in _KINDS
+    ]
     parts = itertools.product(places, ASKING, (2, 5, 1, 8), specs)
     cases = list(itertools.islice(_spread(parts), count))
     references = References(place)
@@ -133,7 +142,9 @@ def exceptions_of_callbacks(place: Path, count: int) -> list[list[str]]:
         Spec(family, accumulate=accumulate, batch_size=12 // accumulate).planted(DrawsNumbers)
         for family, accumulate in _KINDS
     ]
-    cases = list(itertools.islice(_spread(itertools.product(places, (4, 7, 2, 8, 1), specs)), count))
+    cases = list(
+        itertools.islice(_spread(itertools.product(places, (4, 7, 2, 8, 1), specs)), count)
+    )
     references = References(place)
     references.make(specs)
 
@@ -149,7 +160,9 @@ def exceptions_of_callbacks(place: Path, count: int) -> list[list[str]]:
 
 
 def epoch_edges(place: Path, count: int) -> list[list[str]]:
-    """kill -9 and SIGTERM just around the ends of epochs and validations, for every way to place validations."""
+    """kill -9 and SIGTERM just around the ends of epochs and validations, for every way to place
+    validations.
+    """
     schedules: dict[str, dict[str, Any]] = {
         "each epoch": {},
         "twice an epoch": {"val_check_interval": 0.5},
@@ -176,7 +189,10 @@ def epoch_edges(place: Path, count: int) -> list[list[str]]:
         spec, folder = specs[name], place / f"edge-{index}"
         plant = (KillAt, {}) if how == "kill" else (SignalAt, {"number": signal.SIGTERM})
         attempt(spec.planted(plant[0], place=where, step=step, **plant[1]), folder)
-        return [f"{name}, {where} {step}: {each}" for each in ended(spec, folder, references.of(spec)[0])]
+        return [
+            f"{name}, {where} {step}: {each}"
+            for each in ended(spec, folder, references.of(spec)[0])
+        ]
 
     return side_by_side(case, enumerate(cases))
 

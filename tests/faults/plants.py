@@ -34,7 +34,9 @@ STEPS = "steps.txt"
 
 
 class _Once(L.Callback, ABC):
-    """Does something the first time that a hook comes in which so many steps are done, on one rank."""
+    """Does something the first time that a hook comes in which so many steps are done,
+    on one rank.
+    """
 
     def __init__(self, place: str, step: int, rank: int = 0) -> None:
         assert place in PLACES
@@ -45,7 +47,9 @@ class _Once(L.Callback, ABC):
             return
         if not self.is_done and trainer.state.fn == "fit" and trainer.global_step >= self.step:
             self.is_done = True
-            Path(trainer.default_root_dir, STEPS).write_text(f"{trainer.global_step}", encoding="utf-8")
+            Path(trainer.default_root_dir, STEPS).write_text(
+                f"{trainer.global_step}", encoding="utf-8"
+            )
             self.harm()
 
     @abstractmethod
@@ -80,7 +84,9 @@ class KillAt(SignalAt):
 
 
 class KillInSave(L.Callback):
-    """Ends this process when half of a checkpoint's manifest is written, in the save of that number."""
+    """Ends this process when half of a checkpoint's manifest is written, in the save of that
+    number.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -109,7 +115,9 @@ class RaiseAt(_Once):
 
 
 class NotANumberAt(L.Callback):
-    """Spoils the model's outputs in training, in the optimizer step of that number, counted from 0."""
+    """Spoils the model's outputs in training, in the optimizer step of that number,
+    counted from 0.
+    """
 
     def __init__(self, step: int, value: float, rank: int | None = None) -> None:
         self.step, self.value, self.rank = step, value, rank
@@ -127,7 +135,9 @@ class NotANumberAt(L.Callback):
 
 
 class DrawsNumbers(L.Callback):
-    """Uses Python's and numpy's random numbers in training, as a callback may, and remembers their sum."""
+    """Uses Python's and numpy's random numbers in training, as a callback may, and remembers their
+    sum.
+    """
 
     def __init__(self) -> None:
         self.sum = 0.0
@@ -137,7 +147,12 @@ class DrawsNumbers(L.Callback):
 
         import numpy as np
 
-        self.sum += random.random() + float(np.random.rand()) + random.gauss(0, 1) + float(np.random.randn())
+        self.sum += (
+            random.random()
+            + float(np.random.rand())
+            + random.gauss(0, 1)
+            + float(np.random.randn())
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self.sum}

@@ -1,4 +1,6 @@
-"""Runs on several ranks: one of them harmed, and the number of ranks changed from sitting to sitting."""
+"""Runs on several ranks: one of them harmed, and the number of ranks changed from sitting to
+sitting.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _TWO = Spec(batch_size=6, trainer={"devices": 2})
 
 
 def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
-    """Either of two ranks is killed, asked to end, or raises: all are gone in time, and the run goes on as if not."""
+    """Either of two ranks is killed, asked to end, or raises: all are gone in time, and the run
+    goes on as if not.
+    """
     harms: dict[str, tuple[type[L.Callback], dict[str, Any], int]] = {
         "kill": (KillAt, {}, 1),
         "SIGTERM": (SignalAt, {"number": signal.SIGTERM}, 128 + signal.SIGTERM),
@@ -42,7 +46,9 @@ def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
     references.make([_TWO])
     found = []
     cases = itertools.product(range(7, 27), harms.items(), (0, 1))
-    for number, (step, (name, (kind, settings, code)), rank) in enumerate(itertools.islice(cases, count)):
+    for number, (step, (name, (kind, settings, code)), rank) in enumerate(
+        itertools.islice(cases, count)
+    ):
         folder = place / f"harmed-{number}"
         spec = _TWO.planted(kind, place="on_train_batch_end", step=step, rank=rank, **settings)
         got = attempt(spec, folder)
@@ -53,11 +59,15 @@ def one_of_two_harmed(place: Path, count: int) -> list[list[str]]:
 
 
 def not_a_number_on_either(place: Path, count: int) -> list[list[str]]:
-    """An output of one of two ranks is no number: no update is made, and the run goes on when it is masked."""
+    """An output of one of two ranks is no number: no update is made, and the run goes on when it is
+    masked.
+    """
     references = References(place)
     references.make([_TWO])
     found = []
-    for number, (step, rank) in enumerate(itertools.islice(itertools.product((6, 9, 3), (0, 1)), count)):
+    for number, (step, rank) in enumerate(
+        itertools.islice(itertools.product((6, 9, 3), (0, 1)), count)
+    ):
         folder = place / f"spoilt-by-{number}"
         got = attempt(_TWO.planted(NotANumberAt, step=step, value=float("nan"), rank=rank), folder)
         problems = _as_told(got, said(folder), step)
@@ -67,7 +77,9 @@ def not_a_number_on_either(place: Path, count: int) -> list[list[str]]:
 
 
 def not_a_number(place: Path, count: int) -> list[list[str]]:
-    """An output is no number, or infinite, in some step: no update is made, and the run goes on when it is masked."""
+    """An output is no number, or infinite, in some step: no update is made, and the run goes on
+    when it is masked.
+    """
     kinds = [("bilstm", 1), ("encoder", 1), ("bits", 1), ("bilstm", 3)]
     specs = [Spec(family, accumulate=parts, batch_size=12 // parts) for family, parts in kinds]
     values = (float("nan"), float("inf"))
@@ -80,7 +92,9 @@ def not_a_number(place: Path, count: int) -> list[list[str]]:
         number, (step, value, spec) = item
         folder = place / f"spoilt-{number}"
         got = attempt(spec.planted(NotANumberAt, step=step, value=value), folder)
-        problems = _as_told(got, said(folder), step) or _goes_on(spec, folder, references.of(spec)[0])
+        problems = _as_told(got, said(folder), step) or _goes_on(
+            spec, folder, references.of(spec)[0]
+        )
         return [f"{spec.family}, step {step}, {value}: {each}" for each in problems]
 
     return side_by_side(case, enumerate(cases))
@@ -93,11 +107,17 @@ def _as_told(code: int, words: str, step: int) -> list[str]:
 
 def _goes_on(spec: Spec, folder: Path, reference: Path) -> list[str]:
     code = attempt(spec, folder)
-    return differences(run_folder(folder), reference) if code == 0 else [f"then {code}: {said(folder)}"]
+    return (
+        differences(run_folder(folder), reference)
+        if code == 0
+        else [f"then {code}: {said(folder)}"]
+    )
 
 
 def other_numbers_of_ranks(place: Path, count: int) -> list[list[str]]:
-    """1, 2 and 1 ranks in turn, their product with the micro-batch the same: the losses of one rank alone."""
+    """1, 2 and 1 ranks in turn, their product with the micro-batch the same: the losses of one rank
+    alone.
+    """
     chains: list[tuple[tuple[int, int, int], ...]] = [
         ((1, 12, 1), (2, 6, 1), (1, 6, 2)),
         ((2, 6, 1), (1, 12, 1), (2, 3, 2)),
@@ -108,14 +128,20 @@ def other_numbers_of_ranks(place: Path, count: int) -> list[list[str]]:
     references = References(place)
     references.make(plain)
     found = []
-    for number, (chain, spec) in enumerate(itertools.islice(itertools.product(chains, plain), count)):
+    for number, (chain, spec) in enumerate(
+        itertools.islice(itertools.product(chains, plain), count)
+    ):
         folder = place / f"ranks-{number}"
         problems = []
         for part, (world, rows, accumulate) in enumerate(chain):
             here = replace(spec, batch_size=rows, accumulate=accumulate)
             here = replace(here, trainer={"devices": world}) if world > 1 else here
             is_last = part == len(chain) - 1
-            plant = {"place": "on_train_batch_end", "step": 6 * (part + 1), "number": signal.SIGTERM}
+            plant = {
+                "place": "on_train_batch_end",
+                "step": 6 * (part + 1),
+                "number": signal.SIGTERM,
+            }
             code = attempt(here if is_last else here.planted(SignalAt, **plant), folder)
             if code != (0 if is_last else 128 + signal.SIGTERM):
                 problems.append(f"{world} ranks ended with {code}: {said(folder)}")
@@ -137,7 +163,9 @@ def alike(run: Path, reference: Path) -> list[str]:
 
 
 def plans(place: Path, count: int, seed: int = 0) -> list[list[str]]:
-    """However a step is divided among ranks and micro-batches: the same rows in it, each exactly once an epoch."""
+    """However a step is divided among ranks and micro-batches: the same rows in it, each exactly
+    once an epoch.
+    """
     return [_plan_case(np.random.default_rng((seed, number))) for number in range(count)]
 
 
@@ -162,8 +190,12 @@ def _plan_case(random: np.random.Generator) -> list[str]:
             )
             plan = Plan(lengths, settings, epoch)
             batches = plan.batches(0, plan.num_batches)
-            for batch, (begin, real) in enumerate(zip(batches.bounds, batches.num_real, strict=False)):
-                found.setdefault(batch // settings.accumulate, []).extend(batches.rows[begin : begin + real].tolist())
+            for batch, (begin, real) in enumerate(
+                zip(batches.bounds, batches.num_real, strict=False)
+            ):
+                found.setdefault(batch // settings.accumulate, []).extend(
+                    batches.rows[begin : begin + real].tolist()
+                )
         found = {step: sorted(rows_of) for step, rows_of in found.items()}
         if sorted(itertools.chain(*found.values())) != list(range(len(lengths))):
             return [f"{world} ranks of {parts} parts: not each row once"]

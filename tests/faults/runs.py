@@ -1,7 +1,9 @@
-"""Small runs in processes of their own, cut short and taken up again, and what tells that nothing was lost.
+"""Small runs in processes of their own, cut short and taken up again, and what tells that nothing
+was lost.
 
-A run here is a few dozen steps on some hundred made-up rows and takes half a second; a process is forked from a warm
-server. Each computes on one thread, so that as many run at once as there are cores, and the same numbers come out.
+A run here is a few dozen steps on some hundred made-up rows and takes half a second; a process is
+forked from a warm server. Each computes on one thread, so that as many run at once as there are
+cores, and the same numbers come out.
 """
 
 from __future__ import annotations
@@ -92,7 +94,11 @@ def write_rows(path: Path, rows: int = 130) -> None:
 def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
     """The run of a spec below a folder, in this process."""
     is_bits = spec.family == "bits"
-    feeding: dict[str, Any] = {"batch_size": spec.batch_size, "accumulate": spec.accumulate, **spec.data}
+    feeding: dict[str, Any] = {
+        "batch_size": spec.batch_size,
+        "accumulate": spec.accumulate,
+        **spec.data,
+    }
     task = None
     if spec.workers:
         feeding |= {"feed": FeedKind.workers, "workers": spec.workers}
@@ -121,7 +127,10 @@ def train(spec: Spec, folder: Path, *, resume: str | None = "auto") -> Any:
         optim=OptimConfig(**spec.optim),
         checkpoint=CheckpointConfig(**{"patience": None, **spec.checkpoint}),
         monitor=MonitorConfig(**spec.monitor),
-        callbacks={f"plant_{number}": kind(**settings) for number, (kind, settings) in enumerate(spec.plants)},
+        callbacks={
+            f"plant_{number}": kind(**settings)
+            for number, (kind, settings) in enumerate(spec.plants)
+        },
         **spec.settings,
     )
 
@@ -133,13 +142,17 @@ _MODELS: dict[str, Callable[[float], Any]] = {
     ),
 }
 _CODES = threading.Lock()
-"""Held by the one thread that may read exit codes: each can be read once, and every start reads all there are."""
+"""Held by the one thread that may read exit codes: each can be read once, and every start reads all
+there are."""
 _GONE_S = 30.0
 """By when nothing may be left of a run that has ended."""
 
 
-def attempt(spec: Spec, folder: Path, *, kill_after_s: float | None = None, number: int = signal.SIGKILL) -> int:
-    """The exit code of one process that trains; killed after some seconds where it has not ended by then.
+def attempt(
+    spec: Spec, folder: Path, *, kill_after_s: float | None = None, number: int = signal.SIGKILL
+) -> int:
+    """The exit code of one process that trains; killed after some seconds where it has not ended by
+    then.
 
     Several ranks are started from this process: the warm server is here.
     """
@@ -189,7 +202,9 @@ def _attempt_ranks(spec: Spec, folder: Path, output: Path) -> int:
 
 
 def _code_of(work: Callable[[], object], errors: TextIO) -> int:
-    """The exit code that a command would have, its last words told; what it does not expect ends the process."""
+    """The exit code that a command would have, its last words told; what it does not expect ends
+    the process.
+    """
     try:
         work()
     except UserError as mistake:
@@ -232,7 +247,8 @@ def _prints_to(pid: int, output: Path) -> bool:
 
 def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -> None:
     os.setsid()  # whatever it starts is known by its session
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
+    # also where a shell in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     os.environ |= {**environment, "FLATOUT_OUTPUT": output}
     end_with_parent()
@@ -265,17 +281,26 @@ def saved_step(run: Path) -> int:
 
 
 def differences(run: Path, reference: Path) -> list[str]:
-    """What tells two finished runs apart, bit by bit: weights, optimizer, random numbers, metrics, the model left."""
+    """What tells two finished runs apart, bit by bit: weights, optimizer, random numbers, metrics,
+    the model left.
+    """
     found = []
     for name in ("checkpoints/last", "checkpoints/best", "model"):
         file = "model.safetensors" if name == "model" else TENSORS
         ours, theirs = (load_file(place / name / file) for place in (run, reference))
         if ours.keys() != theirs.keys():
             found.append(f"{name}: other tensors")
-        found += [f"{name}: {key}" for key in ours.keys() & theirs.keys() if not same_bits(ours[key], theirs[key])]
+        found += [
+            f"{name}: {key}"
+            for key in ours.keys() & theirs.keys()
+            if not same_bits(ours[key], theirs[key])
+        ]
     if (ours_rows := _metrics(run)) != (theirs_rows := _metrics(reference)):
         found.append(f"metrics.csv: {len(ours_rows)} rows against {len(theirs_rows)}")
-    summaries = [json.loads((place / "summary.json").read_text(encoding="utf-8")) for place in (run, reference)]
+    summaries = [
+        json.loads((place / "summary.json").read_text(encoding="utf-8"))
+        for place in (run, reference)
+    ]
     if summaries[0]["metrics"] != summaries[1]["metrics"]:
         found.append("summary.json: other metrics")
     return found
@@ -286,7 +311,10 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
         return False
     return bool(
-        torch.equal(ours.contiguous().view(-1).view(torch.uint8), theirs.contiguous().view(-1).view(torch.uint8))
+        torch.equal(
+            ours.contiguous().view(-1).view(torch.uint8),
+            theirs.contiguous().view(-1).view(torch.uint8),
+        )
     )
 
 
@@ -295,7 +323,9 @@ def _metrics(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     timed = ("time/", "speed/rows_per_s", "speed/tokens_per_s", "speed/mfu", "host/", "gpu/")
-    return [{name: value for name, value in row.items() if not name.startswith(timed)} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith(timed)} for row in rows
+    ]
 
 
 def seconds_of(make: Callable[[], object]) -> float:
@@ -314,7 +344,9 @@ def side_by_side(work: Callable[[Case], Answer], cases: Iterable[Case]) -> list[
 
 
 def other_weights(run: Path, reference: Path) -> list[str]:
-    """What tells the weights and the optimizer of two runs apart, bit by bit, at their last step."""
+    """What tells the weights and the optimizer of two runs apart, bit by bit, at their
+    last step.
+    """
     ours, theirs = (_trained(place) for place in (run, reference))
     if ours.keys() != theirs.keys():
         return ["other tensors"]
@@ -330,12 +362,18 @@ def largest_difference(run: Path, reference: Path) -> float:
 
 def losses_of(run: Path) -> dict[int, float]:
     """The training loss of each flush."""
-    return {int(row["step"]): float(row["train/loss"]) for row in _metrics(run) if row["train/loss"]}
+    return {
+        int(row["step"]): float(row["train/loss"]) for row in _metrics(run) if row["train/loss"]
+    }
 
 
 def _trained(run: Path) -> dict[str, torch.Tensor]:
     tensors = load_file(run / CHECKPOINTS / "last" / TENSORS)
-    return {name: value for name, value in tensors.items() if name.startswith(("/state_dict/", "/optimizer_states/"))}
+    return {
+        name: value
+        for name, value in tensors.items()
+        if name.startswith(("/state_dict/", "/optimizer_states/"))
+    }
 
 
 def tally(problems: Sequence[list[str]]) -> tuple[int, int, str]:

@@ -1,7 +1,8 @@
 """A cache under attack: bits that flip, disks that refuse, builders that are killed or stopped.
 
-Faults are injected in forked children, in Python: the functions through which a store reaches its disk are counted,
-and the one whose turn it is fails or ends the process. A write that fails has written its first half.
+Faults are injected in forked children, in Python: the functions through which a store reaches its
+disk are counted, and the one whose turn it is fails or ends the process. A write that fails has
+written its first half.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ _EACH_WITH_TIMES_SET_BACK = 10
 
 
 def flips_detected(count: int, seed: int, *, folder: Path | None = None) -> tuple[int, int]:
-    """Bits flipped anywhere in a store's folder, one at a time; how many were detected, and how many there were.
+    """Bits flipped anywhere in a store's folder, one at a time; how many were detected, and how
+    many there were.
 
-    Detected: the store is not opened. A flip in the note of when it was checked may also do no harm: the store is
-    opened and is right to the last value. Each tenth flip comes after the check, and the file's times are set back.
+    Detected: the store is not opened. A flip in the note of when it was checked may also do no
+    harm: the store is opened and is right to the last value. Each tenth flip comes after the check,
+    and the file's times are set back.
     """
     draw = random.Random(seed)
     detected = 0
@@ -61,12 +64,16 @@ def flips_detected(count: int, seed: int, *, folder: Path | None = None) -> tupl
     return detected, count
 
 
-def write_faults_survived(*, each_refusal: bool = True, folder: Path | None = None) -> tuple[int, int]:
-    """A kill, and each refusal of a disk, at every step of a build; how many were survived, and how many there were.
+def write_faults_survived(
+    *, each_refusal: bool = True, folder: Path | None = None
+) -> tuple[int, int]:
+    """A kill, and each refusal of a disk, at every step of a build; how many were survived, and how
+    many there were.
 
-    Survived: the other store is as it was, the one that was to be built is not there or right, the error is a person's
-    one line, and the next build succeeds and leaves nothing behind. The build is the longest there is: a damaged store
-    is taken away first, and what a dead builder has left. `each_refusal=False`: the refusals take turns at the steps.
+    Survived: the other store is as it was, the one that was to be built is not there or right, the
+    error is a person's one line, and the next build succeeds and leaves nothing behind. The build
+    is the longest there is: a damaged store is taken away first, and what a dead builder has left.
+    `each_refusal=False`: the refusals take turns at the steps.
     """
     survived = tried = 0
     with _cache(folder) as stores:
@@ -82,11 +89,15 @@ def write_faults_survived(*, each_refusal: bool = True, folder: Path | None = No
 
 
 def survives_in_the_middle(name: str, *, folder: Path | None = None) -> bool:
-    """Whether a kill, or a full disk, in the middle of a build was survived, as `write_faults_survived` has it."""
+    """Whether a kill, or a full disk, in the middle of a build was survived, as
+    `write_faults_survived` has it.
+    """
     with _cache(folder) as stores:
         stores.open_or_build("faults", _KEPT, build)
         stores.open_or_build("faults", _BUILT, build)
-        return _is_survived(stores, _num_steps(stores) // 2, None if name == "kill" else errno.ENOSPC)
+        return _is_survived(
+            stores, _num_steps(stores) // 2, None if name == "kill" else errno.ENOSPC
+        )
 
 
 def seconds_to_replace(*, folder: Path | None = None) -> float:
@@ -132,7 +143,9 @@ def build(writer: StoreWriter) -> None:
             tokens = np.arange(int(lengths.sum())) + start
             bits = np.arange(40).reshape(10, 4)
             into.append(tokens=(tokens, lengths), bits=bits, targets=np.arange(start, start + 10))
-    writer.write_text("tokenizer.json", json.dumps({"words": [f"word {number}" for number in range(20)]}))
+    writer.write_text(
+        "tokenizer.json", json.dumps({"words": [f"word {number}" for number in range(20)]})
+    )
     writer.facts |= {"classes": ["a", "b"], "lines": ["rows: train 40, test 10"]}
 
 
@@ -154,14 +167,24 @@ def _content(store: Store) -> list[Any]:
     found: list[Any] = [store.facts, store.read_text("tokenizer.json")]
     for name, split in store.splits.items():
         tokens = split.ragged("tokens")
-        arrays = [tokens.values, tokens.offsets, tokens.lengths, split.fixed("bits"), split.fixed("targets")]
+        arrays = [
+            tokens.values,
+            tokens.offsets,
+            tokens.lengths,
+            split.fixed("bits"),
+            split.fixed("targets"),
+        ]
         found += [name, split.num_rows, *(array.tolist() for array in arrays)]
     return found
 
 
 @contextmanager
 def _cache(beside: Path | None) -> Iterator[Cache]:
-    with tempfile.TemporaryDirectory(dir=beside) as name, warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory(dir=beside) as name,
+        warnings.catch_warnings(),
+        redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")  # of damaged stores
         yield Cache(Path(name) / "cache")
 
@@ -188,7 +211,9 @@ def _is_detected(stores: Cache, key: str, *, may_be_right: bool) -> bool:
 
 
 class _Faults:
-    """Counts what goes to the disk, and spoils one step of it; for a forked child, which ends with it."""
+    """Counts what goes to the disk, and spoils one step of it; for a forked child, which ends with
+    it.
+    """
 
     def __init__(self, step: int, fault: int | None) -> None:
         self.step, self.fault, self.steps = step, fault, 0
@@ -214,7 +239,9 @@ class _Faults:
             self.strike()
         return real(*args, **kwargs)
 
-    def _os_open(self, real: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+    def _os_open(
+        self, real: Callable[..., int], path: Any, flags: int, *args: Any, **kwargs: Any
+    ) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and self.next():
             self.strike()
         return real(path, flags, *args, **kwargs)
@@ -270,13 +297,19 @@ def _is_survived(stores: Cache, step: int, fault: int | None) -> bool:
     code, told = _Child(spoilt).ended()
     built = stores.opened(recipe_key(_BUILT))
     ends_well = (
-        code == -signal.SIGKILL if fault is None else code == 0 or _is_one_line(code, told, fault, stores.folder)
+        code == -signal.SIGKILL
+        if fault is None
+        else code == 0 or _is_one_line(code, told, fault, stores.folder)
     )
     is_whole = (built is None and code != 0) or (built is not None and is_right(built))
     kept = stores.opened(recipe_key(_KEPT))
     _damage(stores.folder / recipe_key(_BUILT))
     again, report = stores.open_or_build("faults", _BUILT, build)
-    left = [path.name for path in stores.folder.iterdir() if path.name.startswith((".building-", ".removed-"))]
+    left = [
+        path.name
+        for path in stores.folder.iterdir()
+        if path.name.startswith((".building-", ".removed-"))
+    ]
     is_survived = ends_well and is_whole and kept is not None and is_right(kept) and is_right(again)
     if not is_survived or report.hit or left:
         print(f"step {step}, fault {fault}: code {code}, {told!r}, whole {is_whole}, left {left}")
@@ -284,9 +317,17 @@ def _is_survived(stores: Cache, step: int, fault: int | None) -> bool:
 
 
 def _is_one_line(code: int, told: str, fault: int, folder: Path) -> bool:
-    """Whether the error is a person's, names the folder, and tells what is free where that is the trouble."""
+    """Whether the error is a person's, names the folder, and tells what is free where that is the
+    trouble.
+    """
     tells_free = fault not in (errno.ENOSPC, errno.EDQUOT) or " MB free" in told
-    return code == EXIT_CODE and "\n" not in told and str(folder) in told and "data.cache=" in told and tells_free
+    return (
+        code == EXIT_CODE
+        and "\n" not in told
+        and str(folder) in told
+        and "data.cache=" in told
+        and tells_free
+    )
 
 
 def _make_ready(stores: Cache) -> None:
@@ -306,12 +347,15 @@ def _damage(folder: Path) -> None:
 
 
 class _Child:
-    """A forked process: its exit code (that of a mistake as commands have it, minus a signal) and its last words."""
+    """A forked process: its exit code (that of a mistake as commands have it, minus a signal) and
+    its last words.
+    """
 
     def __init__(self, act: Callable[[], str]) -> None:
         self._pipe, pipe, tell = *os.pipe(), os.write
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, that the child does not use
+            # of threads, that the child does not use
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.process = os.fork()
         if self.process:
             os.close(pipe)

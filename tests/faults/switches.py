@@ -27,7 +27,9 @@ _PLAIN = Spec()
 
 def _with(**changed: dict[str, Any]) -> Spec:
     """The plain run with some settings of its parts changed."""
-    parts: dict[str, Any] = {part: {**getattr(_PLAIN, part), **values} for part, values in changed.items()}
+    parts: dict[str, Any] = {
+        part: {**getattr(_PLAIN, part), **values} for part, values in changed.items()
+    }
     return replace(_PLAIN, **parts)
 
 
@@ -36,7 +38,9 @@ SWITCHES: dict[str, Spec] = {
     "told each step": _with(monitor={"flush_every": 1}),
     "told at the end": _with(monitor={"flush_every": 10_000}),
     "a checkpoint each step": _with(checkpoint={"every_steps": 1}),
-    "checkpoints after validations only": _with(checkpoint={"every_steps": None, "every_minutes": None}),
+    "checkpoints after validations only": _with(
+        checkpoint={"every_steps": None, "every_minutes": None}
+    ),
     "best by another metric": _with(checkpoint={"metric": "loss"}),
     "two validations an epoch": _with(trainer={"val_check_interval": 0.5}),
     "a validation every 3 batches": _with(trainer={"val_check_interval": 3}),
@@ -62,6 +66,9 @@ def without_effect(place: Path, count: int | None = None) -> list[list[str]]:
 
     def case(item: tuple[int, tuple[str, Spec]]) -> list[str]:
         number, (name, spec) = item
-        return [f"{name}: {each}" for each in other_weights(finished(spec, place / f"switch-{number}"), reference)]
+        return [
+            f"{name}: {each}"
+            for each in other_weights(finished(spec, place / f"switch-{number}"), reference)
+        ]
 
     return side_by_side(case, enumerate(list(SWITCHES.items())[:count]))

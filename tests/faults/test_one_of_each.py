@@ -1,4 +1,5 @@
-"""One case of each fault: a run is harmed once, the same command runs again, and the same bytes come out.
+"""One case of each fault: a run is harmed once, the same command runs again, and the same bytes
+come out.
 
 `tests/soak/test_faults.py` plants the same faults by hundreds.
 """
@@ -109,7 +110,9 @@ def test_a_dead_rank_ends_both_and_the_run_resumes_to_the_same_bytes(tmp_path):
 
 def test_a_run_on_one_rank_resumes_on_two_with_the_same_losses(tmp_path):
     whole = train(WITHOUT_CHANCE, tmp_path / "whole").folder
-    stopped = WITHOUT_CHANCE.planted(SignalAt, place="on_train_batch_end", step=6, number=signal.SIGTERM)
+    stopped = WITHOUT_CHANCE.planted(
+        SignalAt, place="on_train_batch_end", step=6, number=signal.SIGTERM
+    )
     assert attempt(stopped, tmp_path / "runs") == 128 + signal.SIGTERM
     resumed = finish(replace(TWO_RANKS, dropout=0.0), tmp_path / "runs")
     assert ranks.alike(resumed, whole) == []
@@ -153,11 +156,20 @@ def test_a_step_has_the_same_rows_however_it_is_divided(tmp_path):
 
 def test_a_planted_fault_ends_its_run(tmp_path):
     spec = Spec(trainer={"max_epochs": 1})
-    assert attempt(spec.planted(RaiseAt, place="on_train_batch_end", step=4), tmp_path / "raised") == 1
-    assert "Planted" in said(tmp_path / "raised") and saved_step(run_folder(tmp_path / "raised")) == 4
+    assert (
+        attempt(spec.planted(RaiseAt, place="on_train_batch_end", step=4), tmp_path / "raised") == 1
+    )
+    assert (
+        "Planted" in said(tmp_path / "raised") and saved_step(run_folder(tmp_path / "raised")) == 4
+    )
     asked = spec.planted(SignalAt, place="on_train_batch_start", step=4, number=signal.SIGHUP)
     assert attempt(asked, tmp_path / "asked") == 129
 
 
 def test_runs_of_other_seeds_differ(tmp_path, untouched):
-    assert differences(train(replace(SMALL, settings={"seed": 1}), tmp_path / "other").folder, untouched) != []
+    assert (
+        differences(
+            train(replace(SMALL, settings={"seed": 1}), tmp_path / "other").folder, untouched
+        )
+        != []
+    )

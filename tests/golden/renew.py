@@ -1,4 +1,7 @@
-"""Write the golden loss curves anew: `python -m tests.golden.renew`. The commit says why they changed."""
+"""Write the golden loss curves anew: `python -m tests.golden.renew`.
+
+The commit says why they changed.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,15 @@ from flatout.models.words import Pooling
 FOLDER = Path(__file__).parent
 MODELS = {
     "bilstm": BiLSTMConfig(embedding=16, hidden=16),
-    "bilstm_attention_2_layers": BiLSTMConfig(embedding=16, hidden=16, layers=2, pooling=Pooling.attention),
+    "bilstm_attention_2_layers": BiLSTMConfig(
+        embedding=16, hidden=16, layers=2, pooling=Pooling.attention
+    ),
     "textcnn": TextCNNConfig(embedding=16, filters=16),
     "transformer": TransformerConfig(hidden=32, layers=2, heads=4),
     "bitmlp": BitMLPConfig(widths=[16]),
-    "bitmlp_from_scratch_on_sets": BitMLPConfig(widths=[16], start=Start.random, dropout=0.1, norm=Norm.layer),
+    "bitmlp_from_scratch_on_sets": BitMLPConfig(
+        widths=[16], start=Start.random, dropout=0.1, norm=Norm.layer
+    ),
 }
 _RATES = {"transformer": 0.003}
 ENCODINGS = {
@@ -44,10 +51,14 @@ ENCODINGS = {
 
 
 def losses(name: str, folder: Path) -> list[float]:
-    """The loss of each of some thirty steps on a built-in sample, in fp32 on the CPU, dropout and all."""
+    """The loss of each of some thirty steps on a built-in sample, in fp32 on the CPU, dropout and
+    all.
+    """
     where: dict[str, Any] = {"batch_size": 64, "cache": str(folder / "cache")}
     if name in ENCODINGS:
-        data: Any = BitsDataConfig(sample=PeopleConfig(rows=1_200), encoding=ENCODINGS[name], vocabulary=200, **where)
+        data: Any = BitsDataConfig(
+            sample=PeopleConfig(rows=1_200), encoding=ENCODINGS[name], vocabulary=200, **where
+        )
     else:
         data = TextDataConfig(sample=HeadlinesConfig(rows=960, eval_rows=50, classes=4), **where)
     result = fit(

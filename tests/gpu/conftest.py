@@ -14,7 +14,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", "") == "call":
-                rows += [value for name, value in getattr(report, "user_properties", ()) if name == ROW]
+                rows += [
+                    value for name, value in getattr(report, "user_properties", ()) if name == ROW
+                ]
     if rows:
         terminalreporter.section("card")
         for row in rows:

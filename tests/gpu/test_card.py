@@ -1,4 +1,6 @@
-"""`pytest -m gpu`: the parts of `bench gpu` that find right or wrong, and answers; one after the other, on one card."""
+"""`pytest -m gpu`: the parts of `bench gpu` that find right or wrong, and answers; one after the
+other, on one card.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_a_card(name: str, record_property: Callable[[str, object], None]):
 def test_a_card_answers_by_the_fused_kernel(monkeypatch, tmp_path):
     sample = HeadlinesConfig(rows=400, eval_rows=50, classes=4)
     model = TransformerConfig(hidden=32, layers=2, heads=4)
-    result = fit(TextDataConfig(sample=sample, batch_size=16), model, epochs=2, folder=tmp_path / "run")
+    result = fit(
+        TextDataConfig(sample=sample, batch_size=16), model, epochs=2, folder=tmp_path / "run"
+    )
     calls, kernel = [], attention.KERNELS[attention.Kernel.varlen]
 
     def counted(*given, **named):

@@ -1,8 +1,8 @@
 """Attempts to have something executed, or written outside of a run's folder: how many were refused.
 
-The cases stand in `hostile_targets` and `hostile_paths`. Each is tried in a folder of its own, with bait beside it that
-makes a file, the canary, when it is executed; a case holds when it ended in a message to the person and nothing new
-lies anywhere but in the folder of runs.
+The cases stand in `hostile_targets` and `hostile_paths`. Each is tried in a folder of its own, with
+bait beside it that makes a file, the canary, when it is executed; a case holds when it ended in a
+message to the person and nothing new lies anywhere but in the folder of runs.
 """
 
 from __future__ import annotations
@@ -52,14 +52,18 @@ def refused_targets(full: bool) -> tuple[int, int]:
 
 
 def kept_inside(full: bool) -> tuple[int, int]:
-    """Attempts to leave the folder of runs after which all outside was as before, and how many were made."""
+    """Attempts to leave the folder of runs after which all outside was as before, and how many were
+    made.
+    """
     warm_start()
     found = [stayed(case) for case in path_cases(full)]
     return sum(found), len(found)
 
 
 def stayed(case: Case | Planted) -> bool:
-    """Whether all outside of the folder of runs is as it was; by settings, also whether it was refused."""
+    """Whether all outside of the folder of runs is as it was; by settings, also whether it was
+    refused.
+    """
     if isinstance(case, Case):
         found = tried(case)
         return found.is_refused and not found.is_executed
@@ -87,7 +91,9 @@ def filled(case: Case, place: Path) -> tuple[list[str], dict[str, str]]:
     for name, text in case.files.items():
         (place / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "conf" / name).write_text(fill(text), encoding="utf-8")
-    return [fill(word) for word in case.words], {name: fill(value) for name, value in case.environment.items()}
+    return [fill(word) for word in case.words], {
+        name: fill(value) for name, value in case.environment.items()
+    }
 
 
 def _compose(words: list[str], environment: dict[str, str]) -> None:
@@ -102,17 +108,32 @@ def _compose(words: list[str], environment: dict[str, str]) -> None:
 
     guard_hydra()
     register_schemas()
-    words = [*words, f"output={Path.cwd()}/outputs", f"hydra.searchpath=['file://{Path.cwd().parent}/conf']"]
+    words = [
+        *words,
+        f"output={Path.cwd()}/outputs",
+        f"hydra.searchpath=['file://{Path.cwd().parent}/conf']",
+    ]
     conf = conf_folder()
-    with _environment(environment), initialize_config_dir(str(conf), version_base="1.3"), explain_errors():
+    with (
+        _environment(environment),
+        initialize_config_dir(str(conf), version_base="1.3"),
+        explain_errors(),
+    ):
         read_config(compose("train", words), words)
 
 
 def _run_whole(words: list[str], environment: dict[str, str]) -> None:
     import train
 
-    options = [f"--config-dir={Path.cwd().parent}/conf", *(word for word in words if word.startswith("-"))]
-    if (option := next((word for word in words if word in ("--config-path", "-cp") or "--exp" in word), "")) in words:
+    options = [
+        f"--config-dir={Path.cwd().parent}/conf",
+        *(word for word in words if word.startswith("-")),
+    ]
+    if (
+        option := next(
+            (word for word in words if word in ("--config-path", "-cp") or "--exp" in word), ""
+        )
+    ) in words:
         options = [option, *words[words.index(option) + 1 :]]
         words = []
     rest = [word for word in words if not word.startswith("-")]
@@ -121,7 +142,9 @@ def _run_whole(words: list[str], environment: dict[str, str]) -> None:
 
 
 def outcome(place: Path, attempt: Callable[[], None]) -> Outcome:
-    """Whether an attempt ended in a message, and whether anything new lies outside of the folder of runs."""
+    """Whether an attempt ended in a message, and whether anything new lies outside of the folder of
+    runs.
+    """
     before, said, is_refused = files_outside(place), io.StringIO(), False
     with redirect_stdout(io.StringIO()), redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -158,7 +181,9 @@ class _Payload:
 
 @contextmanager
 def bait() -> Iterator[Path]:
-    """A place with bait in it, `work` the current folder, and the bait's modules ready to be imported."""
+    """A place with bait in it, `work` the current folder, and the bait's modules ready to be
+    imported.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve()
         lay_bait(place)
@@ -176,7 +201,9 @@ def bait() -> Iterator[Path]:
 
 
 def lay_bait(place: Path) -> None:
-    """Modules, pickles and a model's folder that make the canary when they are imported, unpickled or trusted."""
+    """Modules, pickles and a model's folder that make the canary when they are imported, unpickled
+    or trusted.
+    """
     import torch
 
     canary, folder = place / "canary", place / "bait"
@@ -186,14 +213,26 @@ def lay_bait(place: Path) -> None:
     (place / "outside" / "store").mkdir()
     store = '{"files": {}, "splits": {}, "name": "somebody\'s", "built": "long ago"}'
     (place / "outside" / "store" / "manifest.json").write_text(store)
-    code = f"open({str(canary)!r}, 'w').close()\n\n\ndef call(*_, **__):\n    pass\n\n\nclass Evil:\n    pass\n"
-    for name in ("evil.py", "evilpackage/__init__.py", "evilpackage/inner/__init__.py", "hubconf.py", "spare"):
+    code = (
+        f"open({str(canary)!r}, 'w').close()\n\n\ndef call(*_, **__):\n    pass\n\n\nclass Evil:\n "
+        "   pass\n"
+    )
+    for name in (
+        "evil.py",
+        "evilpackage/__init__.py",
+        "evilpackage/inner/__init__.py",
+        "hubconf.py",
+        "spare",
+    ):
         (folder / name).write_text(code)
     head = "from transformers import PretrainedConfig\n"
     (folder / "remote" / "configuration_evil.py").write_text(
         f"{head}{code}class EvilConfig(PretrainedConfig):\n    model_type = 'evil'\n"
     )
-    names = '{"AutoConfig": "configuration_evil.EvilConfig", "AutoModel": "configuration_evil.EvilConfig"}'
+    names = (
+        '{"AutoConfig": "configuration_evil.EvilConfig", "AutoModel":'
+        ' "configuration_evil.EvilConfig"}'
+    )
     (folder / "remote" / "config.json").write_text(f'{{"model_type": "evil", "auto_map": {names}}}')
     (folder / "payload.pickle").write_bytes(pickle.dumps(_Payload(canary)))
     torch.save({"state_dict": _Payload(canary)}, folder / "payload.pt")

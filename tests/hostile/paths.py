@@ -1,6 +1,8 @@
-"""What must never lead out of a run's folder: names in settings and in files of others, and links planted in folders.
+"""What must never lead out of a run's folder: names in settings and in files of others, and links
+planted in folders.
 
-`<outside>` stands for a folder beside the one of all runs; nothing may appear, change or vanish there.
+`<outside>` stands for a folder beside the one of all runs; nothing may appear, change or vanish
+there.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ BAD_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One attempt by what lies in a folder: told a place to prepare and to be careless in, it may refuse."""
+    """One attempt by what lies in a folder: told a place to prepare and to be careless in, it may
+    refuse.
+    """
 
     name: str
     attempt: Callable[[Path], None]
@@ -55,7 +59,9 @@ def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
         yield _file(f"name {name!r}", f"name: {json.dumps(name)}\n", is_whole=True)
     for name in names[:7]:
         text = json.dumps(name)
-        yield _file(f"sweep.subdir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{subdir: {text}}}}}\n")
+        yield _file(
+            f"sweep.subdir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{subdir: {text}}}}}\n"
+        )
         yield _file(f"output_subdir {name!r}", f"hydra: {{output_subdir: {text}}}\n", is_whole=True)
         yield _file(f"run.dir {name!r}", f"hydra: {{run: {{dir: {text}}}}}\n", is_whole=True)
     for name in names[:4]:
@@ -63,22 +69,37 @@ def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
         yield _file(f"sweep.dir {name!r}", f"hydra: {{mode: MULTIRUN, sweep: {{dir: {text}}}}}\n")
         defaults = "defaults: [override /hydra/job_logging: default]\n"
         yield _file(f"job.name {name!r}", f"{defaults}hydra: {{job: {{name: {text}}}}}\n")
-        yield _file(f"checkpoint.metric {name!r}", f"checkpoint: {{metric: {text}}}\n", is_whole=True)
+        yield _file(
+            f"checkpoint.metric {name!r}", f"checkpoint: {{metric: {text}}}\n", is_whole=True
+        )
         yield _file(f"a callback's name {name!r}", f"callbacks: {{{text}: 1}}\n")
         yield _file(f"default_root_dir {name!r}", f"trainer: {{default_root_dir: {text}}}\n")
-    loggers = {"CSVLogger": ("name", "version"), "TensorBoardLogger": ("name", "version", "sub_dir", "filename_suffix")}
+    loggers = {
+        "CSVLogger": ("name", "version"),
+        "TensorBoardLogger": ("name", "version", "sub_dir", "filename_suffix"),
+    }
     for kind, keys in loggers.items():
         for key in keys:
             for name in (names[0], names[4], names[5]):
-                settings = {"_target_": f"lightning.pytorch.loggers.{kind}", "save_dir": "${output}/log", key: name}
-                yield _file(f"{kind}.{key} {name!r}", yaml.safe_dump({"trainer": {"logger": settings}}))
+                settings = {
+                    "_target_": f"lightning.pytorch.loggers.{kind}",
+                    "save_dir": "${output}/log",
+                    key: name,
+                }
+                yield _file(
+                    f"{kind}.{key} {name!r}", yaml.safe_dump({"trainer": {"logger": settings}})
+                )
         for name in names[:6]:
             settings = {"_target_": f"lightning.pytorch.loggers.{kind}", "save_dir": name}
-            yield _file(f"{kind}.save_dir {name!r}", yaml.safe_dump({"trainer": {"logger": settings}}))
+            yield _file(
+                f"{kind}.save_dir {name!r}", yaml.safe_dump({"trainer": {"logger": settings}})
+            )
     for key in ("filename", "dirpath"):
         for name in (names[0], names[4], names[5]):
             settings = {"_target_": "lightning.pytorch.callbacks.ModelCheckpoint", key: name}
-            yield _file(f"ModelCheckpoint.{key} {name!r}", yaml.safe_dump({"callbacks": {"x": settings}}))
+            yield _file(
+                f"ModelCheckpoint.{key} {name!r}", yaml.safe_dump({"callbacks": {"x": settings}})
+            )
     for word in (
         "+sweep=../../outside/x",
         "+experiment=../../outside/x",
@@ -90,7 +111,9 @@ def _in_settings(names: tuple[str, ...]) -> Iterator[Case]:
 
 def _file(name: str, text: str, *, is_whole: bool = False) -> Case:
     head = "# @package _global_\n"
-    return Case(name, ("+experiment=evil",), {"experiment/evil.yaml": head + text}, is_whole=is_whole)
+    return Case(
+        name, ("+experiment=evil",), {"experiment/evil.yaml": head + text}, is_whole=is_whole
+    )
 
 
 def _planted() -> Iterator[Planted]:
@@ -226,7 +249,12 @@ def _tokenizer_naming(bad: str) -> Callable[[Path], None]:
         from flatout.data.tokens.subwords import Subwords
 
         frame = {"opening": [], "closing": [], "parting": [], "padding": 0, "separator": None}
-        held = {"kind": "subwords", "frame": frame, "tokenizer": Tokenizer(models.BPE()).to_str(), "files": {bad: "x"}}
+        held = {
+            "kind": "subwords",
+            "frame": frame,
+            "tokenizer": Tokenizer(models.BPE()).to_str(),
+            "files": {bad: "x"},
+        }
         Subwords.from_json(json.dumps(held)).save(place / "work" / "outputs")
 
     return attempt
@@ -235,7 +263,14 @@ def _tokenizer_naming(bad: str) -> Callable[[Path], None]:
 def _begun(here: Path, **asked: object) -> Path:
     folder = here / "work" / "outputs" / "sweep"
     folder.mkdir(parents=True)
-    known = {"schema": 1, "typed": [], "fixed": [], "search": {}, "space": {}, "place": str(here / "bait")}
+    known = {
+        "schema": 1,
+        "typed": [],
+        "fixed": [],
+        "search": {},
+        "space": {},
+        "place": str(here / "bait"),
+    }
     (folder / "sweep.json").write_text(json.dumps(known | asked), encoding="utf-8")
     return folder
 
@@ -278,7 +313,9 @@ def _export_over_a_link(place: Path) -> None:
 
 
 def carelessly(planted: Planted, place: Path) -> None:
-    """Make an attempt; a refusal is welcome and not needed, so long as nothing outside was touched."""
+    """Make an attempt; a refusal is welcome and not needed, so long as nothing outside
+    was touched.
+    """
     with suppress(UserError):
         planted.attempt(place)
     assert os.path.lexists(place / "outside" / "kept.txt")

@@ -1,7 +1,9 @@
-"""What must never be executed: things a `_target_` could name, places it could stand in, and ways to hide it.
+"""What must never be executed: things a `_target_` could name, places it could stand in, and ways
+to hide it.
 
-`<canary>` stands for a file that a payload would make, `<bait>` for a folder of files that would make it when they are
-loaded or imported. A case is one attempt: words of a command line, files of settings, and what is in the environment.
+`<canary>` stands for a file that a payload would make, `<bait>` for a folder of files that would
+make it when they are loaded or imported. A case is one attempt: words of a command line, files of
+settings, and what is in the environment.
 """
 
 from __future__ import annotations
@@ -63,8 +65,14 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
     {"_target_": "shutil.copytree", "_args_": ["<bait>", "<canary>"]},
     {"_target_": "shutil.move", "_args_": ["<bait>/spare", "<canary>"]},
-    {"_target_": "pathlib.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
-    {"_target_": "pathlib.Path.mkdir", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
+    {
+        "_target_": "pathlib.Path.touch",
+        "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}],
+    },
+    {
+        "_target_": "pathlib.Path.mkdir",
+        "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}],
+    },
     {"_target_": "importlib.import_module", "_args_": ["evil"]},
     {"_target_": "runpy.run_path", "_args_": ["<bait>/evil.py"]},
     {"_target_": "runpy.run_module", "_args_": ["evil"]},
@@ -73,7 +81,10 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "timeit.timeit", "_args_": ["open('<canary>', 'w')"], "number": 1},
     {"_target_": "cProfile.run", "_args_": ["open('<canary>', 'w')"]},
     {"_target_": "functools.partial", "_args_": [{"_target_": "os.mkdir", "_args_": ["<canary>"]}]},
-    {"_target_": "hydra.utils.instantiate", "_args_": [{"_target_": "os.mkdir", "_args_": ["<canary>"]}]},
+    {
+        "_target_": "hydra.utils.instantiate",
+        "_args_": [{"_target_": "os.mkdir", "_args_": ["<canary>"]}],
+    },
     {"_target_": "hydra.utils.call", "_args_": [{"_target_": "os.mkdir", "_args_": ["<canary>"]}]},
     {"_target_": "hydra.utils.get_class", "path": "evil.Evil"},
     {"_target_": "hydra.utils.get_method", "path": "evil.call"},
@@ -85,7 +96,11 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "numpy.savetxt", "_args_": ["<canary>", [1]]},
     {"_target_": "numpy.memmap", "filename": "<canary>", "mode": "w+", "shape": [1]},
     {"_target_": "torch.load", "_args_": ["<bait>/payload.pt"], "weights_only": False},
-    {"_target_": "torch.serialization.load", "_args_": ["<bait>/payload.pt"], "weights_only": False},
+    {
+        "_target_": "torch.serialization.load",
+        "_args_": ["<bait>/payload.pt"],
+        "weights_only": False,
+    },
     {"_target_": "torch.save", "_args_": [1, "<canary>"]},
     {"_target_": "torch.from_file", "_args_": ["<canary>"], "shared": True, "size": 4},
     {"_target_": "torch.hub.load", "_args_": ["<bait>", "call"], "source": "local"},
@@ -99,13 +114,26 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "torch.optim.optimizer.torch.save", "_args_": [1, "<canary>"]},
     {"_target_": "torch.utils.data.datapipes.utils.common.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "lightning.pytorch.trainer.trainer.os.mkdir", "_args_": ["<canary>"]},
-    {"_target_": "lightning.pytorch.callbacks.model_checkpoint.shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
+    {
+        "_target_": "lightning.pytorch.callbacks.model_checkpoint.shutil.copy",
+        "_args_": ["<bait>/evil.py", "<canary>"],
+    },
     {"_target_": "lightning.pytorch.callbacks.model_checkpoint.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "lightning.pytorch.loggers.csv_logs.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "lightning.pytorch.loggers.csv_logs.ExperimentWriter", "log_dir": "<canary>"},
-    {"_target_": "lightning.pytorch.LightningModule.load_from_checkpoint", "_args_": ["<bait>/payload.pt"]},
-    {"_target_": "lightning.fabric.utilities.cloud_io._load", "_args_": ["<bait>/payload.pt"], "weights_only": False},
-    {"_target_": "lightning.fabric.utilities.cloud_io._atomic_save", "_args_": [{"a": 1}, "<canary>"]},
+    {
+        "_target_": "lightning.pytorch.LightningModule.load_from_checkpoint",
+        "_args_": ["<bait>/payload.pt"],
+    },
+    {
+        "_target_": "lightning.fabric.utilities.cloud_io._load",
+        "_args_": ["<bait>/payload.pt"],
+        "weights_only": False,
+    },
+    {
+        "_target_": "lightning.fabric.utilities.cloud_io._atomic_save",
+        "_args_": [{"a": 1}, "<canary>"],
+    },
     {"_target_": "lightning.pytorch.utilities.migration.utils.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "transformers.utils.importlib.import_module", "_args_": ["evil"]},
     {"_target_": "transformers.utils.import_utils.importlib.import_module", "_args_": ["evil"]},
@@ -128,14 +156,27 @@ FUNCTIONS: list[Settings] = [
     {"_target_": "torchmetrics.metric.torch.save", "_args_": [1, "<canary>"]},
     {"_target_": "flatout.run.resolve.os.mkdir", "_args_": ["<canary>"]},
     {"_target_": "flatout.checkpoints.exact.shutil.copy", "_args_": ["<bait>/evil.py", "<canary>"]},
-    {"_target_": "flatout.models.words.Path.touch", "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}]},
+    {
+        "_target_": "flatout.models.words.Path.touch",
+        "_args_": [{"_target_": "pathlib.Path", "_args_": ["<canary>"]}],
+    },
     {"_target_": "flatout.files.write_atomically", "path": "<canary>", "text": "x"},
-    {"_target_": "flatout.__main__.main", "_args_": [["sweep", "+hydra.callbacks.x._target_=evil.Evil"]]},
+    {
+        "_target_": "flatout.__main__.main",
+        "_args_": [["sweep", "+hydra.callbacks.x._target_=evil.Evil"]],
+    },
     {"_target_": "train.main", "_args_": [["--experimental-rerun", "<bait>/payload.pickle"]]},
 ]
-"""Functions, and classes of other kinds, with arguments that make the canary; many by way of a trusted package."""
+"""Functions, and classes of other kinds, with arguments that make the canary; many by way of a
+trusted package."""
 
-IMPORTED = ["evil.Evil", "evil.call", "evilpackage.Evil", "evilpackage.inner.Evil", "evilpackage.inner.call"]
+IMPORTED = [
+    "evil.Evil",
+    "evil.call",
+    "evilpackage.Evil",
+    "evilpackage.inner.Evil",
+    "evilpackage.inner.call",
+]
 """Names in packages that make the canary when they are merely imported."""
 
 LEADING_OUT: list[Settings] = [
@@ -166,7 +207,11 @@ LEADING_OUT: list[Settings] = [
     {"_target_": "torchmetrics.text.SacreBLEUScore"},
     {"_target_": "torchmetrics.text._deprecated._SacreBLEUScore"},
     {"_target_": "torchmetrics.image.FrechetInceptionDistance"},
-    {"_target_": "transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch.BertForPreTraining"},
+    {
+        "_target_": (
+            "transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch.BertForPreTraining"
+        )
+    },
 ]
 """Classes of the right kind that open files, write elsewhere, fetch something or listen."""
 
@@ -226,8 +271,13 @@ def _in_places(call: Settings) -> Iterator[Case]:
     """The same call where settings are free, and where Hydra looks before a run begins."""
     name, value = call["_target_"], as_value(call)
     inner = as_value({"_target_": "torch.nn.Sequential", "_args_": [call]})
-    yield Case(f"{name} as an argument", (f"+callbacks.x={{_target_:lightning.Callback,y:{value}}}",))
-    yield Case(f"{name} deep in arguments", (f"+callbacks.x={{_target_:lightning.Callback,y:{{z:[1,[{value}]]}}}}",))
+    yield Case(
+        f"{name} as an argument", (f"+callbacks.x={{_target_:lightning.Callback,y:{value}}}",)
+    )
+    yield Case(
+        f"{name} deep in arguments",
+        (f"+callbacks.x={{_target_:lightning.Callback,y:{{z:[1,[{value}]]}}}}",),
+    )
     yield Case(f"{name} in a list", (f"+callbacks.x={inner}",))
     yield Case(f"{name} in a bare list", (f"+callbacks.x=[{value}]",))
     yield Case(f"{name} as logger", (f"+trainer.logger={value}",))
@@ -235,7 +285,9 @@ def _in_places(call: Settings) -> Iterator[Case]:
     yield Case(f"{name} as plugin", (f"+trainer.plugins=[{value}]",))
     yield Case(f"{name} as profiler", (f"+trainer.profiler={value}",))
     yield Case(f"{name} as strategy", (f"+trainer.strategy={value}",))
-    yield Case(f"{name} in an encoder's settings", ("model=transformer", f"+model.settings.x={value}"))
+    yield Case(
+        f"{name} in an encoder's settings", ("model=transformer", f"+model.settings.x={value}")
+    )
     yield Case(f"{name} as model", ("model=evil",), {"model/evil.yaml": yaml.safe_dump(call)})
     yield Case(f"{name} as data", ("data=evil",), {"data/evil.yaml": yaml.safe_dump(call)})
     yield Case(f"{name} as optim", ("optim=evil",), {"optim/evil.yaml": yaml.safe_dump(call)})
@@ -252,7 +304,12 @@ def _hidden(call: Settings) -> Iterator[Case]:
     """The same call behind Hydra's own keys and OmegaConf's references."""
     target, name = call["_target_"], call["_target_"]
     rest = {key: value for key, value in call.items() if key != "_target_"}
-    for key, value in (("_partial_", True), ("_recursive_", False), ("_convert_", "all"), ("_convert_", "object")):
+    for key, value in (
+        ("_partial_", True),
+        ("_recursive_", False),
+        ("_convert_", "all"),
+        ("_convert_", "object"),
+    ):
         yield _callback(f"{name} with {key}: {value}", {**call, key: value})
     word = f"+callbacks.x={as_value({'_target_': '${callbacks.y}', **rest})}"
     yield Case(f"{name} by reference", (f"+callbacks.y={target}", word))
@@ -263,7 +320,11 @@ def _hidden(call: Settings) -> Iterator[Case]:
         {"experiment/evil.yaml": f"# @package _global_\nname: {target}\n"},
     )
     environment = {"FLATOUT_HOSTILE": target}
-    for resolver in ("oc.env:FLATOUT_HOSTILE", "oc.decode:${oc.env:FLATOUT_HOSTILE}", "oc.env:NOWHERE,${callbacks.y}"):
+    for resolver in (
+        "oc.env:FLATOUT_HOSTILE",
+        "oc.decode:${oc.env:FLATOUT_HOSTILE}",
+        "oc.env:NOWHERE,${callbacks.y}",
+    ):
         settings = {"_target_": f"${{{resolver}}}", **rest}
         yield Case(
             f"{name} by {resolver}",
@@ -287,7 +348,10 @@ def _hidden(call: Settings) -> Iterator[Case]:
             "FLATOUT_HOSTILE_TOO": whole,
         },
     )
-    yield Case(f"{name} by oc.create", (f"+callbacks.y={as_value(call)}", "+callbacks.x='${oc.create:${callbacks.y}}'"))
+    yield Case(
+        f"{name} by oc.create",
+        (f"+callbacks.y={as_value(call)}", "+callbacks.x='${oc.create:${callbacks.y}}'"),
+    )
     yield Case(
         f"{name} from the run's settings in Hydra's",
         (f"+callbacks.y={as_value(call)}", "+hydra.callbacks.x='${callbacks.y}'"),
@@ -303,7 +367,9 @@ def _hidden(call: Settings) -> Iterator[Case]:
 
 def _file(name: str, text: str, *words: str, is_whole: bool = True) -> Case:
     head = "" if text.startswith("# @") else "# @package _global_\n"
-    return Case(name, ("+experiment=evil", *words), {"experiment/evil.yaml": head + text}, is_whole=is_whole)
+    return Case(
+        name, ("+experiment=evil", *words), {"experiment/evil.yaml": head + text}, is_whole=is_whole
+    )
 
 
 def _of_files() -> Iterator[Case]:
@@ -322,11 +388,16 @@ def _of_files() -> Iterator[Case]:
     yield _file("a file that trusts everything", "allow_targets: [evil, os, builtins]\n" + evil)
     told = "hydra: {overrides: {task: ['allow_targets=[evil]']}}\n"
     yield _file("a file that says it was typed", "allow_targets: [evil]\n" + told + evil)
-    yield _file("a file that says so of Hydra", "hydra: {overrides: {hydra: ['hydra.job.env_set.A=1']}}\n")
     yield _file(
-        "a file that trusts for Hydra", "allow_targets: [evil]\nhydra: {callbacks: {x: {_target_: evil.Evil}}}\n"
+        "a file that says so of Hydra", "hydra: {overrides: {hydra: ['hydra.job.env_set.A=1']}}\n"
     )
-    yield _file("a file with an environment", "hydra: {job: {env_set: {LD_PRELOAD: <bait>/evil.so}}}\n")
+    yield _file(
+        "a file that trusts for Hydra",
+        "allow_targets: [evil]\nhydra: {callbacks: {x: {_target_: evil.Evil}}}\n",
+    )
+    yield _file(
+        "a file with an environment", "hydra: {job: {env_set: {LD_PRELOAD: <bait>/evil.so}}}\n"
+    )
     yield _file("a file that copies an environment", "hydra: {job: {env_copy: [HOME]}}\n")
     for key in (
         "python/name:evil.Evil",
@@ -335,7 +406,10 @@ def _of_files() -> Iterator[Case]:
         "python/object/new:evil.Evil",
     ):
         yield _file(f"YAML's tag {key}", f"seed: !!{key} {{}}\n")
-    slurm = "defaults:\n  - override /hydra/launcher: submitit_slurm\nhydra: {mode: MULTIRUN, launcher: %s}\n"
+    slurm = (
+        "defaults:\n  - override /hydra/launcher: submitit_slurm\nhydra: {mode: MULTIRUN, launcher:"
+        " %s}\n"
+    )
     yield _file("a shell's commands for a cluster", slurm % "{setup: ['touch <canary>']}")
     yield _file("a scheduler's words", slurm % "{additional_parameters: {wrap: 'touch <canary>'}}")
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -371,13 +445,25 @@ def _of_hydra() -> Iterator[Case]:
         for group in ("job_logging", "hydra_logging"):
             name, text = f"{group} {number}: {next(iter(logging))}", yaml.safe_dump(roots)
             words = (f"hydra/{group}=evil",)
-            yield Case(name, words, {f"hydra/{group}/evil.yaml": text}, {"FLATOUT_HOSTILE": "evil.Evil"}, is_whole=True)
+            yield Case(
+                name,
+                words,
+                {f"hydra/{group}/evil.yaml": text},
+                {"FLATOUT_HOSTILE": "evil.Evil"},
+                is_whole=True,
+            )
     for path in ("pkg://evilpackage", "pkg:evilpackage", "PKG://evilpackage", "pkg://evil"):
-        yield Case(f"settings looked for in {path}", (f"hydra.searchpath=['{path}']",), is_whole=True)
+        yield Case(
+            f"settings looked for in {path}", (f"hydra.searchpath=['{path}']",), is_whole=True
+        )
     yield Case("settings of a package", ("--config-path", "pkg://evilpackage"), is_whole=True)
     yield Case("settings of a package, short", ("-cp", "pkg://evilpackage"), is_whole=True)
     yield Case("settings of a package, with =", ("--config-path=pkg://evilpackage",), is_whole=True)
-    yield Case("a pickle that is run again", ("--experimental-rerun", "<bait>/payload.pickle"), is_whole=True)
+    yield Case(
+        "a pickle that is run again",
+        ("--experimental-rerun", "<bait>/payload.pickle"),
+        is_whole=True,
+    )
     yield Case("a pickle, the option cut short", ("--exp", "<bait>/payload.pickle"), is_whole=True)
     yield Case("a pickle, with =", ("--experimental-rerun=<bait>/payload.pickle",), is_whole=True)
     for name in ("attn_implementation", "_attn_implementation", "auto_map"):
@@ -386,10 +472,17 @@ def _of_hydra() -> Iterator[Case]:
     for searched in ("choice(os.mkdir,os.makedirs)", "choice(evil.Evil,evil.call)"):
         yield Case(
             f"a sweep of {searched}",
-            ("-m", "hydra/sweeper=flatout", f"+callbacks.x._target_={searched}", "+callbacks.x._args_=['<canary>']"),
+            (
+                "-m",
+                "hydra/sweeper=flatout",
+                f"+callbacks.x._target_={searched}",
+                "+callbacks.x._args_=['<canary>']",
+            ),
             is_whole=True,
         )
-    yield Case("a sweep of targets", ("-m", "+callbacks.x._target_=evil.Evil,evil.call"), is_whole=True)
+    yield Case(
+        "a sweep of targets", ("-m", "+callbacks.x._target_=evil.Evil,evil.call"), is_whole=True
+    )
 
 
 def all_cases() -> list[Case]:

@@ -1,4 +1,6 @@
-"""Nothing that comes from others is executed, and nothing leaves the folder of runs: each attempt has a canary."""
+"""Nothing that comes from others is executed, and nothing leaves the folder of runs: each attempt
+has a canary.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,15 @@ def test_the_tables_are_as_long_as_they_are_said_to_be_and_no_case_is_there_twic
     assert different(path_cases(True)) == len(path_cases(True)) >= 100
 
 
-LIVE = ("os.mkdir", "os.makedirs", "shutil.copy", "joblib.load", "torch.load", "numpy.savetxt", "torch.os.mkdir")
+LIVE = (
+    "os.mkdir",
+    "os.makedirs",
+    "shutil.copy",
+    "joblib.load",
+    "torch.load",
+    "numpy.savetxt",
+    "torch.os.mkdir",
+)
 LIVE += (
     "torch.save",
     "flatout.run.resolve.os.mkdir",
@@ -84,7 +94,11 @@ LIVE += (
 def test_a_payload_makes_the_canary_where_nobody_refuses_it(name):
     with hostile.bait() as place:
         (call,) = (each for each in FUNCTIONS if each["_target_"] == name)
-        text = json.dumps(call).replace("<canary>", f"{place}/canary").replace("<bait>", f"{place}/bait")
+        text = (
+            json.dumps(call)
+            .replace("<canary>", f"{place}/canary")
+            .replace("<bait>", f"{place}/bait")
+        )
         instantiate(json.loads(text))
         assert (place / "canary").exists()
 
@@ -118,7 +132,8 @@ IN_SECONDS = ("torch.load", "a pickle that is run again")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in IN_SECONDS else [SOAK]) for name in PROCESSES[1:]]
+    "name",
+    [pytest.param(name, marks=[] if name in IN_SECONDS else [SOAK]) for name in PROCESSES[1:]],
 )
 def test_the_same_holds_for_a_process_of_its_own(name, tmp_path):
     (case,) = (each for each in all_cases() if each.name == name)
@@ -127,7 +142,9 @@ def test_the_same_holds_for_a_process_of_its_own(name, tmp_path):
         words = ["--config-dir", "../conf", *words]
         before, said = hostile.files_outside(place), tmp_path / "said.txt"
         arguments = (words, environment, str(place / "bait"), str(said))
-        process = multiprocessing.get_context("forkserver").Process(target=whole_train, args=arguments)
+        process = multiprocessing.get_context("forkserver").Process(
+            target=whole_train, args=arguments
+        )
         process.start()
         process.join(60)
         assert process.exitcode == 2, said.read_text()
@@ -139,7 +156,14 @@ def test_the_same_holds_for_a_process_of_its_own(name, tmp_path):
 def test_the_same_holds_for_python_m_train():
     (case,) = (each for each in all_cases() if each.name == PROCESSES[0])
     with hostile.bait() as place:
-        words = [sys.executable, "-m", "train", "--config-dir", "../conf", *hostile.filled(case, place)[0]]
+        words = [
+            sys.executable,
+            "-m",
+            "train",
+            "--config-dir",
+            "../conf",
+            *hostile.filled(case, place)[0],
+        ]
         before = hostile.files_outside(place)
         paths = os.pathsep.join([str(Path(flatout.__file__).parents[1]), str(place / "bait")])
         environment = {**os.environ, "PYTHONPATH": paths}
@@ -163,7 +187,10 @@ def test_a_class_that_is_not_listed_is_trusted_by_its_name_on_the_command_line(t
 @pytest.mark.parametrize("package", ["os", "builtins", "torch"])
 def test_trust_in_a_package_lets_no_function_in(package):
     target = {"os": "os.mkdir", "builtins": "builtins.open", "torch": "torch.save"}[package]
-    words = (f"+callbacks.x={{_target_:{target},_args_:['<canary>']}}", f"allow_targets=[{package}]")
+    words = (
+        f"+callbacks.x={{_target_:{target},_args_:['<canary>']}}",
+        f"allow_targets=[{package}]",
+    )
     found = hostile.tried(Case("trusted", words))
     assert found.is_refused and not found.is_executed
 
@@ -181,7 +208,9 @@ def checkpoint(folder: Path, state: object, tensors: dict[str, torch.Tensor] | N
     """A checkpoint that is whole by its checksums, whatever is in it."""
     folder.mkdir(parents=True)
     save_file(tensors or {"/a": torch.zeros(2)}, folder / TENSORS)
-    (folder / STATE).write_text(state if isinstance(state, str) else json.dumps(state), encoding="utf-8")
+    (folder / STATE).write_text(
+        state if isinstance(state, str) else json.dumps(state), encoding="utf-8"
+    )
     return sealed(folder)
 
 
@@ -247,7 +276,9 @@ def test_a_pickle_in_place_of_tensors_is_not_unpickled(tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("name", ["../outside.txt", "/etc/hostname", "~/x", "a/../../outside.txt", "x\0y"])
+@pytest.mark.parametrize(
+    "name", ["../outside.txt", "/etc/hostname", "~/x", "a/../../outside.txt", "x\0y"]
+)
 def test_a_checkpoint_that_names_files_outside_is_refused(name, tmp_path):
     (tmp_path / "outside.txt").write_text("kept")
     folder = checkpoint(tmp_path / "step-1", {})
@@ -262,7 +293,9 @@ def test_a_checkpoint_that_names_files_outside_is_refused(name, tmp_path):
         FolderCheckpointIO().load_checkpoint(folder)
 
 
-@pytest.mark.parametrize("manifest", ["[]", "7", '{"files": []}', '{"files": {"state.json": 7}}', '{"files": {}}', "{"])
+@pytest.mark.parametrize(
+    "manifest", ["[]", "7", '{"files": []}', '{"files": {"state.json": 7}}', '{"files": {}}', "{"]
+)
 def test_a_checkpoint_with_an_odd_manifest_is_refused(manifest, tmp_path):
     folder = checkpoint(tmp_path / "step-1", {})
     with suppress(ValueError, AttributeError, TypeError):
@@ -308,7 +341,10 @@ def models(tmp_path_factory):
     tiny = [*hostile.TINY, "model.hidden=8", "data.vocabulary.size=100"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FLATOUT_CACHE", str(place / "cache"))
-        for name, words in (("lstm", []), ("encoder", ["model=transformer", "model.layers=1", "model.heads=2"])):
+        for name, words in (
+            ("lstm", []),
+            ("encoder", ["model=transformer", "model.layers=1", "model.heads=2"]),
+        ):
             train.main([*words, *tiny, f"hydra.run.dir={place / name}"])
     return place
 
@@ -398,7 +434,9 @@ def test_a_model_folder_of_others_is_refused_in_one_message(number, model, capsy
 
 
 def test_a_model_folder_that_nobody_changed_is_read(models):
-    assert all(load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder"))
+    assert all(
+        load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder")
+    )
 
 
 # Folders of encoders that come with code.
@@ -406,7 +444,9 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
 
 @pytest.fixture
 def encoder_with_code(models, tmp_path):
-    """An encoder's folder with a module beside it that leaves a canary: `encoder_with_code(file, change)`."""
+    """An encoder's folder with a module beside it that leaves a canary: `encoder_with_code(file,
+    change)`.
+    """
     folder, canary = tmp_path / "encoder", tmp_path / "canary"
     assert verb("export", models / "encoder", "--out", folder) == 0
     (folder / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\nclass Evil: ...\n")
@@ -438,16 +478,27 @@ def own_tokenizer(described):
 
 CODE_BESIDE = {
     "of a known family": ("config.json", own_code, "auto_map"),
-    "of a family of its own": ("config.json", own_family, "comes with code of its own, which is never run"),
+    "of a family of its own": (
+        "config.json",
+        own_family,
+        "comes with code of its own, which is never run",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CODE_BESIDE)
-def test_an_encoder_s_own_code_is_refused_and_never_run(case, encoder_with_code, tmp_path, monkeypatch, capsys):
+def test_an_encoder_s_own_code_is_refused_and_never_run(
+    case, encoder_with_code, tmp_path, monkeypatch, capsys
+):
     file, change, message = CODE_BESIDE[case]
     folder, canary = encoder_with_code(file, change)
     capsys.readouterr()
-    words = ["model=transformer", f"model.pretrained={folder}", "data.sample.rows=200", "data.sample.eval_rows=40"]
+    words = [
+        "model=transformer",
+        f"model.pretrained={folder}",
+        "data.sample.rows=200",
+        "data.sample.eval_rows=40",
+    ]
     assert trained(words, tmp_path, monkeypatch) == 2
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said
@@ -458,7 +509,12 @@ def test_an_encoder_s_own_code_is_refused_and_never_run(case, encoder_with_code,
 
 def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkeypatch, capsys):
     folder, canary = encoder_with_code("tokenizer_config.json", own_tokenizer)
-    words = ["model=transformer", f"model.pretrained={folder}", "data.sample.rows=200", "data.sample.eval_rows=40"]
+    words = [
+        "model=transformer",
+        f"model.pretrained={folder}",
+        "data.sample.rows=200",
+        "data.sample.eval_rows=40",
+    ]
     assert trained([*words, "trainer.max_epochs=1"], tmp_path, monkeypatch) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert not canary.exists()
@@ -466,7 +522,9 @@ def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkey
 
 def trained(words, tmp_path, monkeypatch):
     """`python -m train` in this process; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["train", *words, f"output={tmp_path / 'runs'}", "monitor.progress=false"])
+    monkeypatch.setattr(
+        sys, "argv", ["train", *words, f"output={tmp_path / 'runs'}", "monitor.progress=false"]
+    )
     try:
         train.main()
     except SystemExit as left:
@@ -478,9 +536,22 @@ def trained(words, tmp_path, monkeypatch):
 
 
 def test_labels_that_look_like_paths_or_markup_make_no_files_and_are_shown_as_text(capsys):
-    labels = ["../../escaped", "/escaped", "<script>alert(1)</script>", "=1+1", "a\x1b[2Jb", "~", "..", "C:\\x"]
+    labels = [
+        "../../escaped",
+        "/escaped",
+        "<script>alert(1)</script>",
+        "=1+1",
+        "a\x1b[2Jb",
+        "~",
+        "..",
+        "C:\\x",
+    ]
     with hostile.bait() as place:
-        rows = [f'"{label}","words {number} {row}"' for row in range(12) for number, label in enumerate(labels)]
+        rows = [
+            f'"{label}","words {number} {row}"'
+            for row in range(12)
+            for number, label in enumerate(labels)
+        ]
         Path("rows.csv").write_text("label,text\n" + "\n".join(rows) + "\n", encoding="utf-8")
         before = hostile.files_outside(place)
         train.main(["data.source=rows.csv", "data.cache=outputs/cache", *hostile.TINY])
@@ -498,7 +569,10 @@ def calls(tree: ast.AST):
     """Every call, with the name of what is called, as it is written."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg}
+            yield (
+                ast.unparse(node.func),
+                {word.arg: ast.unparse(word.value) for word in node.keywords if word.arg},
+            )
 
 
 def is_trusting(name: str, words: dict[str, str]) -> bool:
@@ -550,6 +624,8 @@ class Listening(L.Callback):
 
 def test_a_run_listens_to_nobody_and_calls_nobody(tmp_path):
     notes = tmp_path / "sockets.txt"
-    runs.train(runs.Spec(trainer={"max_epochs": 1}).planted(Listening, path=str(notes)), tmp_path / "runs")
+    runs.train(
+        runs.Spec(trainer={"max_epochs": 1}).planted(Listening, path=str(notes)), tmp_path / "runs"
+    )
     lines = notes.read_text().splitlines()
     assert len(lines) == 10 and {line.split(" ", 1)[1] for line in lines} == {"[]"}

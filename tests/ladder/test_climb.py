@@ -54,7 +54,13 @@ LADDER = ladder_of(
         "rungs": [
             {"name": "foot"},
             {"name": "bf16", "promised": "2×", "factor": [2, 2], "change": {"precision": "bf16"}},
-            {"name": "missing", "promised": "3×", "factor": [3, 4], "needs": ["no_such_package"], "change": {"x": 1}},
+            {
+                "name": "missing",
+                "promised": "3×",
+                "factor": [3, 4],
+                "needs": ["no_such_package"],
+                "change": {"x": 1},
+            },
             {"name": "caching", "measures": "startup", "change": {"y": 1}},
             {"name": "top", "run": []},
         ],
@@ -77,7 +83,12 @@ def steps_of(**rates: list[float]) -> list[Step]:
     return steps
 
 
-STEPS = {"foot": [100, 101, 99], "bf16": [150, 152, 148], "caching": [150, 152, 148], "top": [140, 145, 135]}
+STEPS = {
+    "foot": [100, 101, 99],
+    "bf16": [150, 152, 148],
+    "caching": [150, 152, 148],
+    "top": [140, 145, 135],
+}
 
 
 @given(st.integers(1, 14))
@@ -106,7 +117,9 @@ def test_a_longer_budget_never_shortens_a_measurement(budget, rungs):
 
 
 def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[Step]]:
-    """Names of the rungs that are measured though the budget is over, and what a climb then knows."""
+    """Names of the rungs that are measured though the budget is over, and what a climb
+    then knows.
+    """
     started = []
 
     def measure(rung: Rung, seconds: float, at: Path, *, limit_s: float) -> Measured:
@@ -121,7 +134,12 @@ def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[Step]
 def test_a_budget_that_is_over_still_measures_the_two_ends_and_nothing_else(tmp_path, monkeypatch):
     started, steps = climb_without_time(tmp_path, monkeypatch)
     assert started == ["foot", "top"]
-    assert [step.skipped for step in steps if step.rung.name != "missing"] == ["", TOO_SHORT, TOO_SHORT, ""]
+    assert [step.skipped for step in steps if step.rung.name != "missing"] == [
+        "",
+        TOO_SHORT,
+        TOO_SHORT,
+        "",
+    ]
     found = results(LADDER, steps, rows=10, about={})
     assert not found["is_complete"] and found["whole"]["ratio"]["value"] == 1.0
 
@@ -140,7 +158,9 @@ def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_pa
 
 
 def test_a_rung_that_failed_in_a_later_round_was_measured():
-    steps = [replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.found]
+    steps = [
+        replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.found
+    ]
     found = results(LADDER, steps, rows=6_000, about={})
     assert found["skipped"] == [] and all(rung["cumulative"] for rung in found["rungs"])
 
@@ -168,7 +188,9 @@ def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp
     assert results(LADDER, steps, rows=10, about={})["whole"]["top"] == "top"
     scores = {"foot": 0.70, "top": 0.74, "frozen": 0.72}
     monkeypatch.setattr(
-        run_ladder, "measure_apart", lambda name, seconds, at: measured(1.0, metrics={"accuracy": scores[name]})
+        run_ladder,
+        "measure_apart",
+        lambda name, seconds, at: measured(1.0, metrics={"accuracy": scores[name]}),
     )
     rungs = SimpleNamespace(
         count=10,
@@ -180,7 +202,9 @@ def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp
     found = run_ladder.compare_quality(rungs, steps, 2)
     assert [group["mean"] for group in found["groups"]] == pytest.approx([70, 74, 72])
     assert found["difference"]["value"] == pytest.approx(4)
-    assert found["sentence"].endswith("; frozen against top: " + found["sentence"].rpartition(": ")[2])
+    assert found["sentence"].endswith(
+        "; frozen against top: " + found["sentence"].rpartition(": ")[2]
+    )
     assert "a loss beyond 0.5 points (-2.00 points" in found["sentence"]
 
 
@@ -198,11 +222,17 @@ def test_cumulative_ratios_are_those_of_the_foot(rates, rounds):
     found = results(LADDER, steps, rows=10, about={})
     for rung in found["rungs"]:
         if rung["cumulative"]:
-            assert rung["cumulative"]["value"] == pytest.approx(rung["rows_per_s"] / rates[0], rel=1e-9)
+            assert rung["cumulative"]["value"] == pytest.approx(
+                rung["rows_per_s"] / rates[0], rel=1e-9
+            )
 
 
 def complete() -> dict:
-    about = {"command": "<script>alert(1)</script>", "date": "2026-11-22", "device": "a card, 2 cores"}
+    about = {
+        "command": "<script>alert(1)</script>",
+        "date": "2026-11-22",
+        "device": "a card, 2 cores",
+    }
     return json.loads(json.dumps(results(LADDER, steps_of(**STEPS), rows=6_000, about=about)))
 
 
@@ -255,7 +285,9 @@ def test_a_noted_key_answers_for_every_value(tmp_path):
     assert known_gain(tmp_path, "data.batch_size=64", "a card, 2 cores") is not None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"gains": 3}', '{"name": "x", "date": "d", "device": "e", "gains": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"gains": 3}', '{"name": "x", "date": "d", "device": "e", "gains": [1]}']
+)
 def test_a_damaged_note_is_passed_over(tmp_path, text):
     (tmp_path / "ladders").mkdir()
     (tmp_path / "ladders" / "own.json").write_text(text)
@@ -263,10 +295,13 @@ def test_a_damaged_note_is_passed_over(tmp_path, text):
 
 
 def test_slow_first_steps_are_taken_out_of_a_rate():
-    # ten steps: two of 3 s, eight of 1 s; of the three that warm up none counts, and later steps are 1.4 times as fast
+    # ten steps: two of 3 s, eight of 1 s; of the three that warm up none counts, and later steps
+    # are 1.4 times as fast
     assert slow_start(14.0, 10, [3000.0, 3000.0, 1000.0, 1000.0, 1000.0]) == pytest.approx(1.4)
     assert slow_start(10.0, 10, [1000.0, 1000.0]) == pytest.approx(1.0)
-    assert slow_start(7.0, 4, [3000.0, 2000.0, 1000.0, 1000.0]) == pytest.approx(1.75), "one step is left to measure"
+    assert slow_start(7.0, 4, [3000.0, 2000.0, 1000.0, 1000.0]) == pytest.approx(1.75), (
+        "one step is left to measure"
+    )
     assert slow_start(4.0, 2, [3000.0, 1000.0]) == 1.0, "nothing is left to measure"
 
 
@@ -274,8 +309,19 @@ class Finished:
     """A job whose run has ended with this summary."""
 
     def __init__(self, checkpoint_ms: float, rows_per_s: float) -> None:
-        parts = {"wait": 1.0, "forward": 9.0, "transfer": None, "checkpoint": checkpoint_ms, "validation": 500.0}
-        speed = {"rows_per_s": rows_per_s, "tokens_per_s": 10 * rows_per_s, "padding_share": 0.0, "step_ms": parts}
+        parts = {
+            "wait": 1.0,
+            "forward": 9.0,
+            "transfer": None,
+            "checkpoint": checkpoint_ms,
+            "validation": 500.0,
+        }
+        speed = {
+            "rows_per_s": rows_per_s,
+            "tokens_per_s": 10 * rows_per_s,
+            "padding_share": 0.0,
+            "step_ms": parts,
+        }
         speed["first_steps_ms"] = [10.0] * 5
         self.summary = {"speed": speed, "training": {"steps": 10, "rows_per_step": 8}}
         self.metrics = {}
@@ -285,7 +331,8 @@ class Finished:
 
 
 def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_path):
-    # ten steps of 10 ms; a checkpoint of 100 ms is 10 ms of each step, and halves the rate of the summary
+    # ten steps of 10 ms; a checkpoint of 100 ms is 10 ms of each step, and halves the rate of the
+    # summary
     with_checkpoint = measure_run(Finished(10.0, 400.0), [], 1.0, tmp_path)
     without = measure_run(Finished(0.0, 800.0), [], 1.0, tmp_path)
     for found in (with_checkpoint, without):
@@ -295,7 +342,9 @@ def test_a_checkpoint_in_a_short_measurement_costs_a_run_of_ours_nothing(tmp_pat
 
 def test_rounds_of_a_slow_machine_change_no_ratio_and_two_rounds_bound_none():
     steps = steps_of(foot=[100, 50, 10], bf16=[200, 100, 20])
-    assert asdict(ratio(steps[0], steps[1])) == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert asdict(ratio(steps[0], steps[1])) == pytest.approx(
+        {"value": 2.0, "low": 2.0, "high": 2.0}
+    )
     few = ratio(*steps_of(foot=[100, 50], bf16=[200, 150])[:2])
     assert (few.value, few.low, few.high) == (pytest.approx(math.sqrt(6)), None, None)
 
@@ -308,8 +357,12 @@ def test_a_spread_is_half_the_range_over_the_median():
 def test_rounds_of_a_disturbed_machine_are_named_in_the_closing_lines():
     quiet = closing_lines(results(LADDER, steps_of(**STEPS), rows=10, about={}))
     assert not any("rounds differ" in line for line in quiet)
-    disturbed = closing_lines(results(LADDER, steps_of(**{**STEPS, "bf16": [150, 60, 150]}), rows=10, about={}))
-    assert any(line.startswith("rounds differ by ±30% at bf16: Measure again") for line in disturbed)
+    disturbed = closing_lines(
+        results(LADDER, steps_of(**{**STEPS, "bf16": [150, 60, 150]}), rows=10, about={})
+    )
+    assert any(
+        line.startswith("rounds differ by ±30% at bf16: Measure again") for line in disturbed
+    )
 
 
 def test_the_memory_of_a_rung_is_the_gpus_where_it_computes_on_one(monkeypatch):

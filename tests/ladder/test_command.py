@@ -1,4 +1,6 @@
-"""`python -m flatout ladder`: a tiny ladder from its rows to its page, and mistakes in one message each."""
+"""`python -m flatout ladder`: a tiny ladder from its rows to its page, and mistakes in one message
+each.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     assert "foot and flatout train to their end: some 0 min with all seeds" in printed
     assert found["quality"]["metric"] == "accuracy"
     assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
-    assert all(0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"])
+    assert all(
+        0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"]
+    )
     assert (folder / "ladder.html").is_file() and list(folder.glob("events.*"))
 
 
@@ -68,7 +72,19 @@ def test_a_rung_that_learns_something_else_has_its_speed_and_its_quality(conf, t
     rungs = yaml.safe_load(text)["rungs"]
     own = {**yaml.safe_load(text), "rungs": [rungs[0], *rungs[-2:]]}
     (conf / "ladder" / "few.yaml").write_text(yaml.safe_dump(own))
-    assert verb("ladder", "--config-dir", conf, "+ladder=few", "for=1s", "seeds=1", f"output={tmp_path}", *sizes) == 0
+    assert (
+        verb(
+            "ladder",
+            "--config-dir",
+            conf,
+            "+ladder=few",
+            "for=1s",
+            "seeds=1",
+            f"output={tmp_path}",
+            *sizes,
+        )
+        == 0
+    )
     (folder,) = (tmp_path / "ladder_few").iterdir()
     found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
     assert found["rungs"][-1]["change"][-2:] == ["model.freeze_layers=1", "model.reuse=true"]
@@ -89,10 +105,17 @@ BAD = {
     ): "headlines needs text data, and data=cells is sequence data",
     ("+ladder=bloom", "data=headlines"): "bloom needs bits data, and data=headlines is text data",
     ("+ladder=headlines", "model=textcnn"): "headlines has no rungs for model=textcnn",
-    ("+ladder=own", "model.pooling=attention"): "model.pooling: attention is not in the usual program",
+    (
+        "+ladder=own",
+        "model.pooling=attention",
+    ): "model.pooling: attention is not in the usual program",
     ("+ladder=own", "for=soon"): "'soon' is no duration",
     ("+ladder=own", "seeds=many"): "seeds: 'many'",
-    ("+ladder=own", "optim.scale_lr=sqrt", "optim.base_batch=32"): "optim.scale_lr: is a rung's own",
+    (
+        "+ladder=own",
+        "optim.scale_lr=sqrt",
+        "optim.base_batch=32",
+    ): "optim.scale_lr: is a rung's own",
     ("model=textcnn",): "TextCNNConfig has no usual program",
     ("model=bilstm", "data.problem=multi", "data.source=rows.csv"): "multi has no usual program",
     ("data=cells", "model=rnn", "task=sequence"): "the usual program reads windows with one answer",
@@ -103,7 +126,9 @@ BAD = {
 @pytest.mark.parametrize("words", BAD)
 def test_a_mistake_ends_with_one_message(words, conf, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"word{n} cat,x\n" for n in range(40)))
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"word{n} cat,x\n" for n in range(40))
+    )
     assert verb("ladder", "--config-dir", conf, *words, f"output={tmp_path / 'out'}") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
@@ -115,8 +140,20 @@ def test_a_ladder_for_a_file_of_yours_says_which_rungs_it_chose(conf, tmp_path, 
     path = tmp_path / "news.csv"
     rows = [f"{'cat' if n % 2 else 'dog'} number {n},{'x' if n % 2 else 'y'}" for n in range(200)]
     path.write_text("title,topic\n" + "\n".join(rows))
-    words = ["model=bilstm", "model.hidden=8", "model.embedding=8", "data.batch_size=16", "trainer.max_epochs=1"]
-    names = [f"data.source={path}", "data.text=title", "data.label=topic", "for=1s", f"output={tmp_path / 'out'}"]
+    words = [
+        "model=bilstm",
+        "model.hidden=8",
+        "model.embedding=8",
+        "data.batch_size=16",
+        "trainer.max_epochs=1",
+    ]
+    names = [
+        f"data.source={path}",
+        "data.text=title",
+        "data.label=topic",
+        "for=1s",
+        f"output={tmp_path / 'out'}",
+    ]
     assert verb("ladder", *names, *words) == 0
     printed = capsys.readouterr().out
     assert "as usually written, with Keras, as usually written, tokenise once" in printed

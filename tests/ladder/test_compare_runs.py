@@ -13,7 +13,9 @@ from flatout.report.summary import empty_summary
 from tests.verbs import verb
 
 
-def write_run(folder: Path, seed: int, value: float, *, metric: str = "accuracy", status: str = "finished") -> None:
+def write_run(
+    folder: Path, seed: int, value: float, *, metric: str = "accuracy", status: str = "finished"
+) -> None:
     folder.mkdir(parents=True)
     metrics = {f"test/{metric}": value, f"val/{metric}": 0.5}
     found = empty_summary() | {"seed": seed, "status": status, "metric": metric, "metrics": metrics}
@@ -33,7 +35,9 @@ def test_runs_are_paired_by_their_seeds(groups):
     assert found.seeds == [0, 1, 2]
     assert found.difference.value == pytest.approx(1.0)
     assert found.difference.high - found.difference.low < 1e-6, "each pair differs by the same"
-    assert found.lines() == ["no loss beyond 0.5 points (+1.00 points, 95 % interval +1.00 to +1.00)"]
+    assert found.lines() == [
+        "no loss beyond 0.5 points (+1.00 points, 95 % interval +1.00 to +1.00)"
+    ]
 
 
 def test_the_command_prints_both_groups_and_the_sentence(groups, capsys):
@@ -84,7 +88,10 @@ def test_of_a_sweep_the_confirming_runs_count(tmp_path):
     ("change", "message"),
     [
         (lambda a, b: write_run(a / "again", 1, 0.5), "two finished runs with seed 1"),
-        (lambda a, b: write_run(b / "other", 9, 0.5, metric="macro_f1"), "has runs by accuracy and by macro_f1"),
+        (
+            lambda a, b: write_run(b / "other", 9, 0.5, metric="macro_f1"),
+            "has runs by accuracy and by macro_f1",
+        ),
     ],
 )
 def test_groups_that_cannot_be_compared_are_refused(groups, change, message, capsys):

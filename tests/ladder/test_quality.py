@@ -32,19 +32,32 @@ def test_pairs_that_share_their_luck_have_a_narrow_interval():
     assert found.high - found.low < 1e-6
 
 
-@pytest.mark.parametrize(("pairs", "t"), [(2, 12.7062), (5, 2.77645), (21, 2.08596), (200, 1.97196)])
+@pytest.mark.parametrize(
+    ("pairs", "t"), [(2, 12.7062), (5, 2.77645), (21, 2.08596), (200, 1.97196)]
+)
 def test_the_factor_of_an_interval_is_student_s_for_any_number_of_pairs(pairs, t):
     differences = [float(number % 2) for number in range(pairs)]
     found = paired_difference([0.0] * pairs, differences)
-    assert found.high - found.value == pytest.approx(t * statistics.stdev(differences) / math.sqrt(pairs), rel=1e-5)
+    assert found.high - found.value == pytest.approx(
+        t * statistics.stdev(differences) / math.sqrt(pairs), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("difference", "words"),
     [
-        (Estimate(-0.1, -0.3, 0.1), "no loss beyond 0.5 points (-0.10 points, 95 % interval -0.30 to +0.10)"),
+        (
+            Estimate(-0.1, -0.3, 0.1),
+            "no loss beyond 0.5 points (-0.10 points, 95 % interval -0.30 to +0.10)",
+        ),
         (Estimate(-0.1, -0.9, 0.7), "the interval does not rule out a larger loss"),
-        (Estimate(2.0), "no loss beyond 0.5 points (+2.00 points; a single pair does not rule out a larger loss)"),
+        (
+            Estimate(2.0),
+            (
+                "no loss beyond 0.5 points (+2.00 points; a single pair does not rule out a larger"
+                " loss)"
+            ),
+        ),
         (Estimate(-0.8, -1.0, -0.6), "a loss beyond 0.5 points (-0.80 points"),
     ],
 )

@@ -9,7 +9,9 @@ import pytest
 from flatout.ladder.case import join_texts, read_rows
 
 
-@pytest.mark.parametrize("text", ["two\nlines", 'a "quoted" word', "a, comma", "NA", "007", "", "  "])
+@pytest.mark.parametrize(
+    "text", ["two\nlines", 'a "quoted" word', "a, comma", "NA", "007", "", "  "]
+)
 def test_a_text_is_read_as_it_was_written(text, tmp_path):
     table = pa.table({"text": [text, "plain"], "label": ["1", "true"]})
     pa_csv.write_csv(table, tmp_path / "train.csv")
@@ -25,7 +27,12 @@ def test_line_breaks_are_read_in_files_of_many_blocks(tmp_path):
 
 
 def test_joined_texts_are_long_and_mostly_of_their_label():
-    table = pa.table({"text": [f"{'cat' if n % 2 else 'dog'} {n}" for n in range(400)], "label": ["x", "y"] * 200})
+    table = pa.table(
+        {
+            "text": [f"{'cat' if n % 2 else 'dog'} {n}" for n in range(400)],
+            "label": ["x", "y"] * 200,
+        }
+    )
     joined = join_texts(table, least=3, most=5)
     lines = [text.split("\n") for text in joined["text"].to_pylist()]
     assert len(lines) == 100 and {len(each) for each in lines} == {3, 4, 5}

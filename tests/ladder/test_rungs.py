@@ -1,4 +1,6 @@
-"""Ladders as files: those of `conf/ladder/` read, compose and name keywords that exist; wrong ones are refused."""
+"""Ladders as files: those of `conf/ladder/` read, compose and name keywords that exist; wrong ones
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_every_rung_of_ours_composes_and_fits_the_ladder(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_ladder_opens_with_its_command(name):
     assert (
-        (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").startswith(f"# python -m flatout ladder +ladder={name}\n")
+        (FOLDER / f"{name}.yaml")
+        .read_text(encoding="utf-8")
+        .startswith(f"# python -m flatout ladder +ladder={name}\n")
     )
 
 
@@ -68,13 +72,24 @@ def test_every_change_is_one_keyword_that_differs_from_the_rung_below(name):
     how = importlib.import_module(f"flatout.ladder.usual.{values['program']}").How
     usual = [how(**rung.keywords) for rung in rungs if rung.keywords is not None]
     for below, above in itertools.pairwise(usual):
-        differing = [each.name for each in fields(how) if getattr(below, each.name) != getattr(above, each.name)]
+        differing = [
+            each.name
+            for each in fields(how)
+            if getattr(below, each.name) != getattr(above, each.name)
+        ]
         assert len(differing) == 1, differing
 
 
 def test_changes_add_up_from_rung_to_rung():
-    rungs = [FOOT, {"name": "a", "change": {"feed": "gather"}}, {"name": "b", "change": {"fused": True}}, TOP]
-    found = ladder_of("own", {**SMALL, "start": {"tokenise": "once"}, "rungs": rungs}, "own.yaml").rungs
+    rungs = [
+        FOOT,
+        {"name": "a", "change": {"feed": "gather"}},
+        {"name": "b", "change": {"fused": True}},
+        TOP,
+    ]
+    found = ladder_of(
+        "own", {**SMALL, "start": {"tokenise": "once"}, "rungs": rungs}, "own.yaml"
+    ).rungs
     assert found[0].keywords == {"tokenise": "once"}
     assert found[2].keywords == {"tokenise": "once", "feed": "gather", "fused": True}
     assert found[3].keywords is None
@@ -94,17 +109,29 @@ def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
     [
         ({"rungs": [FOOT]}, "fewer than two"),
         ({"rungs": [TOP, FOOT]}, "is a usual program above a run of ours"),
-        ({"rungs": [TOP, {"name": "b", "run": []}]}, "is a run of ours. Begin with the usual program."),
+        (
+            {"rungs": [TOP, {"name": "b", "run": []}]},
+            "is a run of ours. Begin with the usual program.",
+        ),
         ({"rungs": [FOOT, FOOT]}, "changes 0 keywords"),
         ({"rungs": [FOOT, {"name": "a", "change": {"a": 1, "b": 2}}]}, "changes 2 keywords"),
         ({"rungs": [FOOT, {**TOP, "change": {"a": 1}}]}, "has both run and change"),
         ({"rungs": [FOOT, {"name": "foot", "run": []}]}, "two have the same name"),
-        ({"rungs": [FOOT, {**TOP, "run": ["model.hidden=512"]}]}, "model.hidden=512 changes what is learned"),
+        (
+            {"rungs": [FOOT, {**TOP, "run": ["model.hidden=512"]}]},
+            "model.hidden=512 changes what is learned",
+        ),
         ({"rungs": [FOOT, {**TOP, "run": ["seed=3"]}]}, "seed=3 changes what is learned"),
         ({"rungs": [FOOT, {**TOP, "factor": [2]}]}, "both above 0"),
         ({"rungs": [FOOT, {**TOP, "factor": [3, 2]}]}, "both above 0"),
-        ({"rungs": [FOOT, {**TOP, "measures": "memory"}]}, "'memory' (training, startup, learning, other learning)"),
-        ({"rungs": [FOOT, {**OTHER, "name": "b"}, TOP]}, "a rung stands above one of other learning. Put it below."),
+        (
+            {"rungs": [FOOT, {**TOP, "measures": "memory"}]},
+            "'memory' (training, startup, learning, other learning)",
+        ),
+        (
+            {"rungs": [FOOT, {**OTHER, "name": "b"}, TOP]},
+            "a rung stands above one of other learning. Put it below.",
+        ),
         ({"rungs": [FOOT, {**TOP, "promise": "2x"}]}, "Did you mean 'promised'?"),
         ({"kind": "pictures"}, "'pictures' (text, bits, sequence)"),
         ({"settings": ["allow_targets=[mine]"]}, "'allow_targets=[mine]'"),
@@ -133,5 +160,9 @@ def test_rungs_for_your_own_data_promise_nothing_and_keep_your_learning_rate(pro
     assert (ladder.program, ladder.settings, ladder.in_all) == (program, (), "")
     assert not any(rung.promised or rung.factor for rung in ladder.rungs)
     assert ladder.rungs[top_of(ladder.rungs)].words == ()
-    batches = {rung.keywords["batch"] for rung in ladder.rungs if rung.keywords and "batch" in rung.keywords}
+    batches = {
+        rung.keywords["batch"]
+        for rung in ladder.rungs
+        if rung.keywords and "batch" in rung.keywords
+    }
     assert batches <= {data.batch_size}

@@ -21,7 +21,8 @@ from tests.ladder.tiny import tiny_case
 
 LADDERS = ("headlines", "tweets", "bloom", "lyrics", "battery")
 NOT_TRIED = ("compile", "CUDA graphs", "8 workers", "prefetch 4", "persistent workers")
-"""Compiling takes 20 s and more; of the rungs with workers one is tried, as each starts processes."""
+"""Compiling takes 20 s and more; of the rungs with workers one is tried, as each starts
+processes."""
 PROGRAMS = ("headlines", "tweets", "bloom", "battery")
 
 
@@ -30,19 +31,25 @@ def cases(tmp_path_factory):
     return {name: tiny_case(name, tmp_path_factory.mktemp(name)) for name in PROGRAMS}
 
 
-def trained(program: str, case, *, drops: bool = True, **keywords) -> tuple[list[float], dict[str, Tensor]]:
+def trained(
+    program: str, case, *, drops: bool = True, **keywords
+) -> tuple[list[float], dict[str, Tensor]]:
     """The losses and weights of one epoch."""
     module = importlib.import_module(f"flatout.ladder.usual.{program}")
     losses: list[float] = []
     handler = logging.Handler()
-    handler.emit = lambda record: losses.append(float(re.search(r"loss ([\d.]+)", record.getMessage())[1]))
+    handler.emit = lambda record: losses.append(
+        float(re.search(r"loss ([\d.]+)", record.getMessage())[1])
+    )
     log = logging.getLogger(f"usual.{program}")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         built = module.Program(case, module.How(**keywords))
         network = getattr(built, "network", None) or built.model
-        for dropout in (each for each in network.modules() if isinstance(each, nn.Dropout) and not drops):
+        for dropout in (
+            each for each in network.modules() if isinstance(each, nn.Dropout) and not drops
+        ):
             dropout.p = 0.0
         built.train_epoch(Stopwatch())
     finally:
@@ -61,16 +68,26 @@ def usual_rungs() -> list[tuple[str, dict]]:
         for rung in ladder.rungs:
             can_be = "keras" not in rung.needs or not find_missing(rung.needs)
             # torch has no LSTM in bf16 for processors without AVX512.
-            can_be &= name != "headlines" or (rung.keywords or {}).get("precision") != "bf16" or BF16_LSTM
+            can_be &= (
+                name != "headlines" or (rung.keywords or {}).get("precision") != "bf16" or BF16_LSTM
+            )
             if rung.keywords is not None and rung.name not in NOT_TRIED and can_be:
-                keywords = {key: value for key, value in rung.keywords.items() if key not in ("compiled", "graphs")}
+                keywords = {
+                    key: value
+                    for key, value in rung.keywords.items()
+                    if key not in ("compiled", "graphs")
+                }
                 keywords |= {"workers": 0} if keywords.get("workers", 0) > 2 else {}
                 marks = () if len(found) % 2 == 0 else pytest.mark.soak(seconds=1)
-                found.append(pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}", marks=marks))
+                found.append(
+                    pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}", marks=marks)
+                )
     return found
 
 
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:This process.*is multi-threaded, use of fork:DeprecationWarning"
+)
 @pytest.mark.parametrize(("program", "keywords"), usual_rungs())
 def test_every_rung_of_a_usual_program_trains(program, keywords, cases):
     small = {"batch": 8} if "batch" in keywords else {}

@@ -35,7 +35,9 @@ def parts_of(program: str) -> tuple[Any, Any]:
         model = BitMLPConfig(detectors=False, straight=False, blend=False, widths=[16])
         return BitsDataConfig(sample=PeopleConfig(rows=120), batch_size=16), model
     sample = CellsConfig(cells=2, cycles=2, samples=40)
-    data = SequenceDataConfig(sample=sample, lookback=5, batch_size=16, target="soc", features=["voltage", "current"])
+    data = SequenceDataConfig(
+        sample=sample, lookback=5, batch_size=16, target="soc", features=["voltage", "current"]
+    )
     return data, RNNConfig(hidden=8)
 
 
@@ -45,6 +47,8 @@ def tiny_case(program: str, folder: Path) -> Case:
     _, read, _ = write_rows(replace(data, cache=str(folder / "cache")), folder, joined=None)
     reading: dict[str, Any] = {**read, "usual_batch": 8}
     if isinstance(model, TransformerConfig):
-        reading["pretrained"] = str(encoder_folder(model, data, folder / "train.csv", folder / "encoder", 0))
+        reading["pretrained"] = str(
+            encoder_folder(model, data, folder / "train.csv", folder / "encoder", 0)
+        )
     optim = OptimConfig(lr=1e-2)
     return describe(data, model, optim, folder=folder, clip=1.0, epochs=1, seed=0, reading=reading)

@@ -1,6 +1,8 @@
-"""The attention operation: which kernel it takes where, and that each is called so that it computes the same.
+"""The attention operation: which kernel it takes where, and that each is called so that it computes
+the same.
 
-CUDA's kernels run on no CPU. So their operators are replaced by dense ones that read the same arguments.
+CUDA's kernels run on no CPU. So their operators are replaced by dense ones that read the same
+arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LENGTHS = [1, 3, 9, 9, 30, 170]
 
 
-def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, **named: bool) -> Choice[Kernel]:
+def chosen(
+    dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64, **named: bool
+) -> Choice[Kernel]:
     return choose_kernel(CUDA, dtype, head_size, capability=capability, **named)
 
 
@@ -42,7 +46,9 @@ def chosen(dtype: torch.dtype, capability: tuple[int, int], head_size: int = 64,
         (BF16, (7, 0), 64, False, "padded"),
     ],
 )
-def test_the_kernel_follows_device_number_format_and_head_size(dtype, capability, head_size, windows, kernel):
+def test_the_kernel_follows_device_number_format_and_head_size(
+    dtype, capability, head_size, windows, kernel
+):
     choice = chosen(dtype, capability, head_size, has_windows=windows)
     assert choice.value == kernel
     assert f"compute capability {capability[0]}.{capability[1]}" in choice.evidence
@@ -62,7 +68,9 @@ def test_heads_of_any_size_are_padded_without_a_change_of_the_answer(size):
     assert {part.shape[-1] % 8 for part in padded} == {0}
     found = functional.scaled_dot_product_attention(*padded, scale=size**-0.5)[..., :size]
     torch.testing.assert_close(found, plain)
-    for ours, theirs in zip(*(torch.autograd.grad(each.sum(), query) for each in (found, plain)), strict=True):
+    for ours, theirs in zip(
+        *(torch.autograd.grad(each.sum(), query) for each in (found, plain)), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -85,18 +93,26 @@ def test_rows_out_of_order_are_kept_apart_on_a_cpu():
         torch.testing.assert_close(found[begin:end], alone, rtol=1e-5, atol=1e-5)
 
 
-def dropped_row_by_row(query: Tensor, key: Tensor, value: Tensor, share: float, seed: int, is_first: bool) -> Tensor:
-    """Attention of rows of LENGTHS one by one, by autograd, with the places that rectangles drop for this seed."""
+def dropped_row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, share: float, seed: int, is_first: bool
+) -> Tensor:
+    """Attention of rows of LENGTHS one by one, by autograd, with the places that rectangles drop
+    for this seed.
+    """
     heads, parts = key.shape[1], lay_out_rows(np.array(LENGTHS)).rectangles
     sizes = [part.rows * heads * part.length * (1 if is_first else part.length) for part in parts]
     torch.manual_seed(seed)
     stays, scale = kept_places(torch.Size([sum(sizes)]), share)
     ends, found = np.cumsum(LENGTHS), []
     for part, own in zip(parts, (stays.ne(0) * scale).split(sizes), strict=True):
-        for factor, row in zip(own.view(part.rows, heads, -1, part.length), range(part.first_row, 99), strict=False):
+        for factor, row in zip(
+            own.view(part.rows, heads, -1, part.length), range(part.first_row, 99), strict=False
+        ):
             length, tokens = LENGTHS[row], slice(ends[row] - LENGTHS[row], ends[row])
             asked = query[row : row + 1] if is_first else query[tokens]
-            asks, reads, values = (each.transpose(0, 1) for each in (asked, key[tokens], value[tokens]))
+            asks, reads, values = (
+                each.transpose(0, 1) for each in (asked, key[tokens], value[tokens])
+            )
             shares = (asks @ reads.transpose(1, 2) * asks.shape[2] ** -0.5).softmax(-1)
             found.append(((shares * factor[:, :length, :length]) @ values).transpose(0, 1))
     return torch.cat(found)
@@ -109,7 +125,9 @@ def test_dropout_of_rectangles_and_its_gradients_are_those_of_rows_one_by_one(is
     inputs = [torch.randn(len(LENGTHS) if is_first else tokens, 4, 8), torch.randn(tokens, 4, 8)]
     inputs.append(torch.randn(tokens, 4, 8))
     parts = [each.requires_grad_() for each in inputs]
-    rows = FlatRows(torch.tensor(LENGTHS), torch.tensor([0, *np.cumsum(LENGTHS)]), Kernel.rectangles)
+    rows = FlatRows(
+        torch.tensor(LENGTHS), torch.tensor([0, *np.cumsum(LENGTHS)]), Kernel.rectangles
+    )
     scores = Scores(8**-0.5, 0.3, None)
     torch.manual_seed(7)
     if is_first:
@@ -125,7 +143,13 @@ def test_dropout_of_rectangles_and_its_gradients_are_those_of_rows_one_by_one(is
 
 
 def dense_by_offsets(
-    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, scale: float, side: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    scale: float,
+    side: int | None,
 ) -> Tensor:
     """`[T, H, D]`: what an operator for rows of unequal length gives for these offsets."""
     found = []
@@ -138,13 +162,17 @@ def dense_by_offsets(
         mask = None if side is None else apart.abs() <= side
         parts = (query[own], key[other], value[other])
         found.append(
-            functional.scaled_dot_product_attention(*(each.transpose(0, 1) for each in parts), mask, scale=scale)
+            functional.scaled_dot_product_attention(
+                *(each.transpose(0, 1) for each in parts), mask, scale=scale
+            )
         )
     return torch.cat([each.transpose(0, 1) for each in found])
 
 
 class Operators:
-    """Stands in for CUDA's operators; refuses what they refuse, and notes what they were called with."""
+    """Stands in for CUDA's operators; refuses what they refuse, and notes what they were called
+    with.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dropouts: list[float] = []
@@ -152,7 +180,9 @@ class Operators:
         monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", self.flash)
         monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", self.efficient)
 
-    def flash(self, query, key, value, queries, keys, most_q, most_k, dropout, is_causal, debug, **named) -> Any:
+    def flash(
+        self, query, key, value, queries, keys, most_q, most_k, dropout, is_causal, debug, **named
+    ) -> Any:
         assert query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
         assert (is_causal, debug) == (False, False)
         assert named["window_size_left"] == named["window_size_right"]
@@ -160,7 +190,21 @@ class Operators:
         side = named["window_size_left"]
         return (dense_by_offsets(query, key, value, queries, keys, named["scale"], side),)
 
-    def efficient(self, query, key, value, bias, queries, keys, most_q, most_k, dropout, mask_type, sums, **named):
+    def efficient(
+        self,
+        query,
+        key,
+        value,
+        bias,
+        queries,
+        keys,
+        most_q,
+        most_k,
+        dropout,
+        mask_type,
+        sums,
+        **named,
+    ):
         assert query.shape[-1] % 8 == 0 and bias is None and mask_type == 0
         assert sums == torch.is_grad_enabled()
         assert most_q <= query.shape[1] and most_k <= key.shape[1]  # else its backward refuses them
@@ -177,11 +221,17 @@ class Operators:
 
 @pytest.mark.parametrize(
     ("kernel", "window", "is_first"),
-    [(kernel, None, is_first) for kernel in ("varlen", "efficient", "padded") for is_first in (False, True)]
+    [
+        (kernel, None, is_first)
+        for kernel in ("varlen", "efficient", "padded")
+        for is_first in (False, True)
+    ]
     + [("varlen", 6, False), ("padded", 6, False)],
 )
 @pytest.mark.parametrize("size", [8, 12])
-def test_all_kernels_give_the_answers_and_gradients_of_rectangles(monkeypatch, kernel, window, size, is_first):
+def test_all_kernels_give_the_answers_and_gradients_of_rectangles(
+    monkeypatch, kernel, window, size, is_first
+):
     operators = Operators(monkeypatch)
     torch.manual_seed(0)
     lengths = torch.tensor(LENGTHS)
@@ -208,7 +258,9 @@ def test_scores_are_dropped_as_the_settings_say(monkeypatch):
     assert operators.dropouts == [0.25]
 
 
-def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_kernel_asks_for_it(monkeypatch):
+def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_kernel_asks_for_it(
+    monkeypatch,
+):
     operators = Operators(monkeypatch)
     rows = FlatRows(torch.tensor([30]), torch.tensor([0, 30]), Kernel.efficient)
     rows.attend(torch.randn(30, 3, 2, 8), Scores(1.0, 0.0, None))
@@ -216,20 +268,29 @@ def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_ker
     assert operators.bounds == [(30, 30), (1, 30)]
 
 
-@pytest.mark.parametrize(("share", "kernels"), [(0.1, ["padded", "efficient"]), (0.0, ["efficient"] * 2)])
-def test_rows_whose_scores_are_dropped_are_padded_where_the_kernel_drops_others_backwards(share, kernels, monkeypatch):
+@pytest.mark.parametrize(
+    ("share", "kernels"), [(0.1, ["padded", "efficient"]), (0.0, ["efficient"] * 2)]
+)
+def test_rows_whose_scores_are_dropped_are_padded_where_the_kernel_drops_others_backwards(
+    share, kernels, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     config = TransformerConfig(family="bert", hidden=16, layers=1, heads=2, attention_dropout=share)
-    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None)
+    model = config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None
+    )
     assert [model.train(is_training)._kernel(CUDA) for is_training in (True, False)] == kernels
-    assert model.kernel_choice(CUDA, FP16).value == kernels[0]  # what a run reports is what it trains with
+    # what a run reports is what it trains with
+    assert model.kernel_choice(CUDA, FP16).value == kernels[0]
     assert chosen(BF16, (8, 0), drops_scores=True).value is Kernel.varlen
 
 
 def test_a_first_token_that_sees_a_window_reads_its_own_end_of_the_row(monkeypatch):
     operators = Operators(monkeypatch)
     config = TransformerConfig(family="modernbert", hidden=16, layers=2, heads=2)
-    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None).eval()
+    model = config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None
+    ).eval()
     last = model.flat_layers()[-1].part("attn")
     assert model.is_narrow and last.sliding_window is not None
     last.sliding_window = 4
@@ -251,7 +312,8 @@ def test_the_operators_take_what_they_are_called_with(name):
     answer = rows.attend(qkv, Scores(1.0, 0.1 if kernel is Kernel.varlen else 0.0, None))
     assert answer.shape == (5, 2, 12)
     assert answer.requires_grad
-    if kernel is Kernel.efficient:  # torch's stand-in for its backward pass does not take its own arguments
+    # torch's stand-in for its backward pass does not take its own arguments
+    if kernel is Kernel.efficient:
         return
     (gradient,) = torch.autograd.grad(answer.sum(), qkv)
     assert gradient.shape == qkv.shape
@@ -261,7 +323,9 @@ def test_the_operators_take_what_they_are_called_with(name):
 def test_an_encoder_trains_where_only_deterministic_kernels_are_allowed(family):
     """trainer.deterministic=true: torch refuses what adds in any order."""
     config = TransformerConfig(family=family, hidden=16, layers=2, heads=2)
-    model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None)
+    model = config.build(
+        Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None
+    )
     torch.use_deterministic_algorithms(True)
     try:
         model(flat_batch([[5, 6, 7], [8, 9]])).sum().backward()

@@ -25,9 +25,12 @@ def one_row_alone(model: BiLSTM, row: list[int], pooling: Pooling) -> torch.Tens
     """The same weights in torch's own bidirectional LSTM, over one row without padding."""
     states = model.embedding(torch.tensor([row]))
     for layer in model.layers:
-        theirs = nn.LSTM(states.shape[-1], layer.ahead.hidden_size, batch_first=True, bidirectional=True)
+        theirs = nn.LSTM(
+            states.shape[-1], layer.ahead.hidden_size, batch_first=True, bidirectional=True
+        )
         weights = {
-            name: getattr(layer.ahead, name) for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+            name: getattr(layer.ahead, name)
+            for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         }
         weights |= {f"{name}_reverse": getattr(layer.back, name) for name in list(weights)}
         states, (last, _) = torch.func.functional_call(theirs, weights, (states,))
@@ -187,7 +190,8 @@ def test_computed_tokens_count_the_padding():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("hidden", 0), ("dropout", 1.0), ("embedding_dropout", -0.1), ("layers", -1)]
+    ("field", "value"),
+    [("hidden", 0), ("dropout", 1.0), ("embedding_dropout", -0.1), ("layers", -1)],
 )
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=f"model.{field}: {value}"):

@@ -1,4 +1,6 @@
-"""The network over bit strings: packed bits are what unpacked ones are, and every part does what it says."""
+"""The network over bit strings: packed bits are what unpacked ones are, and every part does what it
+says.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_packed_bits_are_unpacked_highest_first():
 def test_a_set_of_numbers_is_what_its_zeros_and_ones_are(detectors):
     torch.manual_seed(0)
     on_sets, on_bits = build(True, detectors=detectors), build(False, detectors=detectors)
-    weights = {name: value.T if name in transposed(on_sets) else value for name, value in on_sets.state_dict().items()}
+    weights = {
+        name: value.T if name in transposed(on_sets) else value
+        for name, value in on_sets.state_dict().items()
+    }
     on_bits.load_state_dict(weights)
     batch, hot = set_batch([[0, 5], [], [1, 2, 15], [7]])
     packed = np.packbits(hot.numpy().astype(np.uint8), axis=1)
@@ -56,12 +61,18 @@ def test_a_set_of_numbers_is_what_its_zeros_and_ones_are(detectors):
     expected.square().sum().backward()
     for (name, one), other in zip(on_sets.named_parameters(), on_bits.parameters(), strict=True):
         if one.requires_grad:
-            torch.testing.assert_close(one.grad.T if name in transposed(on_sets) else one.grad, other.grad)
+            torch.testing.assert_close(
+                one.grad.T if name in transposed(on_sets) else one.grad, other.grad
+            )
 
 
 def transposed(model: BitMLP) -> set[str]:
     """Names of the weights that hold a row for each number instead of a column."""
-    return {name for name, value in model.named_parameters() if value.ndim == 2 and value.shape[0] == BITS}
+    return {
+        name
+        for name, value in model.named_parameters()
+        if value.ndim == 2 and value.shape[0] == BITS
+    }
 
 
 def test_answers_are_those_of_a_plain_calculation():
@@ -77,7 +88,9 @@ def test_answers_are_those_of_a_plain_calculation():
     hidden = F.linear(seen, model.composer[0][0].weight, model.composer[0][0].bias).relu()
     answers = F.linear(hidden, model.composer[1].weight, model.composer[1].bias) + model.lean
     for label, source in enumerate(SOURCES):
-        answers[:, label] += -8.0 if source < 0 else (2 * seen[:, source] - 1) * model.sureness[label]
+        answers[:, label] += (
+            -8.0 if source < 0 else (2 * seen[:, source] - 1) * model.sureness[label]
+        )
     torch.testing.assert_close(model(batch), torch.cat([answers, detected], dim=1))
 
 
@@ -120,10 +133,14 @@ def test_ridge_votes_with_the_share_it_is_given():
     model.start_at(model.ridge, weight, bias)
     batch, bits = bit_batch()
     logits = model(batch)
-    torch.testing.assert_close(model.blended(logits, batch).sigmoid(), logits.sigmoid(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        model.blended(logits, batch).sigmoid(), logits.sigmoid(), atol=1e-5, rtol=1e-5
+    )
     model.ridge_share.fill_(0.25)
     expected = (0.75 * logits.sigmoid() + 0.25 * (bits @ weight + bias)).clamp(1e-6, 1 - 1e-6)
-    torch.testing.assert_close(model.blended(logits, batch).sigmoid(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        model.blended(logits, batch).sigmoid(), expected, atol=1e-5, rtol=1e-5
+    )
     assert "ridge_share" in model.state_dict()
     assert torch.equal(build(blend=False).blended(logits, batch), logits)
 

@@ -30,7 +30,12 @@ class Own(nn.Module):
 
 def test_a_network_that_says_nothing_is_read_by_the_defaults():
     found = contract(Own())
-    assert (found.layout, found.blocks(), found.depths(), found.thaw(1.0)) == ("flat", (), {}, False)
+    assert (found.layout, found.blocks(), found.depths(), found.thaw(1.0)) == (
+        "flat",
+        (),
+        {},
+        False,
+    )
     assert found.computed_tokens(flat_batch(ROWS)) == 4
     assert found.training_flops(np.array([3, 1])) is None
     assert found.make_state(1) is None

@@ -12,7 +12,13 @@ from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig, Norm
 from flatout.models.encoder.layered import LoraConfig
-from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import (
+    FLAT_FAMILIES,
+    Compute,
+    Outputs,
+    Transformer,
+    TransformerConfig,
+)
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.words import Pooling
 
@@ -36,7 +42,8 @@ def assert_counted(model: nn.Module, batch: FlatBatch) -> None:
     assert model.training_flops(lengths) == both
 
 
-# The counter knows no LSTM kernels, so these stand in for nn.LSTM: the same weights, one product at a time.
+# The counter knows no LSTM kernels, so these stand in for nn.LSTM: the same weights, one product at
+# a time.
 
 
 class _Unrolled(nn.Module):
@@ -48,7 +55,9 @@ class _Unrolled(nn.Module):
         lstm = self.lstm
         gates_LBG = inputs_LBE @ lstm.weight_ih_l0.T + lstm.bias_ih_l0
         # The kernels give the state before the first token a gradient too, wanted or not.
-        state, cell = (torch.zeros(inputs_LBE.shape[1], lstm.hidden_size, requires_grad=True) for _ in range(2))
+        state, cell = (
+            torch.zeros(inputs_LBE.shape[1], lstm.hidden_size, requires_grad=True) for _ in range(2)
+        )
         states = []
         for place in range(len(inputs_LBE)):
             gates = gates_LBG[place] + state @ lstm.weight_hh_l0.T + lstm.bias_hh_l0
@@ -81,13 +90,17 @@ def test_a_bilstm_is_counted_as_if_it_were_unrolled_by_hand(layers, pooling, is_
 @pytest.mark.parametrize("is_frozen", [False, True])
 @pytest.mark.parametrize("widths", [[3], [1, 3, 5]])
 def test_a_textcnn_is_counted(widths, is_frozen):
-    model = TextCNNConfig(embedding=6, filters=4, widths=widths).build(num_outputs=3, vocabulary_size=10)
+    model = TextCNNConfig(embedding=6, filters=4, widths=widths).build(
+        num_outputs=3, vocabulary_size=10
+    )
     model.embedding.weight.requires_grad_(not is_frozen)
     assert_counted(model.to(META), flat_batch(EVEN).to(META))
 
 
 def test_a_filter_of_even_width_has_a_window_more_than_a_row_has_words():
-    model = TextCNNConfig(embedding=6, filters=4, widths=[2, 4]).build(num_outputs=3, vocabulary_size=10)
+    model = TextCNNConfig(embedding=6, filters=4, widths=[2, 4]).build(
+        num_outputs=3, vocabulary_size=10
+    )
     batch = flat_batch(EVEN)
     forward, _ = counted(model.to(META), batch.to(META))
     assert sum(each.flops for each in model.products(batch.lengths.numpy())) == forward
@@ -145,7 +158,9 @@ def test_an_encoder_over_flat_rows_of_any_length_is_counted(family, kind):
     assert_counted(encoder(family, kind), tokens_batch(lengths))
 
 
-@pytest.mark.parametrize("settings", [{"settings": {"embedding_size": 16}}, {"freeze_embeddings": True}])
+@pytest.mark.parametrize(
+    "settings", [{"settings": {"embedding_size": 16}}, {"freeze_embeddings": True}]
+)
 @pytest.mark.parametrize("family", ["albert", "electra"])
 def test_a_narrow_table_of_words_is_counted_with_what_widens_it(family, settings):
     assert_counted(encoder(family, **settings), tokens_batch(APART))
@@ -199,7 +214,8 @@ def test_attention_within_a_window_counts_the_pairs_within_it():
     kinds = [each.attn.sliding_window for each in model.blocks()]
     assert set(kinds) == {window, None}
     every = [4.0 * 32 * (length**2 if kind is None else near) for kind in kinds]
-    of_first = 4.0 * 32 * (length if kinds[-1] is None else window)  # the head reads first tokens: only they ask
+    # the head reads first tokens: only they ask
+    of_first = 4.0 * 32 * (length if kinds[-1] is None else window)
     assert of_attention == [*every[:-1], of_first]
 
 
@@ -211,10 +227,20 @@ def test_a_large_encoder_takes_about_six_operations_for_each_weight_and_token():
     torch.manual_seed(0)
     with META:
         config = TransformerConfig(family="bert", hidden=768, layers=12, heads=12)
-        model = config.build(Outputs(["a", "b"], "single"), vocabulary_size=30000, padding_id=0, separator_id=None)
+        model = config.build(
+            Outputs(["a", "b"], "single"), vocabulary_size=30000, padding_id=0, separator_id=None
+        )
     lengths = np.full(8, 128)
-    layers = sum(weight.numel() for block in model.blocks() for weight in block.parameters() if weight.ndim == 2)
+    layers = sum(
+        weight.numel()
+        for block in model.blocks()
+        for weight in block.parameters()
+        if weight.ndim == 2
+    )
     keys_and_values = 2 * 768**2
-    last = sum(weight.numel() for weight in model.blocks()[-1].parameters() if weight.ndim == 2) - keys_and_values
+    last = (
+        sum(weight.numel() for weight in model.blocks()[-1].parameters() if weight.ndim == 2)
+        - keys_and_values
+    )
     expected = 8 * 128 * (6 * (layers - last) + 11 * 12 * 768 * 128)
     assert model.training_flops(lengths) == pytest.approx(expected, rel=0.005)

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.models.lean import LeanDropout, LeanEmbedding, draw_words, drop_by_words, kept_places, make_lean
+from flatout.models.lean import (
+    LeanDropout,
+    LeanEmbedding,
+    draw_words,
+    drop_by_words,
+    kept_places,
+    make_lean,
+)
 
 
 def lean_pair(padding: int | None = None) -> tuple[nn.Embedding, LeanEmbedding]:
@@ -106,7 +113,9 @@ def test_places_that_stay_have_no_pattern_and_follow_the_seed() -> None:
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1e-6])
-def test_dropout_by_words_is_a_product_with_places_and_a_factor(kind: torch.dtype, share: float) -> None:
+def test_dropout_by_words_is_a_product_with_places_and_a_factor(
+    kind: torch.dtype, share: float
+) -> None:
     torch.manual_seed(0)
     values = torch.randn(7, 33).to(kind).requires_grad_()
     gradient = torch.randn(33, 7).to(kind).t()  # of other strides than the values
@@ -122,8 +131,12 @@ def test_dropout_by_words_is_a_product_with_places_and_a_factor(kind: torch.dtyp
 
 
 def test_a_table_whose_weight_is_read_whole_leaves_its_gradient_to_autograd() -> None:
-    """The kept gradient is of rows that were looked up; ranks would exchange nothing of this one."""
-    model = nn.ModuleDict({name: nn.Embedding(1 << 16, 4) for name in ("word_embeddings", "rel_embeddings")})
+    """The kept gradient is of rows that were looked up; ranks would exchange nothing of
+    this one.
+    """
+    model = nn.ModuleDict(
+        {name: nn.Embedding(1 << 16, 4) for name in ("word_embeddings", "rel_embeddings")}
+    )
     make_lean(model)
     assert {name: type(table) for name, table in model.items()} == {
         "word_embeddings": LeanEmbedding,

@@ -50,7 +50,9 @@ def told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Recorded(HERE, found))
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda tensor, other: found.append(f"{tensor.shape[-1]} kept for {other.name}")
+        torch.Tensor,
+        "record_stream",
+        lambda tensor, other: found.append(f"{tensor.shape[-1]} kept for {other.name}"),
     )
     monkeypatch.setattr(Layer, "told", found, raising=False)
     monkeypatch.setattr(Layer, "current", current, raising=False)
@@ -82,7 +84,10 @@ def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):
 
 def test_the_private_operator_that_lays_weights_in_one_piece_takes_what_it_is_given():
     """It runs on GPUs alone, and may change with a release of torch."""
-    taken = [(each.name, str(each.type)) for each in torch.ops.aten._cudnn_rnn_flatten_weight.default._schema.arguments]
+    taken = [
+        (each.name, str(each.type))
+        for each in torch.ops.aten._cudnn_rnn_flatten_weight.default._schema.arguments
+    ]
     assert taken == [
         ("weight_arr", "List[Tensor]"),
         ("weight_stride0", "int"),
@@ -98,8 +103,15 @@ def test_the_private_operator_that_lays_weights_in_one_piece_takes_what_it_is_gi
 
 def test_weights_in_bf16_are_laid_in_one_piece_for_cudnn(monkeypatch):
     given = []
-    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *all_of_it: given.extend(all_of_it), raising=False)
-    monkeypatch.setattr(torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2, "GRU": 3}.__getitem__)
+    monkeypatch.setattr(
+        torch,
+        "_cudnn_rnn_flatten_weight",
+        lambda *all_of_it: given.extend(all_of_it),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2, "GRU": 3}.__getitem__
+    )
     layer = nn.GRU(3, 4)
     found = recurrent._in_bf16(layer, layer.all_weights[0], "cuda")
     assert [each.dtype for each in found] == [torch.bfloat16] * 4
@@ -109,7 +121,11 @@ def test_weights_in_bf16_are_laid_in_one_piece_for_cudnn(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_finds_the_answers_and_gradients_of_a_cpu():
     torch.manual_seed(0)
-    model = BiLSTM(BiLSTMConfig(embedding=8, hidden=8, layers=2, dropout=0.0), num_outputs=3, vocabulary_size=20)
+    model = BiLSTM(
+        BiLSTMConfig(embedding=8, hidden=8, layers=2, dropout=0.0),
+        num_outputs=3,
+        vocabulary_size=20,
+    )
     batch = flat_batch([torch.tensor(row) for row in sorted(ROWS, key=len)])
     found = []
     for device in ("cpu", "cuda"):

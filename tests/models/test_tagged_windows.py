@@ -24,7 +24,9 @@ from flatout.tasks.tagging import Tagger
 WORDS = np.array("oak fern rose slate flint basalt of the and".split())
 WINDOWS: dict[str, Any] = {"long": "windows", "window": 12, "overlap": 3, "max_length": 96}
 PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
-SMALL = TransformerConfig(hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+SMALL = TransformerConfig(
+    hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
+)
 
 
 def rows_of(counts: Any, seed: int = 0) -> dict[str, Any]:
@@ -32,7 +34,10 @@ def rows_of(counts: Any, seed: int = 0) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     numbers = [random.integers(9, size=count) for count in counts]
     tags = np.array(["B-plant"] * 3 + ["B-stone"] * 3 + ["O"] * 3)
-    return {"words": [WORDS[row].tolist() for row in numbers], "tags": [tags[row].tolist() for row in numbers]}
+    return {
+        "words": [WORDS[row].tolist() for row in numbers],
+        "tags": [tags[row].tolist() for row in numbers],
+    }
 
 
 TABLE = rows_of(np.random.default_rng(1).integers(1, 60, size=90))
@@ -40,7 +45,13 @@ TEST = rows_of(range(20, 60), seed=2)
 
 
 def settings(**changed: Any) -> TextDataConfig:
-    given: dict[str, Any] = {"train": TABLE, "test": TEST, "problem": "tags", "text": "words", "label": "tags"}
+    given: dict[str, Any] = {
+        "train": TABLE,
+        "test": TEST,
+        "problem": "tags",
+        "text": "words",
+        "label": "tags",
+    }
     return TextDataConfig(**{**given, "batch_size": 16, "vocabulary": PIECES, **WINDOWS, **changed})
 
 
@@ -53,7 +64,9 @@ def test_the_store_holds_a_tag_for_every_word_of_a_long_row_and_none_twice(tmp_p
     assert not any(lost["words_lost"] for lost in data.info.labels.lost.values())
 
 
-def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(tmp_path: Path, capsys: Any) -> None:
+def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
+    tmp_path: Path, capsys: Any
+) -> None:
     result = fit(settings(), SMALL, optim=OptimConfig(lr=0.01), epochs=4, folder=tmp_path / "run")
     predictor = TagPredictor.load(tmp_path / "run")
     answers = predictor.predict(TEST["words"])
@@ -70,9 +83,14 @@ def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
     np.testing.assert_array_equal(ours.ids, theirs.ids)
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-5)
     assert verb("export", tmp_path / "run") == 0
-    said = "it answers one window of 12 tokens; a word has the tag of the window with most words around it"
+    said = (
+        "it answers one window of 12 tokens; a word has the tag of the window with most words"
+        " around it"
+    )
     assert said in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"):
+    with pytest.raises(
+        UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"
+    ):
         exported(predictor, tmp_path / "run" / "export")
 
 
@@ -94,8 +112,12 @@ def opened(folder: Path) -> TagData:
 
 
 def test_windows_of_tags_are_refused_where_the_network_is_given(tmp_path: Path) -> None:
-    model = SMALL.build(Outputs(["O", "B-x", "I-x"], "tags"), vocabulary_size=99, padding_id=0, separator_id=None)
-    message = r"^data\.long: windows, which a network of your own does not read\. Set data\.long=cut\.$"
+    model = SMALL.build(
+        Outputs(["O", "B-x", "I-x"], "tags"), vocabulary_size=99, padding_id=0, separator_id=None
+    )
+    message = (
+        r"^data\.long: windows, which a network of your own does not read\. Set data\.long=cut\.$"
+    )
     with pytest.raises(UserError, match=message):
         Tagger(model).build(opened(tmp_path).info)
 

@@ -15,12 +15,16 @@ ROWS = [[4, 5, 6, 7, 8], [9], [3, 4], [5, 6, 7], [8, 9, 3, 4, 5, 6, 7]]
 
 
 def make(widths: list[int]) -> TextCNN:
-    config = TextCNNConfig(embedding=6, filters=5, widths=widths, dropout=0.0, embedding_dropout=0.0)
+    config = TextCNNConfig(
+        embedding=6, filters=5, widths=widths, dropout=0.0, embedding_dropout=0.0
+    )
     return config.build(num_outputs=3, vocabulary_size=10)
 
 
 def one_row_alone(model: TextCNN, row: list[int]) -> torch.Tensor:
-    """Every window by itself, over the row between zeros: half a filter's width, rounded down, on either side."""
+    """Every window by itself, over the row between zeros: half a filter's width, rounded down, on
+    either side.
+    """
     words = model.embedding(torch.tensor(row))
     highest = []
     for conv in model.filters:
@@ -39,14 +43,17 @@ def answer_and_gradients(model: TextCNN, logits: torch.Tensor) -> list[torch.Ten
     return [logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
 
-# Rows shorter than the widest filter, one token alone, and a batch whose rows are all as long as each other.
+# Rows shorter than the widest filter, one token alone, and a batch whose rows are all as long as
+# each other.
 @pytest.mark.parametrize("rows", [ROWS, [[9]], [[3, 4], [5, 6]]])
 @pytest.mark.parametrize("widths", [[1], [2], [3], [2, 3, 4], [5, 6]])
 def test_outputs_and_gradients_equal_each_row_alone(widths, rows):
     model = make(widths)
     batch = flat_batch(rows)
     together = answer_and_gradients(model, model(batch))
-    alone = answer_and_gradients(model, torch.stack([one_row_alone(model, rows[i]) for i in batch.rows.tolist()]))
+    alone = answer_and_gradients(
+        model, torch.stack([one_row_alone(model, rows[i]) for i in batch.rows.tolist()])
+    )
     for ours, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
         assert ours.isfinite().all()
@@ -55,7 +62,9 @@ def test_outputs_and_gradients_equal_each_row_alone(widths, rows):
 @pytest.mark.parametrize("widths", [[3], [2, 3, 4], [5, 6]])
 def test_a_row_answers_the_same_whoever_its_neighbours_are(widths):
     model = make(widths)
-    torch.testing.assert_close(model(flat_batch(ROWS))[1], model(flat_batch([[3, 4]]))[0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        model(flat_batch(ROWS))[1], model(flat_batch([[3, 4]]))[0], atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("widths", [[3], [2, 3], [5, 6]])
@@ -94,7 +103,8 @@ def test_computed_tokens_count_the_padding():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("filters", 0), ("widths", []), ("widths", [3, 0]), ("dropout", 1.0), ("embedding", -1)]
+    ("field", "value"),
+    [("filters", 0), ("widths", []), ("widths", [3, 0]), ("dropout", 1.0), ("embedding", -1)],
 )
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=re.escape(f"model.{field}: {value}")):

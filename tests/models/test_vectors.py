@@ -31,7 +31,9 @@ def test_known_words_get_their_vectors(tmp_path, header, zipped):
 def test_a_line_of_another_width_is_named(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_text("cat 1 2\ndog 3\n")
-    with pytest.raises(UserError, match=r"vectors.txt:2: 1 numbers for 'dog' \(model.embedding is 2\)"):
+    with pytest.raises(
+        UserError, match=r"vectors.txt:2: 1 numbers for 'dog' \(model.embedding is 2\)"
+    ):
         load_vectors(str(path), WORDS, torch.zeros(4, 2))
 
 
@@ -39,7 +41,9 @@ def test_a_file_of_another_width_says_which_setting_fits(tmp_path):
     for first in ("400000 300", "unheard " + " ".join(["1"] * 300)):
         path = tmp_path / "vectors.txt"
         path.write_text(f"{first}\n")
-        with pytest.raises(UserError, match=r"vectors.txt:1: 300 numbers a word .* Set model.embedding=300."):
+        with pytest.raises(
+            UserError, match=r"vectors.txt:1: 300 numbers a word .* Set model.embedding=300."
+        ):
             load_vectors(str(path), WORDS, torch.zeros(4, 2))
 
 
@@ -49,7 +53,8 @@ def test_a_file_of_another_width_says_which_setting_fits(tmp_path):
         ("dog 3 x", r":2: 'x' is not a number"),
         ("dog 1 2 3", r":2: 3 numbers for 'dog'"),
         ("dog nan 1", r":2: the numbers of 'dog' are not finite"),
-        ("unheard 3", r":2: 1 numbers for 'unheard'"),  # cut short, though nobody asked for the word
+        # cut short, though nobody asked for the word
+        ("unheard 3", r":2: 1 numbers for 'unheard'"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, complaint):
@@ -119,12 +124,17 @@ def test_words_that_are_not_found_keep_their_random_start(tmp_path):
     for vectors in (None, str(path)):
         torch.manual_seed(1)
         config = BiLSTMConfig(embedding=2, hidden=2, vectors=vectors)
-        built.append(config.build(num_outputs=2, vocabulary_size=4, vocabulary=WORDS).embedding.weight)
+        built.append(
+            config.build(num_outputs=2, vocabulary_size=4, vocabulary=WORDS).embedding.weight
+        )
     assert torch.equal(built[0][2:], built[1][2:])
     assert built[1][1].tolist() == [1, 2]
 
 
 def test_the_models_import_neither_transformers_nor_lightning():
-    code = "import sys, flatout.models; print([m for m in ('transformers', 'lightning', 'hydra') if m in sys.modules])"
+    code = (
+        "import sys, flatout.models; print([m for m in ('transformers', 'lightning', 'hydra') if m"
+        " in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""`ScaleBatch` in a plain `L.Trainer`: what it finds, and that the training is the one that was given it at once."""
+"""`ScaleBatch` in a plain `L.Trainer`: what it finds, and that the training is the one that was
+given it at once.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,12 @@ class EndsInSecondEpoch(L.Callback):
 
 
 def text_data(rows: int = 8, **settings: Any) -> TextData:
-    return TextData(sample=HeadlinesConfig(rows=600, eval_rows=60, classes=4), batch_size=rows, seed=3, **settings)
+    return TextData(
+        sample=HeadlinesConfig(rows=600, eval_rows=60, classes=4),
+        batch_size=rows,
+        seed=3,
+        **settings,
+    )
 
 
 def train(
@@ -65,7 +72,13 @@ def train(
     task, data = Classifier(NETWORK, optim=OptimConfig(lr=lr)), data or text_data(rows)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     quiet |= {"enable_checkpointing": any(isinstance(each, ExactCheckpoint) for each in callbacks)}
-    given: dict[str, Any] = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **settings}
+    given: dict[str, Any] = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "default_root_dir": folder,
+        **quiet,
+        **settings,
+    }
     L.Trainer(**given, callbacks=list(callbacks)).fit(task, datamodule=data, ckpt_path=ckpt_path)
     return torch.cat([weight.detach().flatten() for weight in task.parameters()])
 
@@ -76,7 +89,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.02)
 
 
-def rates(by_rows: dict[int, float], monkeypatch: pytest.MonkeyPatch, *, memory_from: int = 1 << 20) -> list[int]:
+def rates(
+    by_rows: dict[int, float], monkeypatch: pytest.MonkeyPatch, *, memory_from: int = 1 << 20
+) -> list[int]:
     """Let probes answer so many rows a second; the sizes that were asked for."""
     asked: list[int] = []
 
@@ -102,7 +117,9 @@ def rates(by_rows: dict[int, float], monkeypatch: pytest.MonkeyPatch, *, memory_
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("how", "power"), [("sqrt", 0.5), ("linear", 1.0), (None, 0.0)])
-def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rate(tmp_path, how, power):
+def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rate(
+    tmp_path, how, power
+):
     scale = ScaleBatch(lr=how, max_batch_size=32, gain=0.0, log=Log())
     found = train(tmp_path, scale, accumulate_grad_batches=2, gradient_clip_val=0.5)
     assert scale.answers is not None and scale.batch_size in (8, 16, 32)
@@ -119,7 +136,10 @@ def test_sizes_double_until_twice_as_many_rows_are_hardly_faster(tmp_path, monke
     assert asked == [8, 16, 32, 64]
     value, why, evidence = log.decisions["data.batch_size"]
     assert value == "8 → 32" and "twice as many bring less than 5%" in why
-    assert "rows/s by rows at once: 1: " not in evidence and "8: 100, 16: 190, 32: 300, 64: 305" in evidence
+    assert (
+        "rows/s by rows at once: 1: " not in evidence
+        and "8: 100, 16: 190, 32: 300, 64: 305" in evidence
+    )
     assert log.decisions["optim.lr"] == ("0.002 → 0.004", "scaled by sqrt", "32 rows for 8")
     assert torch.equal(found, train(tmp_path, FastLoop(), rows=32, lr=0.004))
 
@@ -136,7 +156,13 @@ def test_a_resumed_training_keeps_the_size_and_measures_nothing(tmp_path, monkey
     two: dict[str, Any] = {"max_epochs": 2}
     whole = train(tmp_path / "whole", ScaleBatch(log=Log()), **two)
     with pytest.raises(RuntimeError, match="ended"):
-        train(tmp_path / "cut", ScaleBatch(log=Log()), EndsInSecondEpoch(), ExactCheckpoint(tmp_path / "kept"), **two)
+        train(
+            tmp_path / "cut",
+            ScaleBatch(log=Log()),
+            EndsInSecondEpoch(),
+            ExactCheckpoint(tmp_path / "kept"),
+            **two,
+        )
     asked.clear()
     exact, scale = ExactCheckpoint(tmp_path / "kept"), ScaleBatch(log=Log())
     resumed = train(tmp_path / "cut", scale, exact, ckpt_path=exact.latest(), **two)
@@ -145,13 +171,23 @@ def test_a_resumed_training_keeps_the_size_and_measures_nothing(tmp_path, monkey
 
 
 def test_what_it_cannot_serve_is_one_sentence(tmp_path):
-    settings: dict[str, Any] = {"logger": False, "accelerator": "cpu", "default_root_dir": tmp_path, "max_epochs": 1}
+    settings: dict[str, Any] = {
+        "logger": False,
+        "accelerator": "cpu",
+        "default_root_dir": tmp_path,
+        "max_epochs": 1,
+    }
     trainer = L.Trainer(callbacks=[ScaleBatch()], enable_checkpointing=False, **settings)
-    with pytest.raises(UserError, match=r"ScaleBatch: Small with no DataModule \(a task and a DataModule of flatout\)"):
+    with pytest.raises(
+        UserError,
+        match=r"ScaleBatch: Small with no DataModule \(a task and a DataModule of flatout\)",
+    ):
         trainer.fit(Small(), loader())
     with pytest.raises(UserError, match=r"data\.tokens_per_batch fixes the size of a batch"):
         train(tmp_path, ScaleBatch(), data=text_data(tokens_per_batch=600))
-    with pytest.raises(UserError, match=r"ScaleBatch\.max_batch_size: 4 \(8 or more, the DataModule's batch_size\)"):
+    with pytest.raises(
+        UserError, match=r"ScaleBatch\.max_batch_size: 4 \(8 or more, the DataModule's batch_size\)"
+    ):
         train(tmp_path, ScaleBatch(max_batch_size=4))
     with pytest.raises(UserError, match=r"ScaleBatch\.lr: .*cubic"):
         ScaleBatch(lr="cubic")

@@ -1,4 +1,6 @@
-"""Checkpoints of Lightning's own, written beside `ExactCheckpoint`, are those that a Trainer without it writes."""
+"""Checkpoints of Lightning's own, written beside `ExactCheckpoint`, are those that a Trainer
+without it writes.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ class Seen(Small):
         return super().training_step(batch, batch_idx)
 
 
-def fit(folder: Path, order: str, *, where: Any = None, resume: Path | None = None) -> tuple[Seen, L.Trainer]:
-    """A training of three epochs of ten batches whose files are written in the middle of the second."""
+def fit(
+    folder: Path, order: str, *, where: Any = None, resume: Path | None = None
+) -> tuple[Seen, L.Trainer]:
+    """A training of three epochs of ten batches whose files are written in the middle of the
+    second.
+    """
     theirs = ModelCheckpoint(folder / "theirs", "{step}", every_n_train_steps=7, save_top_k=-1)
     callbacks: list[L.Callback] = [theirs]
     if order != "none of ours":
@@ -46,8 +52,15 @@ def fit(folder: Path, order: str, *, where: Any = None, resume: Path | None = No
         callbacks = [ours, theirs] if order == "ours first" else [theirs, ours]
     L.seed_everything(3, verbose=False)
     module = Seen(where)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    trainer = L.Trainer(max_epochs=3, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    trainer = L.Trainer(
+        max_epochs=3, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet
+    )
     trainer.fit(module, loader(), loader(), ckpt_path=resume, weights_only=False)
     return module, trainer
 
@@ -61,7 +74,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def read(path: Path, *, without: type[Checkpoint] = ExactCheckpoint) -> dict[str, Any]:
-    """A file of Lightning's, less the state of our callback in it and the folder it was written to."""
+    """A file of Lightning's, less the state of our callback in it and the folder it was
+    written to.
+    """
     content: dict[str, Any] = torch.load(path, weights_only=False)
     content["callbacks"] = [key for key in content["callbacks"] if without.__name__ not in key]
     return content
@@ -97,7 +112,9 @@ def test_a_resume_from_lightning_s_file_trains_the_same_batches(tmp_path, order)
 
 
 @pytest.mark.parametrize("order", ORDERS[1:])
-def test_our_own_folders_hold_the_step_they_are_named_by_whichever_callback_comes_first(tmp_path, order):
+def test_our_own_folders_hold_the_step_they_are_named_by_whichever_callback_comes_first(
+    tmp_path, order
+):
     whole, _ = fit(tmp_path, order)
     left, _ = fit(tmp_path / "again", order, resume=tmp_path / "ours" / "step-30")
     assert left.batches == []
@@ -106,7 +123,9 @@ def test_our_own_folders_hold_the_step_they_are_named_by_whichever_callback_come
 
 def test_a_rate_finder_at_some_epochs_ends_and_training_continues(tmp_path):
     class Again(LearningRateFinder):
-        """The fine-tuning finder of Lightning's page: it searches again at the start of some epochs."""
+        """The fine-tuning finder of Lightning's page: it searches again at the start of some
+        epochs.
+        """
 
         def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             pass
@@ -123,7 +142,10 @@ def test_a_rate_finder_at_some_epochs_ends_and_training_continues(tmp_path):
             return torch.optim.SGD(self.parameters(), lr=self.lr)
 
     counts = []
-    for folder, ours in (("plain", []), ("beside", [ExactCheckpoint(tmp_path / "ours", every_minutes=None)])):
+    for folder, ours in (
+        ("plain", []),
+        ("beside", [ExactCheckpoint(tmp_path / "ours", every_minutes=None)]),
+    ):
         starts: list[int] = []
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = L.Trainer(

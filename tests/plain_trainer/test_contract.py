@@ -1,10 +1,10 @@
 """The contract of the parts: a training with some of them is the training without them.
 
-Small modules and settings of a Trainer, each trained plain and with observers, with the fast loop, with exact
-checkpoints and with all of them, and resumed from a checkpoint. Compared are the hooks in their order with the step,
-the counters and the gradients that each sees, logged values with their steps, outputs, Lightning's own checkpoint,
-weights, random numbers, warnings and errors: all to the bit, those of the fast loop to 1e-6. `docs/attached.md` lists
-what differs on purpose.
+Small modules and settings of a Trainer, each trained plain and with observers, with the fast loop,
+with exact checkpoints and with all of them, and resumed from a checkpoint. Compared are the hooks
+in their order with the step, the counters and the gradients that each sees, logged values with
+their steps, outputs, Lightning's own checkpoint, weights, random numbers, warnings and errors: all
+to the bit, those of the fast loop to 1e-6. `docs/attached.md` lists what differs on purpose.
 """
 
 from __future__ import annotations
@@ -70,9 +70,16 @@ from tests.plain_trainer.test_fast_loop import (
 )
 
 PARTS: dict[str, Callable[[Path], list[L.Callback]]] = {
-    "observers": lambda folder: [StepTimer(1), Throughput(2), HardwareMonitor(1, every_s=0.005), Verdict()],
+    "observers": lambda folder: [
+        StepTimer(1),
+        Throughput(2),
+        HardwareMonitor(1, every_s=0.005),
+        Verdict(),
+    ],
     "fast loop": lambda folder: [FastLoop()],
-    "exact checkpoint": lambda folder: [ExactCheckpoint(folder / "kept", every_minutes=None, keep=99)],
+    "exact checkpoint": lambda folder: [
+        ExactCheckpoint(folder / "kept", every_minutes=None, keep=99)
+    ],
     "all": lambda folder: [each for name in TOGETHER for each in PARTS[name](folder)],
     "profile": lambda folder: [ProfileSteps(wait=1, warmup=1, active=1, folder=folder, say=str)],
 }
@@ -138,7 +145,10 @@ def manual(step: Callable[[Any, Tensor, int], None], optimizers: int = 1) -> typ
             step(self, super().training_step(batch, batch_idx), batch_idx)
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.layer, self.head)[:optimizers]]
+            return [
+                torch.optim.SGD(each.parameters(), lr=0.1)
+                for each in (self.layer, self.head)[:optimizers]
+            ]
 
     return Manual
 
@@ -176,14 +186,18 @@ class OwnHooks(Module):
         self.log("zeroed", float(self.global_step))
 
     def on_after_backward(self) -> None:
-        self.log_dict({f"norm_{name}": weight.grad.norm() for name, weight in self.named_parameters()})  # type: ignore[union-attr]
+        self.log_dict(
+            {f"norm_{name}": weight.grad.norm() for name, weight in self.named_parameters()}
+        )  # type: ignore[union-attr]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step()
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        return [optimizer], [{"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": schedules.ExponentialLR(optimizer, 0.9), "interval": "step"}
+        ]
 
 
 class OwnZero(Module):
@@ -319,7 +333,10 @@ def named(base: type, **members: Any) -> type[Module]:
 
 
 def in_groups(module: Module) -> Any:
-    groups = [{"params": module.layer.parameters(), "lr": 0.01}, {"params": module.head.parameters()}]
+    groups = [
+        {"params": module.layer.parameters(), "lr": 0.01},
+        {"params": module.head.parameters()},
+    ]
     return torch.optim.AdamW(groups, lr=0.1, weight_decay=0.1)
 
 
@@ -334,7 +351,13 @@ class Case:
     """Whether a checkpoint lies at the end of the first epoch, and logged values follow it."""
 
 
-def case(module: Callable[[], Any] = Module, callbacks: Any = list, *, resumes: bool = True, **settings: Any) -> Case:
+def case(
+    module: Callable[[], Any] = Module,
+    callbacks: Any = list,
+    *,
+    resumes: bool = True,
+    **settings: Any,
+) -> Case:
     return Case(module, callbacks, settings, resumes)
 
 
@@ -346,17 +369,29 @@ CASES = {
     "plain": case(),
     "Adam": case(stepping(lambda module: torch.optim.Adam(module.parameters(), lr=0.01))),
     "groups": case(stepping(in_groups)),
-    "RMSprop": case(stepping(lambda module: torch.optim.RMSprop(module.parameters(), lr=0.01, momentum=0.5))),
-    "LBFGS": case(stepping(lambda module: torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3))),
-    "an optimizer that asks twice": case(stepping(lambda module: Twice(module.parameters(), lr=0.1))),
+    "RMSprop": case(
+        stepping(lambda module: torch.optim.RMSprop(module.parameters(), lr=0.01, momentum=0.5))
+    ),
+    "LBFGS": case(
+        stepping(lambda module: torch.optim.LBFGS(module.parameters(), lr=0.1, max_iter=3))
+    ),
+    "an optimizer that asks twice": case(
+        stepping(lambda module: Twice(module.parameters(), lr=0.1))
+    ),
     "no optimizer": case(stepping(lambda module: None)),
     "two optimizers": case(manual(step_each_batch, 2)),
     "manual": case(manual(step_each_batch)),
     "manual, every third batch": case(manual(step_every_third)),
     "plateau by epoch": case(stepping(on_plateau)),
-    "plateau by step": case(stepping(lambda module: on_plateau(module, interval="step", frequency=5))),
-    "schedule by step": case(by_schedule(lambda optimizer, _: schedules.StepLR(optimizer, 2), interval="step")),
-    "schedule by epoch": case(by_schedule(lambda optimizer, _: schedules.ExponentialLR(optimizer, 0.5))),
+    "plateau by step": case(
+        stepping(lambda module: on_plateau(module, interval="step", frequency=5))
+    ),
+    "schedule by step": case(
+        by_schedule(lambda optimizer, _: schedules.StepLR(optimizer, 2), interval="step")
+    ),
+    "schedule by epoch": case(
+        by_schedule(lambda optimizer, _: schedules.ExponentialLR(optimizer, 0.5))
+    ),
     "one cycle": case(
         by_schedule(
             lambda optimizer, module: schedules.OneCycleLR(
@@ -383,11 +418,14 @@ CASES = {
     "shared and frozen weights": case(Shared),
     "own state": case(Keeping),
     "no validation": case(
-        type("None_", (Module,), {"validation_step": L.LightningModule.validation_step}), resumes=False
+        type("None_", (Module,), {"validation_step": L.LightningModule.validation_step}),
+        resumes=False,
     ),
     "accumulation": case(accumulate_grad_batches=2),
     "accumulation and clipping": case(accumulate_grad_batches=3, gradient_clip_val=0.1),
-    "schedule of accumulation": case(callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]),
+    "schedule of accumulation": case(
+        callbacks=lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]
+    ),
     "clipping by norm": case(gradient_clip_val=0.1),
     "clipping by value": case(gradient_clip_val=0.01, gradient_clip_algorithm="value"),
     "validation each second batch": case(val_check_interval=2, resumes=False),
@@ -406,32 +444,66 @@ CASES = {
     "own strategy": case(strategy=Halved),
     "anomalies": case(detect_anomaly=True),
     "no inference mode": case(inference_mode=False),
-    "weight averaging": case(callbacks=lambda: [StochasticWeightAveraging(0.05, swa_epoch_start=1)]),
+    "weight averaging": case(
+        callbacks=lambda: [StochasticWeightAveraging(0.05, swa_epoch_start=1)]
+    ),
     "running mean of weights": case(callbacks=lambda: [EMAWeightAveraging(decay=0.5)]),
     "thawing": case(ThawedLater, callbacks=lambda: [Thaws()]),
-    "early end": case(callbacks=lambda: [EarlyStopping("val_loss", patience=1, min_delta=9.0)], max_epochs=4),
+    "early end": case(
+        callbacks=lambda: [EarlyStopping("val_loss", patience=1, min_delta=9.0)], max_epochs=4
+    ),
     "a stop in a batch": case(callbacks=lambda: [Stops()], resumes=False),
     "a timer": case(callbacks=lambda: [Timer("00:00:10:00"), LearningRateMonitor()]),
     "a bar": case(callbacks=lambda: [TQDMProgressBar()], enable_progress_bar=True),
     "our line": case(callbacks=lambda: [ProgressLine(2, say=str)], enable_progress_bar=True),
     "a rich bar": case(callbacks=lambda: [RichProgressBar()], enable_progress_bar=True),
     "functions as hooks": case(
-        callbacks=lambda: [LambdaCallback(on_before_zero_grad=lambda *_: None, on_before_backward=lambda *_: None)]
+        callbacks=lambda: [
+            LambdaCallback(on_before_zero_grad=lambda *_: None, on_before_backward=lambda *_: None)
+        ]
     ),
-    "Lightning's checkpoints": case(callbacks=lambda: [ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)]),
-    "a search for a rate": case(callbacks=lambda: [LearningRateFinder(num_training_steps=5)], resumes=False),
+    "Lightning's checkpoints": case(
+        callbacks=lambda: [ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)]
+    ),
+    "a search for a rate": case(
+        callbacks=lambda: [LearningRateFinder(num_training_steps=5)], resumes=False
+    ),
     "a search for a size": case(
-        callbacks=lambda: [BatchSizeFinder(init_val=2, steps_per_trial=1, max_trials=1)], resumes=False
+        callbacks=lambda: [BatchSizeFinder(init_val=2, steps_per_trial=1, max_trials=1)],
+        resumes=False,
     ),
     "barebones": case(barebones=True, resumes=False),
-    **{f"an error in {hook}": failing(hook) for hook in ("on_before_backward", "on_after_backward")},
-    **{f"an error in {hook}": failing(hook) for hook in ("on_train_batch_start", "on_train_batch_end")},
-    **{f"an error in {hook}": failing(hook) for hook in ("on_before_optimizer_step", "on_before_zero_grad")},
-    **{f"an error in {hook}": failing(hook, 1) for hook in ("on_fit_start", "on_train_start", "on_validation_start")},
-    **{f"an error in {hook}": failing(hook, 1) for hook in ("on_train_epoch_end", "on_train_end", "on_fit_end")},
-    **{f"an error in {hook}": failing(hook, 1) for hook in ("setup", "teardown", "on_train_epoch_start")},
-    **{f"an error in {hook}": failing(hook, 1) for hook in ("on_validation_epoch_start", "on_validation_epoch_end")},
-    **{f"an error in {hook}": failing(hook) for hook in ("on_validation_batch_start", "on_validation_batch_end")},
+    **{
+        f"an error in {hook}": failing(hook) for hook in ("on_before_backward", "on_after_backward")
+    },
+    **{
+        f"an error in {hook}": failing(hook)
+        for hook in ("on_train_batch_start", "on_train_batch_end")
+    },
+    **{
+        f"an error in {hook}": failing(hook)
+        for hook in ("on_before_optimizer_step", "on_before_zero_grad")
+    },
+    **{
+        f"an error in {hook}": failing(hook, 1)
+        for hook in ("on_fit_start", "on_train_start", "on_validation_start")
+    },
+    **{
+        f"an error in {hook}": failing(hook, 1)
+        for hook in ("on_train_epoch_end", "on_train_end", "on_fit_end")
+    },
+    **{
+        f"an error in {hook}": failing(hook, 1)
+        for hook in ("setup", "teardown", "on_train_epoch_start")
+    },
+    **{
+        f"an error in {hook}": failing(hook, 1)
+        for hook in ("on_validation_epoch_start", "on_validation_epoch_end")
+    },
+    **{
+        f"an error in {hook}": failing(hook)
+        for hook in ("on_validation_batch_start", "on_validation_batch_end")
+    },
     "an error in on_validation_end": failing("on_validation_end", 1),
 }
 
@@ -439,7 +511,13 @@ CASES = {
 WITH_FAST_LOOP = ("fast loop", "all")
 LEFT_TO_LIGHTNING = {
     *("LBFGS", "an optimizer that asks twice", "no optimizer", "own precision", "own strategy"),
-    *("two optimizers", "manual", "manual, every third batch", "own optimizer_step", "own zero_grad"),
+    *(
+        "two optimizers",
+        "manual",
+        "manual, every third batch",
+        "own optimizer_step",
+        "own zero_grad",
+    ),
 }
 """Whose steps Lightning's own loop takes although a fast loop is there."""
 REFUSED = {("barebones", "exact checkpoint"), ("barebones", "all")}
@@ -481,8 +559,14 @@ class Spy(L.Callback):
 
     def note(self, name: str, trainer: Any, module: Any, *rest: Any) -> None:
         is_of_step = name.startswith(("on_before", "on_after", "on_train_batch"))
-        gradients = [None if each.grad is None else each.grad.clone() for each in module.parameters() if is_of_step]
-        self.seen.append((name, trainer.global_step, counts_of(trainer) if is_of_step else (), gradients))
+        gradients = [
+            None if each.grad is None else each.grad.clone()
+            for each in module.parameters()
+            if is_of_step
+        ]
+        self.seen.append(
+            (name, trainer.global_step, counts_of(trainer) if is_of_step else (), gradients)
+        )
         if name == "on_train_batch_end":
             self.outputs.append(copy.deepcopy(rest[0]))
 
@@ -491,8 +575,15 @@ def counts_of(trainer: Any) -> tuple[Any, ...]:
     """The counters that a step moves; all of them are compared at the end."""
     loop = trainer.fit_loop.epoch_loop
     steps = loop.automatic_optimization.optim_progress.optimizer
-    counted = (loop.batch_progress, loop.manual_optimization.optim_step_progress, steps.step, steps.zero_grad)
-    return tuple(tuple(vars(part).values()) for each in counted for part in (each.current, each.total))
+    counted = (
+        loop.batch_progress,
+        loop.manual_optimization.optim_step_progress,
+        steps.step,
+        steps.zero_grad,
+    )
+    return tuple(
+        tuple(vars(part).values()) for each in counted for part in (each.current, each.total)
+    )
 
 
 def noting(name: str) -> Callable[..., None]:
@@ -536,23 +627,38 @@ def train(name: str, part: str | None, *more: L.Callback, resume: Path | None = 
     module = asked.module()
     theirs = asked.callbacks()
     ours = [] if part is None else PARTS[part](folder)
-    given: dict[str, Any] = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 1, "logger": logger}
-    given |= {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    given: dict[str, Any] = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "log_every_n_steps": 1,
+        "logger": logger,
+    }
+    given |= {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     given["enable_checkpointing"] = any(
         isinstance(each, ModelCheckpoint | ExactCheckpoint) for each in [*theirs, *ours]
     )
-    given |= {key: value() if isinstance(value, type) else value for key, value in asked.settings.items()}
+    given |= {
+        key: value() if isinstance(value, type) else value for key, value in asked.settings.items()
+    }
     if given.get("barebones"):
         given = {"barebones": True, "max_epochs": 2, "accelerator": "cpu"}
     error = None
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        trainer = L.Trainer(**given, callbacks=[*ours, spy, *theirs, *more], default_root_dir=folder)
+        trainer = L.Trainer(
+            **given, callbacks=[*ours, spy, *theirs, *more], default_root_dir=folder
+        )
         try:
             trainer.fit(module, ckpt_path=resume)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-    can_save = error is None and not given.get("barebones") and trainer.strategy.optimizers is not None
+    can_save = (
+        error is None and not given.get("barebones") and trainer.strategy.optimizers is not None
+    )
     return Training(
         hooks=spy.seen,
         outputs=spy.outputs,
@@ -598,9 +704,13 @@ def same(one: Any, other: Any, tolerance: float) -> bool:
             )
         return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key], tolerance) for key in one)
+        return one.keys() == other.keys() and all(
+            same(one[key], other[key], tolerance) for key in one
+        )
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(*pair, tolerance) for pair in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            same(*pair, tolerance) for pair in zip(one, other, strict=True)
+        )
     if isinstance(one, float) and tolerance:
         return one == pytest.approx(other, rel=10 * tolerance, abs=tolerance, nan_ok=True)
     return bool(one == other) or (one != one and other != other)
@@ -638,7 +748,9 @@ def test_a_part_changes_nothing(name, part, capsys):
     plain = train(name, None)
     capsys.readouterr()
     if (name, part) in REFUSED:
-        with pytest.raises(MisconfigurationException, match="found `ModelCheckpoint` in callbacks list"):
+        with pytest.raises(
+            MisconfigurationException, match="found `ModelCheckpoint` in callbacks list"
+        ):
             train(name, part)
         return
     found = train(name, part)
@@ -655,15 +767,21 @@ RESUMED = [name for name, asked in CASES.items() if asked.resumes]
 @pytest.mark.parametrize("name", at_once(*RESUMED[::2], of=RESUMED, seconds=1))
 def test_a_training_resumed_after_an_epoch_ends_as_the_whole_one(name):
     whole = train(name, "exact checkpoint")
-    kept = sorted(int(path.name.removeprefix("step-")) for path in (whole.folder / "kept").glob("step-*"))
+    kept = sorted(
+        int(path.name.removeprefix("step-")) for path in (whole.folder / "kept").glob("step-*")
+    )
     again = train(name, "exact checkpoint", resume=whole.folder / "kept" / f"step-{kept[0]}")
     assert again.error is None and len(kept) > 1
     for part in ("weights", "metrics", "random"):
         assert same(getattr(again, part), getattr(whole, part), 0.0), part
     kept_of = [
-        {name: each for name, each in (found.checkpoint or {}).items() if name != "loops"} for found in (again, whole)
+        {name: each for name, each in (found.checkpoint or {}).items() if name != "loops"}
+        for found in (again, whole)
     ]
-    assert same(*kept_of, 0.0)  # counts within an epoch are set to those of its end, which nothing reads
+    # counts within an epoch are set to those of its end, which nothing reads
+    assert same(*kept_of, 0.0)
     for part in ("logged", "outputs"):
         found, wanted = getattr(again, part), getattr(whole, part)
-        assert 0 < len(found) < len(wanted) and same(found, wanted[len(wanted) - len(found) :], 0.0), part
+        assert 0 < len(found) < len(wanted) and same(
+            found, wanted[len(wanted) - len(found) :], 0.0
+        ), part

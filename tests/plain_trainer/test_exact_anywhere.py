@@ -1,4 +1,6 @@
-"""`ExactCheckpoint` with foreign modules and callbacks: what they keep, how they step, what they count."""
+"""`ExactCheckpoint` with foreign modules and callbacks: what they keep, how they step, what they
+count.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,28 @@ def fit(
     **more: Any,
 ) -> L.Trainer:
     exact = ExactCheckpoint(folder / "kept", every_minutes=None)
-    given: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    given |= {"num_sanity_val_steps": 0, "accelerator": "cpu", "max_epochs": epochs, "default_root_dir": folder}
+    given: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    given |= {
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "max_epochs": epochs,
+        "default_root_dir": folder,
+    }
     trainer = L.Trainer(**(given | more), callbacks=[*callbacks, exact])
     trainer.fit(module, loader(), loader(), ckpt_path=exact.latest() if resume else None)
     return trainer
 
 
-def differs_after_resume(folder: Path, make: Callable[[], L.LightningModule], **settings: Any) -> float:
-    """The largest difference of a weight between a training of three epochs and one that was resumed after two."""
+def differs_after_resume(
+    folder: Path, make: Callable[[], L.LightningModule], **settings: Any
+) -> float:
+    """The largest difference of a weight between a training of three epochs and one that was
+    resumed after two.
+    """
     weights = []
     for name, epochs in (("whole", [3]), ("cut", [2, 3])):
         for resumed, each in enumerate(epochs):
@@ -62,7 +77,9 @@ def differs_after_resume(folder: Path, make: Callable[[], L.LightningModule], **
 class WithLBFGS(Small):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Sequential(torch.nn.Linear(3, 101), torch.nn.Tanh(), torch.nn.Linear(101, 2))
+        self.layer = torch.nn.Sequential(
+            torch.nn.Linear(3, 101), torch.nn.Tanh(), torch.nn.Linear(101, 2)
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=5)
@@ -78,7 +95,9 @@ class TwoOptimizers(Small):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for number, optimizer in enumerate(self.optimizers()):
-            loss = torch.nn.functional.cross_entropy((self.layer, self.other)[number](batch[0]), batch[1])
+            loss = torch.nn.functional.cross_entropy(
+                (self.layer, self.other)[number](batch[0]), batch[1]
+            )
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
@@ -89,7 +108,9 @@ class TwoOptimizers(Small):
 
 
 class EveryThird(Small):
-    """Manual optimisation that collects the gradients of three batches; the last of ten takes no step."""
+    """Manual optimisation that collects the gradients of three batches; the last of ten takes no
+    step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +133,9 @@ class PlateauOfSteps(Small):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
-        return [optimizer], [{"scheduler": schedule, "interval": "step", "frequency": 10, "monitor": "val/loss"}]
+        return [optimizer], [
+            {"scheduler": schedule, "interval": "step", "frequency": 10, "monitor": "val/loss"}
+        ]
 
 
 @pytest.mark.parametrize("validations", at_once(1.0, of=[1.0, 0], seconds=1))
@@ -129,12 +152,20 @@ class Breaks(L.Callback):
             raise KeyError("planted")
 
 
-@pytest.mark.parametrize(("others", "kept"), [([], {"step-5", "step-7"}), ([WeightAveraging], {"step-5"})])
+@pytest.mark.parametrize(
+    ("others", "kept"), [([], {"step-5", "step-7"}), ([WeightAveraging], {"step-5"})]
+)
 def test_a_step_that_a_mean_of_weights_has_not_seen_is_not_kept(tmp_path, others, kept):
-    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     exact = ExactCheckpoint(tmp_path / "kept", every_minutes=None, every_steps=5)
     callbacks = [Breaks(), *(each() for each in others), exact]
-    trainer = L.Trainer(callbacks=callbacks, accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, **settings)
+    trainer = L.Trainer(
+        callbacks=callbacks, accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, **settings
+    )
     with pytest.raises(KeyError, match="planted"):
         trainer.fit(Small(), loader(), loader())
     assert {path.name for path in (tmp_path / "kept").glob("step-*")} == kept
@@ -157,7 +188,9 @@ def test_settings_of_a_module_that_are_no_plain_values_leave_the_others(tmp_path
             super().__init__()
             self.save_hyperparameters()
 
-    with pytest.warns(UserWarning, match=r"where is a PosixPath.* Checkpoints leave /hyper_parameters/where out"):
+    with pytest.warns(
+        UserWarning, match=r"where is a PosixPath.* Checkpoints leave /hyper_parameters/where out"
+    ):
         fit(tmp_path, Own(Path("rows.csv"), 3))
     found = Own.load_from_checkpoint(as_file(tmp_path / "kept" / "last"), where=Path("rows.csv"))
     assert found.hparams["width"] == 3
@@ -170,7 +203,12 @@ def test_settings_of_omegaconf_are_kept_as_plain_values(tmp_path):
             self.save_hyperparameters(settings)
 
     fit(tmp_path, Own(OmegaConf.create({"sizes": [3, 4], "optim": {"lr": 0.1}})))
-    fit(tmp_path, Own(OmegaConf.create({"sizes": [3, 4], "optim": {"lr": 0.1}})), epochs=3, resume=True)
+    fit(
+        tmp_path,
+        Own(OmegaConf.create({"sizes": [3, 4], "optim": {"lr": 0.1}})),
+        epochs=3,
+        resume=True,
+    )
 
 
 def test_the_best_can_be_loaded_by_lightning_s_own_load_from_checkpoint(tmp_path):
@@ -196,13 +234,18 @@ def test_a_trainer_can_be_pickled_and_copied_after_training_and_after_a_resume(t
 class StopsWithinAWindow(L.Callback):
     """Asks the training to stop at the fifth batch, the second of a step of three."""
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         trainer.should_stop = trainer.should_stop or batch_idx == 4
 
 
 def test_a_stop_within_an_accumulation_window_waits_for_its_step(tmp_path):
     trainer = fit(tmp_path, Small(), StopsWithinAWindow(), epochs=1, accumulate_grad_batches=3)
-    assert trainer.global_step == 2 and trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
+    assert (
+        trainer.global_step == 2
+        and trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
+    )
 
 
 class AddsWhileSaving(Small):
@@ -213,8 +256,12 @@ class AddsWhileSaving(Small):
 
 
 @pytest.mark.filterwarnings("default:no checkpoint")
-def test_what_a_hook_adds_while_saving_leaves_that_checkpoint_out_and_the_training_goes_on(tmp_path):
-    with pytest.warns(UserWarning, match="no checkpoint: checkpoint: value /tools/words is a method_descriptor"):
+def test_what_a_hook_adds_while_saving_leaves_that_checkpoint_out_and_the_training_goes_on(
+    tmp_path,
+):
+    with pytest.warns(
+        UserWarning, match="no checkpoint: checkpoint: value /tools/words is a method_descriptor"
+    ):
         trainer = fit(tmp_path, AddsWhileSaving())
     assert trainer.state.finished and trainer.current_epoch == 2
     assert not list((tmp_path / "kept").glob("*"))
@@ -240,7 +287,11 @@ class Keeps(L.Callback):
 
 
 def test_arrays_and_keys_of_several_values_in_a_callback_s_state_come_back(tmp_path):
-    state = {"counts": np.arange(6, dtype=np.int32).reshape(2, 3), ("a", 1): {2: (3.0, None)}, "one": np.float64(0.5)}
+    state = {
+        "counts": np.arange(6, dtype=np.int32).reshape(2, 3),
+        ("a", 1): {2: (3.0, None)},
+        "one": np.float64(0.5),
+    }
     fit(tmp_path, Small(), Keeps(state))
     found = Keeps({})
     fit(tmp_path, Small(), found, epochs=3, resume=True)
@@ -257,7 +308,9 @@ def test_arrays_and_keys_of_several_values_in_a_callback_s_state_come_back(tmp_p
         ({"names": np.array([object()])}, "/names is a ndarray of object"),
     ],
 )
-def test_values_that_no_file_of_ours_can_hold_are_refused_in_one_sentence_before_training(tmp_path, state, words):
+def test_values_that_no_file_of_ours_can_hold_are_refused_in_one_sentence_before_training(
+    tmp_path, state, words
+):
     with pytest.raises(UserError, match=words):
         fit(tmp_path, Small(), Keeps(state))
     assert not (tmp_path / "kept").exists()

@@ -1,4 +1,6 @@
-"""`FastLoop` in somebody's Trainer: hooks, counters, logs, outputs and weights of a training without it."""
+"""`FastLoop` in somebody's Trainer: hooks, counters, logs, outputs and weights of a training
+without it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:The .batch_size. .* not used.*",
 )
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 HOOKS = [
     *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "on_train_batch_end", "on_validation_batch_end"),
@@ -47,7 +53,9 @@ HOOKS = [
 
 
 class Notes(L.Callback):
-    """Notes each hook in its order, with the counters and gradients that it sees, and logs a value in it."""
+    """Notes each hook in its order, with the counters and gradients that it sees, and logs a value
+    in it.
+    """
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -56,7 +64,9 @@ class Notes(L.Callback):
     def note(self, name: str, trainer: L.Trainer, module: L.LightningModule, *rest: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
         counts = loop.automatic_optimization.optim_progress.optimizer.state_dict()
-        gradients = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+        gradients = [
+            None if each.grad is None else each.grad.clone() for each in module.parameters()
+        ]
         self.seen.append((name, trainer.global_step, copy.deepcopy(counts), gradients))
         if trainer.training:
             module.log(f"in {name}", float(len(self.seen)))
@@ -69,11 +79,21 @@ for hook in HOOKS:
 
 
 def trained(
-    folder: Path, make: Callable[[], L.LightningModule], *, is_fast: bool, callbacks: Any = list, **settings: Any
+    folder: Path,
+    make: Callable[[], L.LightningModule],
+    *,
+    is_fast: bool,
+    callbacks: Any = list,
+    **settings: Any,
 ) -> tuple[Notes, L.LightningModule, L.Trainer]:
     L.seed_everything(3, verbose=False)
     notes, module = Notes(), make()
-    given = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    given = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "num_sanity_val_steps": 0,
+        "enable_checkpointing": False,
+    }
     made = {key: value() if isinstance(value, type) else value for key, value in settings.items()}
     trainer = L.Trainer(
         **(QUIET | given | made),
@@ -95,13 +115,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 class Adversarial(Small):
-    """A training step that calls `backward` on its own account, as FGSM does; validation does, too."""
+    """A training step that calls `backward` on its own account, as FGSM does;
+    validation does, too.
+    """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs = batch[0].clone().requires_grad_()
         nn.functional.cross_entropy(self.layer(inputs), batch[1]).backward()
         assert inputs.grad is not None
-        return nn.functional.cross_entropy(self.layer(batch[0] + 0.3 * inputs.grad.sign()), batch[1])
+        return nn.functional.cross_entropy(
+            self.layer(batch[0] + 0.3 * inputs.grad.sign()), batch[1]
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         with torch.enable_grad():
@@ -110,7 +134,11 @@ class Adversarial(Small):
 
 class WithExtras(Small):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"loss": super().training_step(batch, batch_idx), "rows": len(batch[0]), "first": batch[0][0]}
+        return {
+            "loss": super().training_step(batch, batch_idx),
+            "rows": len(batch[0]),
+            "first": batch[0][0],
+        }
 
 
 class NoneNowAndThen(Small):
@@ -223,7 +251,10 @@ CASES: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "plain": (Small, {}),
     "accumulation and clipping": (Small, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}),
     "clipping by value": (Small, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
-    "schedule of accumulation": (Small, {"callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]}),
+    "schedule of accumulation": (
+        Small,
+        {"callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 2})]},
+    ),
     "validation within an epoch": (Small, {"val_check_interval": 4}),
     "backward in the steps": (Adversarial, {}),
     "extra keys": (WithExtras, {}),
@@ -241,7 +272,14 @@ CASES: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "own strategy": (Small, {"strategy": Halved}),
     "bf16": (Small, {"precision": "bf16-mixed"}),
 }
-LEFT_TO_LIGHTNING = {"own optimizer_step", "LBFGS", "two closures", "no optimizer", "own precision", "own strategy"}
+LEFT_TO_LIGHTNING = {
+    "own optimizer_step",
+    "LBFGS",
+    "two closures",
+    "no optimizer",
+    "own precision",
+    "own strategy",
+}
 
 
 @pytest.mark.parametrize("case", at_once(*list(CASES)[::4], of=CASES, seconds=1))
@@ -278,8 +316,17 @@ def test_a_hook_set_on_a_callback_itself_is_called(tmp_path):
     calls = []
     for is_fast in (False, True):
         heard: list[float] = []
-        hooks = {"on_before_backward": lambda trainer, module, loss, heard=heard: heard.append(loss.item())}
-        trained(tmp_path, Small, is_fast=is_fast, callbacks=lambda hooks=hooks: [LambdaCallback(**hooks)])
+        hooks = {
+            "on_before_backward": lambda trainer, module, loss, heard=heard: heard.append(
+                loss.item()
+            )
+        }
+        trained(
+            tmp_path,
+            Small,
+            is_fast=is_fast,
+            callbacks=lambda hooks=hooks: [LambdaCallback(**hooks)],
+        )
         calls.append(heard)
     assert len(calls[0]) == 20
     assert calls[0] == pytest.approx(calls[1])
@@ -314,9 +361,13 @@ def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
         L.seed_everything(3, verbose=False)
         module, loops = Rated(), [FastLoop()] if is_fast else []
         callbacks = [*loops, make()] if is_first else [make(), *loops]
-        trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET)
+        trainer = L.Trainer(
+            max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET
+        )
         trainer.fit(module)
-        found.append((module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step))
+        found.append(
+            (module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step)
+        )
     assert found[0][0] != 1e-4 or found[0][1] != 4
     assert same(*found)
 
@@ -327,11 +378,15 @@ def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
     for is_fast in (False, True):
         L.seed_everything(3, verbose=False)
         module, loops = Rated(), [FastLoop()] if is_fast else []
-        trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=loops, default_root_dir=tmp_path, **QUIET)
+        trainer = L.Trainer(
+            max_epochs=2, accelerator="cpu", callbacks=loops, default_root_dir=tmp_path, **QUIET
+        )
         Tuner(trainer).lr_find(module, num_training=40, early_stop_threshold=None)
         Tuner(trainer).scale_batch_size(module, init_val=5, max_trials=2)
         trainer.fit(module)
-        found.append((module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step))
+        found.append(
+            (module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step)
+        )
     assert found[0][0] != 1e-4 and found[0][1] != 4
     assert same(*found)
 
@@ -353,10 +408,15 @@ def test_a_training_that_an_error_ended_leaves_lightning_s_own_loop(tmp_path):
             return super().training_step(batch, batch_idx)
 
     loop = FastLoop()
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=[loop], default_root_dir=tmp_path, **QUIET)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[loop], default_root_dir=tmp_path, **QUIET
+    )
     with pytest.raises(RuntimeError, match="no more"):
         trainer.fit(Fails(), loader(), loader())
-    assert type(trainer.fit_loop.epoch_loop.automatic_optimization).__name__ == "_AutomaticOptimization"
+    assert (
+        type(trainer.fit_loop.epoch_loop.automatic_optimization).__name__
+        == "_AutomaticOptimization"
+    )
 
 
 class Copies(L.Callback):
@@ -365,7 +425,9 @@ class Copies(L.Callback):
     def __init__(self) -> None:
         self.copies = 0
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 2:
             torch.save(pl_module, io.BytesIO())
             assert same(copy.deepcopy(pl_module).state_dict(), pl_module.state_dict())

@@ -1,4 +1,6 @@
-"""Timer, throughput, hardware, profile and progress in somebody's Trainer: they log, and change nothing else."""
+"""Timer, throughput, hardware, profile and progress in somebody's Trainer: they log, and change
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:.*callbacks used to create the checkpoint.*",
 )
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 class Own(L.Callback):
@@ -68,7 +74,11 @@ def watching() -> list[threading.Thread]:
 def test_a_tuner_leaves_the_hooks_of_watched_callbacks_as_they_were(tmp_path):
     own = Own()
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", callbacks=[StepTimer(), own], default_root_dir=tmp_path, **QUIET
+        max_epochs=1,
+        accelerator="cpu",
+        callbacks=[StepTimer(), own],
+        default_root_dir=tmp_path,
+        **QUIET,
     )
     module = Rated()
     Tuner(trainer).lr_find(module, num_training=20)
@@ -83,7 +93,11 @@ def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
     hook = own.on_train_batch_end = lambda *_: calls.append("hook")  # type: ignore[method-assign]
     saving = ModelCheckpoint(tmp_path / "kept")
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", callbacks=[timer, own, saving], default_root_dir=tmp_path, **QUIET
+        max_epochs=1,
+        accelerator="cpu",
+        callbacks=[timer, own, saving],
+        default_root_dir=tmp_path,
+        **QUIET,
     )
     plain = trainer.save_checkpoint
 
@@ -103,9 +117,14 @@ class Copies(L.Callback):
     def __init__(self) -> None:
         self.copies: list[Any] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 3:
-            self.copies = [copy.deepcopy(trainer.callbacks), pickle.loads(pickle.dumps(trainer.callbacks))]
+            self.copies = [
+                copy.deepcopy(trainer.callbacks),
+                pickle.loads(pickle.dumps(trainer.callbacks)),
+            ]
 
 
 def test_observers_can_be_copied_and_pickled_in_training_and_with_their_trainer(tmp_path):
@@ -140,7 +159,9 @@ def test_the_monitor_s_thread_ends_with_a_search_that_fails(tmp_path, where):
 
     monitor = HardwareMonitor(every_s=0.01)
     callbacks = [monitor, Finder(num_training_steps=3)]
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET)
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET
+    )
     with pytest.raises(RuntimeError, match="the search fails"):
         trainer.fit(Fails(), loader())
     time.sleep(0.2)
@@ -155,7 +176,8 @@ def test_curves_stand_at_the_steps_of_what_the_module_logs(tmp_path, make):
     assert steps == list(range(20)) == [step for step, _ in curve(tmp_path, "time/forward_ms")]
     assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == [2, 5, 8, 9, 12, 15, 18, 19]
     assert [step for step, _ in curve(tmp_path, "val_own")] == [9, 19]
-    assert timer.times.first.batches == 5  # its warm-up is five batches, however many optimizers step
+    # its warm-up is five batches, however many optimizers step
+    assert timer.times.first.batches == 5
 
 
 @pytest.mark.parametrize("make", [LogsEachStep, BothLogging])
@@ -168,8 +190,14 @@ def test_a_validation_before_the_first_flush_shows_the_loss_where_there_is_one(t
 
 
 def test_two_of_one_callback_are_one_with_a_line(tmp_path, capsys):
-    profiles = [ProfileSteps(wait=1, warmup=1, active=2, folder=tmp_path, say=print) for _ in range(2)]
-    train(tmp_path, [HardwareMonitor(4), HardwareMonitor(4, every_s=0.01), *profiles], Small(forward=0.01))
+    profiles = [
+        ProfileSteps(wait=1, warmup=1, active=2, folder=tmp_path, say=print) for _ in range(2)
+    ]
+    train(
+        tmp_path,
+        [HardwareMonitor(4), HardwareMonitor(4, every_s=0.01), *profiles],
+        Small(forward=0.01),
+    )
     said = capsys.readouterr().out
     assert said.count("another one watches already; this one logs nothing") == 1
     assert said.count("steps, 3 to 4: trace.json.gz") == 1
@@ -198,7 +226,11 @@ def test_the_curves_of_a_run_take_an_endless_stream(tmp_path):
             return iter([Rows()[number] for number in range(40)])
 
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", callbacks=[RunCurves([Keeps()], 5)], default_root_dir=tmp_path, **QUIET
+        max_epochs=1,
+        accelerator="cpu",
+        callbacks=[RunCurves([Keeps()], 5)],
+        default_root_dir=tmp_path,
+        **QUIET,
     )  # type: ignore[list-item]
     trainer.fit(Small(), torch.utils.data.DataLoader(Stream(), 4))
     assert Keeps.epochs == [0.0, 0.0]

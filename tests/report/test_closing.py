@@ -1,4 +1,6 @@
-"""The closing table: legible at 80 columns and in a file, and whatever a label or a folder is called."""
+"""The closing table: legible at 80 columns and in a file, and whatever a label or a folder is
+called.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,22 @@ EVIL = "<script>[red] :smile: \\"
 
 
 def filled() -> dict:
-    summary = empty_summary() | {"experiment": "x", "command": "python -m train", "status": "finished"}
+    summary = empty_summary() | {
+        "experiment": "x",
+        "command": "python -m train",
+        "status": "finished",
+    }
     summary["loggers"] = ["tensorboard"]
     summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
     summary["training"] |= {"steps": 30, "seconds": 4.5}
     summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
-    summary["speed"]["step_ms"] |= {"wait": 0.1, "forward": 2.0, "backward": 2.5, "optimizer": 0.4, "other": 0.2}
+    summary["speed"]["step_ms"] |= {
+        "wait": 0.1,
+        "forward": 2.0,
+        "backward": 2.5,
+        "optimizer": 0.4,
+        "other": 0.2,
+    }
     summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
     summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
     return summary
@@ -59,7 +71,12 @@ def test_mfu_and_the_card_are_told_where_they_are_known():
     assert "card" not in printed(filled(), Path("outputs/x"), [])
     summary = filled()
     summary["speed"]["mfu"] = 0.317
-    summary["speed"]["gpu"] |= {"utilisation": 0.96, "memory_gb": 9.04, "power_w": 58.2, "temperature_c": 61.0}
+    summary["speed"]["gpu"] |= {
+        "utilisation": 0.96,
+        "memory_gb": 9.04,
+        "power_w": 58.2,
+        "temperature_c": 61.0,
+    }
     summary["speed"]["gpu"]["throttled"] = {"power limit": 0.5, "heat": 0.25}
     summary["speed"]["gpu"]["others"] = {"processes": 2, "share": 1.0, "memory_gb": None}
     shown = " ".join(printed(summary, Path("outputs/x"), [], width=80).split())
@@ -73,17 +90,23 @@ def test_labels_are_shown_as_they_are():
     assert EVIL in printed(filled(), Path("outputs/x"), PER_CLASS)
 
 
-@pytest.mark.parametrize("name", ["plain", "two words", "it's [bold]", ":rocket:", "long_name/" * 12])
+@pytest.mark.parametrize(
+    "name", ["plain", "two words", "it's [bold]", ":rocket:", "long_name/" * 12]
+)
 def test_the_tensorboard_command_names_the_very_folder_on_one_line(name):
     folder = Path("outputs") / name
     lines = printed(filled(), folder, []).splitlines()
     assert f"run folder:  {folder}" in lines
-    command = next(line.removeprefix("curves:").strip() for line in lines if line.startswith("curves:"))
+    command = next(
+        line.removeprefix("curves:").strip() for line in lines if line.startswith("curves:")
+    )
     assert shlex.split(command) == ["tensorboard", "--logdir", str(folder)]
 
 
 def test_a_run_that_came_to_nothing_says_so_without_failing():
-    assert "no model yet, failed" in printed(empty_summary() | {"status": "failed"}, Path("outputs/x"), [])
+    assert "no model yet, failed" in printed(
+        empty_summary() | {"status": "failed"}, Path("outputs/x"), []
+    )
 
 
 def test_what_is_not_known_is_left_out():
@@ -97,7 +120,12 @@ def test_what_is_not_known_is_left_out():
 
 def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
     summary = filled()
-    summary["verdict"] = {"limit": "feed", "share": 0.31, "fix": "data.workers=2", "predicted_gain": None}
+    summary["verdict"] = {
+        "limit": "feed",
+        "share": 0.31,
+        "fix": "data.workers=2",
+        "predicted_gain": None,
+    }
     assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
     assert verdict_text(dict.fromkeys(("limit", "share", "fix", "predicted_gain"))) == ""
 

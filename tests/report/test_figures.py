@@ -1,4 +1,6 @@
-"""Charts as a page shows them: no text becomes markup, every text survives, the same data give the same bytes."""
+"""Charts as a page shows them: no text becomes markup, every text survives, the same data give the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,26 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from flatout.report.figures import INK, PAPER, Chart, Curve, add_axes, draw_svg, drawing, explain, line_chart
+from flatout.report.figures import (
+    INK,
+    PAPER,
+    Chart,
+    Curve,
+    add_axes,
+    draw_svg,
+    drawing,
+    explain,
+    line_chart,
+)
 
-HOSTILE = ["<script>alert(1)</script>", "\"'&amp;", "$x^{2}$ \\frac", "日本 🚀", "_hidden", "a\nb\u2028c\x00\ud800"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"'&amp;",
+    "$x^{2}$ \\frac",
+    "日本 🚀",
+    "_hidden",
+    "a\nb\u2028c\x00\ud800",
+]
 
 
 def drawn(label: str = "a chart", texts: list[str] | None = None, colour: str = INK) -> str:
@@ -20,7 +39,9 @@ def drawn(label: str = "a chart", texts: list[str] | None = None, colour: str = 
         axes = add_axes(figure)
         dots = axes.scatter(range(2), range(2), color=colour, clip_on=False)
         explain(dots, texts or ["first", "second"])
-        axes.set_xlabel((texts or ["x"])[0].replace("\n", " ").replace("\ud800", "").replace("\x00", ""))
+        axes.set_xlabel(
+            (texts or ["x"])[0].replace("\n", " ").replace("\ud800", "").replace("\x00", "")
+        )
         return draw_svg(figure, label)
 
 
@@ -51,16 +72,22 @@ def test_colours_of_ink_and_paper_are_those_of_the_page():
 
 def test_the_style_a_user_has_set_changes_no_chart():
     plain = drawn()
-    with matplotlib.rc_context({"text.usetex": True, "svg.fonttype": "path", "axes.facecolor": "red", "font.size": 40}):
+    with matplotlib.rc_context(
+        {"text.usetex": True, "svg.fonttype": "path", "axes.facecolor": "red", "font.size": 40}
+    ):
         assert drawn() == plain
         assert matplotlib.rcParams["font.size"] == 40
 
 
 def test_a_long_run_is_drawn_whole_and_small():
     steps = range(1, 5001)
-    chart = line_chart("loss", [Curve("train/loss", [(n, 1 / n) for n in steps]), Curve("val", [(5000, 0.5)])])
+    chart = line_chart(
+        "loss", [Curve("train/loss", [(n, 1 / n) for n in steps]), Curve("val", [(5000, 0.5)])]
+    )
     lines = [
-        path.get("d") for path in ElementTree.fromstring(chart.svg).iter("path") if "#2a83a3" in path.get("style", "")
+        path.get("d")
+        for path in ElementTree.fromstring(chart.svg).iter("path")
+        if "#2a83a3" in path.get("style", "")
     ]
     assert lines[0].split("L")[-1].split()[0] == "448"  # the last step stands at the right end
     assert isinstance(chart, Chart) and len(chart.svg) < 100_000

@@ -22,7 +22,13 @@ def filled() -> dict:
     summary["data"]["source"] = EVIL
     summary["training"] |= {"steps": 30, "seconds": 4.5}
     summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
-    summary["speed"]["step_ms"] |= {"wait": 0.1, "forward": 2.0, "backward": 2.5, "optimizer": 0.4, "other": 0.2}
+    summary["speed"]["step_ms"] |= {
+        "wait": 0.1,
+        "forward": 2.0,
+        "backward": 2.5,
+        "optimizer": 0.4,
+        "other": 0.2,
+    }
     summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
     summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
     summary["intervals"] = {"test/accuracy": [0.8812, 0.9172]}
@@ -45,7 +51,9 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("src", "href") and value[0] != "#"]
+        self.links += [
+            value for name, value in attributes if name in ("src", "href") and value[0] != "#"
+        ]
 
 
 def test_the_page_shows_everything_and_runs_nothing(tmp_path):
@@ -78,7 +86,9 @@ def test_mfu_stands_with_its_peak_and_the_card_has_a_line(tmp_path):
 
 
 def test_a_run_that_came_to_nothing_has_a_page_too(tmp_path):
-    page = write_page(tmp_path, empty_summary(), read_curves(tmp_path), []).read_text(encoding="utf-8")
+    page = write_page(tmp_path, empty_summary(), read_curves(tmp_path), []).read_text(
+        encoding="utf-8"
+    )
     assert "no model yet" in page
     assert "None" not in page
 
@@ -88,8 +98,18 @@ def test_half_known_figures_and_a_half_written_row_are_shown_as_far_as_they_go(t
     summary["status"] = "failed"
     summary["speed"] |= {"rows_per_s": 10.0}
     summary["training"] |= {"seconds": 3.0}
-    summary["verdict"] = {"limit": "<feed>", "share": 0.3, "fix": "data.workers=2", "predicted_gain": None}
-    curves = [*CURVES, {"step": "30", "train/loss": "nan"}, {"step": "", "train/loss": "x"}, {"train/loss": "1"}]
+    summary["verdict"] = {
+        "limit": "<feed>",
+        "share": 0.3,
+        "fix": "data.workers=2",
+        "predicted_gain": None,
+    }
+    curves = [
+        *CURVES,
+        {"step": "30", "train/loss": "nan"},
+        {"step": "", "train/loss": "x"},
+        {"train/loss": "1"},
+    ]
     page = write_page(tmp_path, summary, curves, []).read_text(encoding="utf-8")
     assert '<span class="status failed">failed</span>' in page
     assert "&lt;feed&gt; 30.0%: data.workers=2" in page
@@ -100,13 +120,16 @@ def test_the_curves_hold_their_points(tmp_path):
     page = write_page(tmp_path, filled(), CURVES, PER_CLASS).read_text(encoding="utf-8")
     losses, rows = (ElementTree.fromstring(svg) for svg in re.findall("<svg.*?</svg>", page))
     assert (losses.get("aria-label"), rows.get("aria-label")) == ("loss", "rows a second")
-    assert [len(list(chart.iter("use"))) for chart in (losses, rows)] == [3, 2]  # a dot for each value
+    # a dot for each value
+    assert [len(list(chart.iter("use"))) for chart in (losses, rows)] == [3, 2]
     across = {dot.get("x") for dot in losses.iter("use")}
     assert len(across) == 2  # train and validation loss of step 20 stand above each other
 
 
 def test_the_same_run_gives_the_same_page(tmp_path):
-    first, again = (write_page(tmp_path, filled(), CURVES, PER_CLASS).read_bytes() for _ in range(2))
+    first, again = (
+        write_page(tmp_path, filled(), CURVES, PER_CLASS).read_bytes() for _ in range(2)
+    )
     assert first == again and b"matplotlib" not in first and b"DejaVu" not in first
 
 

@@ -61,7 +61,15 @@ SCHEMA = {
         "out_of_memory",
     },
     "speed": {
-        *("rows_per_s", "tokens_per_s", "padding_share", "mfu", "step_ms", "step_percentiles_ms", "first_steps_ms"),
+        *(
+            "rows_per_s",
+            "tokens_per_s",
+            "padding_share",
+            "mfu",
+            "step_ms",
+            "step_percentiles_ms",
+            "first_steps_ms",
+        ),
         *("gpu", "host"),
     },
     "verdict": None,
@@ -79,7 +87,10 @@ SCHEMA = {
 
 
 def start(folder) -> Summary:
-    summary = Summary(empty_summary() | {"experiment": "x", "command": "python -m train", "seed": 0}, folder / FILE)
+    summary = Summary(
+        empty_summary() | {"experiment": "x", "command": "python -m train", "seed": 0},
+        folder / FILE,
+    )
     summary.write()
     return summary
 
@@ -135,7 +146,10 @@ def test_verdict_and_baseline_are_null_until_known_and_then_have_all_their_keys(
     assert (summary.values["verdict"], summary.values["baseline"]) == (None, None)
     summary.set("baseline", {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}})
     summary.set("verdict.limit", "feed")
-    assert summary.values["baseline"] == {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
+    assert summary.values["baseline"] == {
+        "name": "known ceiling",
+        "metrics": {"test/accuracy": 0.94},
+    }
     keys = ("limit", "share", "mend", "fix", "predicted_gain", "cause", "sentence", "others")
     keys += ("override", "gain_low", "gain_high", "ladder")
     assert summary.values["verdict"] == dict.fromkeys(keys) | {"limit": "feed"}
@@ -152,7 +166,9 @@ def test_hardware_and_versions_are_told_without_a_model(tmp_path):
 
 def test_numbers_of_any_kind_become_json(tmp_path):
     summary = start(tmp_path)
-    summary.set("metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)})
+    summary.set(
+        "metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)}
+    )
     summary.set("metrics", {"e": torch.tensor([1.0, float("inf")]), "f": np.array([True])})
     summary.finish("finished")
     found = read_summary(tmp_path)["metrics"]
@@ -175,7 +191,9 @@ def test_a_write_that_fails_leaves_the_old_summary_whole(tmp_path, monkeypatch):
 def test_a_reader_in_the_middle_of_a_write_sees_the_old_summary(tmp_path, monkeypatch):
     summary = start(tmp_path)
     seen = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(read_summary(tmp_path)["status"]))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: seen.append(read_summary(tmp_path)["status"])
+    )
     summary.finish("finished")
     assert (seen, read_summary(tmp_path)["status"]) == (["running"], "finished")
 

@@ -1,4 +1,6 @@
-"""The page of a sweep: all trials shown, whatever came of them, nothing trusted, and the same in a table."""
+"""The page of a sweep: all trials shown, whatever came of them, nothing trusted, and the same in a
+table.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def trial(number: int, status: str = "complete", value: float | None = None, **c
         seconds=12.0,
         folder=f"trial_{number}",
         curve=[] if value is None else [(step, value - 0.1 / step) for step in range(1, 6)],
-        metrics={"val/accuracy": value, "test/accuracy": value - 0.01} if status == "complete" and value else {},
+        metrics={"val/accuracy": value, "test/accuracy": value - 0.01}
+        if status == "complete" and value
+        else {},
     )
     return dataclasses.replace(row, **changes)
 
@@ -62,7 +66,10 @@ def report(*trials: TrialRow, **changes) -> SweepReport:
         command="python -m flatout sweep +experiment=news",
         metric="val/accuracy",
         mode="max",
-        space={"optim.lr": "tag(log, interval(1e-4, 1e-2))", "model.widths": "choice([64],[128],[256,128])"},
+        space={
+            "optim.lr": "tag(log, interval(1e-4, 1e-2))",
+            "model.widths": "choice([64],[128],[256,128])",
+        },
         log_keys=frozenset({"optim.lr"}),
         trials=list(trials),
         best_overrides="python -m train optim.lr=0.003 'model.widths=[256,128]'",
@@ -82,7 +89,9 @@ MIXED = [
 
 
 class Tags(HTMLParser):
-    """What a page is made of: its tags, links, and every number that says where something is drawn."""
+    """What a page is made of: its tags, links, and every number that says where
+    something is drawn.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +163,9 @@ def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
     (sweep / "1").mkdir()
     (sweep / "link").symlink_to(outside)
     folders = ["0", "1", "a b#1", "../outside", "link", str(outside), ""]
-    found = page(sweep, report(*(trial(number, folder=name) for number, name in enumerate(folders))))
+    found = page(
+        sweep, report(*(trial(number, folder=name) for number, name in enumerate(folders)))
+    )
     links = parsed(found).links
     assert sorted(links) == ["./0/report.html", "./a%20b%231/report.html"]
     assert all((sweep / unquote(link)).read_text() == "its own" for link in links)
@@ -163,7 +174,13 @@ def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
 
 def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
     rows_of_evil = [
-        trial(n, params={EVIL: f"{EVIL}{n % 2}"}, note=EVIL, folder=EVIL, metrics={f"test/{EVIL}": 0.5})
+        trial(
+            n,
+            params={EVIL: f"{EVIL}{n % 2}"},
+            note=EVIL,
+            folder=EVIL,
+            metrics={f"test/{EVIL}": 0.5},
+        )
         for n in range(4)
     ]
     evil = report(
@@ -198,16 +215,35 @@ def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
         [],
         [trial(0)],
         [trial(0), trial(1)],
-        [trial(0, value=math.nan), trial(1, value=math.inf), trial(2, "complete", seconds=math.nan)],
+        [
+            trial(0, value=math.nan),
+            trial(1, value=math.inf),
+            trial(2, "complete", seconds=math.nan),
+        ],
         [trial(3, "failed"), trial(4, "pruned"), trial(5, "running", seconds=None)],
         [trial(n, value=0.5, params={"a": 1}) for n in range(12)],
-        [trial(n, value=0.5, params={"a": [None, True, 10**400, math.nan, 0.5, "x"][n]}) for n in range(6)],
+        [
+            trial(n, value=0.5, params={"a": [None, True, 10**400, math.nan, 0.5, "x"][n]})
+            for n in range(6)
+        ],
         [trial(n, params={"optim.lr": 0.0 if n else -1.0}) for n in range(3)],
         [trial(n, params={} if n % 2 else {"optim.lr": 0.1 * n}) for n in range(7)],
         [trial(n, value=1e18 + n * 1e3) for n in range(3)] + [trial(3, value=1e-13)],
         [trial(n, value=n * 1e-14, curve=[(n, 1e250)]) for n in range(20)],
     ],
-    ids=["none", "one", "two", "not finite", "none complete", "all alike", "mixed", "log of 0", "gaps", "huge", "tiny"],
+    ids=[
+        "none",
+        "one",
+        "two",
+        "not finite",
+        "none complete",
+        "all alike",
+        "mixed",
+        "log of 0",
+        "gaps",
+        "huge",
+        "tiny",
+    ],
 )
 @pytest.mark.parametrize("mode", at_once("max", of=["max", "min"], seconds=1))
 def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
@@ -221,7 +257,13 @@ def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
 def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_their_charts(tmp_path):
     keys = [f"some.group.{'long_' * 10}{i}" for i in range(12)]
     many = [
-        trial(n, params={key: n * i if i % 2 else f"{'word ' * 200}{n % (i + 1)}" for i, key in enumerate(keys)})
+        trial(
+            n,
+            params={
+                key: n * i if i % 2 else f"{'word ' * 200}{n % (i + 1)}"
+                for i, key in enumerate(keys)
+            },
+        )
         for n in range(500)
     ]
     found = page(tmp_path, report(*many, importance=dict.fromkeys(keys, 1 / 12)))
@@ -231,7 +273,9 @@ def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_the
 
 
 def test_a_report_without_a_complete_trial_says_so_and_names_no_best(tmp_path):
-    found = page(tmp_path, report(trial(1, "pruned"), trial(2, "failed"), best_overrides="", importance={}))
+    found = page(
+        tmp_path, report(trial(1, "pruned"), trial(2, "failed"), best_overrides="", importance={})
+    )
     assert "No trial is complete" in found
     assert "<pre>" not in found
     assert "What mattered" not in found
@@ -250,7 +294,9 @@ def test_trials_are_listed_best_first_and_those_without_a_result_last(tmp_path):
     order = {"max": [4, 2, 3, 1, 0, 5], "min": [2, 4, 3, 1, 0, 5]}
     for mode, numbers in order.items():
         found = page(tmp_path, report(*trials, mode=mode))
-        assert [int(n) for n in re.findall(r'<tr class="\w*"><td class="n">(\d+)', found)] == numbers
+        assert [
+            int(n) for n in re.findall(r'<tr class="\w*"><td class="n">(\d+)', found)
+        ] == numbers
         assert re.findall(r'<tr class="best"><td class="n">(\d+)', found) == [str(numbers[0])]
 
 
@@ -265,7 +311,9 @@ def test_runs_with_other_seeds_stand_beside_what_the_search_found(tmp_path):
 
 
 def test_the_table_has_a_column_for_each_parameter_and_metric(tmp_path):
-    write_sweep(tmp_path, report(trial(1), trial(2, "failed", note="why", params={"model.widths": [8, 4]})))
+    write_sweep(
+        tmp_path, report(trial(1), trial(2, "failed", note="why", params={"model.widths": [8, 4]}))
+    )
     first, second = rows(tmp_path)
     assert list(first) == [
         *("number", "status", "value", "seconds"),
@@ -273,14 +321,28 @@ def test_the_table_has_a_column_for_each_parameter_and_metric(tmp_path):
         *("val/accuracy", "test/accuracy"),
         *("note", "folder"),
     ]
-    assert first["model.widths"] == "[128]" and first["model.tied"] == "true" and first["value"] == "0.801"
+    assert (
+        first["model.widths"] == "[128]"
+        and first["model.tied"] == "true"
+        and first["value"] == "0.801"
+    )
     assert second["model.widths"] == "[8,4]" and second["optim.lr"] == "" and second["value"] == ""
     assert (second["note"], second["folder"]) == ("why", "trial_2")
 
 
 def test_a_spreadsheet_runs_no_cell_of_the_table_and_keeps_its_numbers(tmp_path):
-    params = {"+model.x": "=1+1", "b": "-x", "c": "@sum", "d": -0.5, "e": "-0.5", "f": "+x", "g": "a,b\n=c"}
-    write_sweep(tmp_path, report(trial(0, value=-1.5, params=params, note="-1+cmd|' /C calc'!A0"), space={}))
+    params = {
+        "+model.x": "=1+1",
+        "b": "-x",
+        "c": "@sum",
+        "d": -0.5,
+        "e": "-0.5",
+        "f": "+x",
+        "g": "a,b\n=c",
+    }
+    write_sweep(
+        tmp_path, report(trial(0, value=-1.5, params=params, note="-1+cmd|' /C calc'!A0"), space={})
+    )
     (row,) = rows(tmp_path)
     assert row["'+model.x"] == "'=1+1"
     assert [row[key] for key in "bcdefg"] == ["'-x", "'@sum", "-0.5", "-0.5", "'+x", "a,b\n=c"]
@@ -326,9 +388,12 @@ def test_the_best_so_far_never_gets_worse():
 
 def test_each_trial_is_a_dot_at_its_value_that_names_it():
     values = {4: 0.5, 5: 1.0, 6: 0.0, 7: 0.25}
-    dots = [Dot(number, "best" if y == 1 else "complete", number, y) for number, y in values.items()]
+    dots = [
+        Dot(number, "best" if y == 1 else "complete", number, y) for number, y in values.items()
+    ]
     chart = history_chart(dots, metric="val/accuracy", mode="max")
-    assert names(chart) == ["trial 4: 0.5", "trial 6: 0", "trial 7: 0.25", "trial 5: 1"]  # the best one on top
+    # the best one on top
+    assert names(chart) == ["trial 4: 0.5", "trial 6: 0", "trial 7: 0.25", "trial 5: 1"]
     places = [(float(mark.get("x")), float(mark.get("y"))) for mark in marks(chart)]
     by_value = sorted(zip([0.5, 0.0, 0.25, 1.0], (y for _, y in places), strict=True))
     heights = [height for _, height in by_value]
@@ -360,7 +425,10 @@ def test_equal_factors_are_equal_steps_on_a_log_axis():
     shares = [math.log(x / scale.low, scale.high / scale.low) for x in (1e-4, 1e-3, 1e-2)]
     assert shares == pytest.approx([0.037, 0.5, 0.963], abs=1e-3)
     dots = [Dot(n, "complete", 10.0**-n, 0.5) for n in range(1, 8)]
-    places = [float(mark.get("x")) for mark in marks(slice_chart("a", dots, number_scale([0, 1]), log=True))]
+    places = [
+        float(mark.get("x"))
+        for mark in marks(slice_chart("a", dots, number_scale([0, 1]), log=True))
+    ]
     assert len({round(a - b) for a, b in itertools.pairwise(places)}) == 1
 
 
@@ -370,14 +438,22 @@ def test_equal_factors_are_equal_steps_on_a_log_axis():
 def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
     scale = number_scale(values)
     assert scale.low < scale.high
-    assert all(scale.clip(value) == pytest.approx(value) for value in values) and not far_worse(scale, values)
-    chart = slice_chart("a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False)
+    assert all(scale.clip(value) == pytest.approx(value) for value in values) and not far_worse(
+        scale, values
+    )
+    chart = slice_chart(
+        "a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False
+    )
     heights = {float(text.get("y")) for text in ElementTree.fromstring(chart.svg).iter("text")}
     assert len(heights) >= 3  # two ticks beside the chart, and those below it
 
 
 def test_texts_lists_and_switches_stand_evenly_in_the_order_you_expect():
-    assert value_scale([[256], [64], [256, 128], [64]], log=False).names == ["[64]", "[256]", "[256,128]"]
+    assert value_scale([[256], [64], [256, 128], [64]], log=False).names == [
+        "[64]",
+        "[256]",
+        "[256,128]",
+    ]
     scale = value_scale([True, False], log=True)
     assert (scale.low, scale.place(False), scale.place(True), scale.high) == (-0.5, 0, 1, 1.5)
 
@@ -404,8 +480,13 @@ def test_charts_without_anything_to_show_are_left_out():
 
 
 def test_bars_of_importance_are_as_long_as_their_shares(tmp_path):
-    found = page(tmp_path, report(*MIXED, importance={"model.widths": 0.25, "optim.lr": 0.75, "model.tied": math.nan}))
-    widths = re.findall(r'<td>([\w.]+)</td><td class="share"><div class="bar" style="width:(\d+)%">', found)
+    found = page(
+        tmp_path,
+        report(*MIXED, importance={"model.widths": 0.25, "optim.lr": 0.75, "model.tied": math.nan}),
+    )
+    widths = re.findall(
+        r'<td>([\w.]+)</td><td class="share"><div class="bar" style="width:(\d+)%">', found
+    )
     assert widths == [("optim.lr", "75"), ("model.widths", "25")]
 
 
@@ -417,5 +498,17 @@ def test_texts_that_begin_alike_can_be_told_apart_when_shortened():
 
 def test_values_are_written_as_in_an_override():
     values = [None, True, [64, [1.5, "x"]], 3e-05, "text", 7, (1,)]
-    assert [written(value) for value in values] == ["null", "true", "[64,[1.5,x]]", "3e-05", "text", "7", "[1]"]
-    assert [is_number(value) for value in (1, 0.5, True, math.nan, math.inf, "1", None)] == [True, True, *[False] * 5]
+    assert [written(value) for value in values] == [
+        "null",
+        "true",
+        "[64,[1.5,x]]",
+        "3e-05",
+        "text",
+        "7",
+        "[1]",
+    ]
+    assert [is_number(value) for value in (1, 0.5, True, math.nan, math.inf, "1", None)] == [
+        True,
+        True,
+        *[False] * 5,
+    ]

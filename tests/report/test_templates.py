@@ -20,10 +20,18 @@ EXPOSURE = {
     "records": {"train": 2000, "judged": 300},
     "conclusion": [EVIL, "second"],
     "scores": {"dice": 0.9, "exact": 0.2},
-    "reconstruction": {"alone": {"at_1": 0.5, "at_5": 0.6, "at_10": 0.61, "wrong": 0.49, "without": 0.01}},
+    "reconstruction": {
+        "alone": {"at_1": 0.5, "at_5": 0.6, "at_10": 0.61, "wrong": 0.49, "without": 0.01}
+    },
     "methods": {EVIL: 0.9, "ridge regression": 0.8},
-    "learning": [{"records": 64.0, "ridge": 0.5, "model": 0.6}, {"records": 2000.0, "ridge": 0.8, "model": 0.9}],
-    "frequency": [{"from": 0, "to": 0, "grams": 3, "dice": 0.1}, {"from": 1, "to": 1, "grams": 9, "dice": 0.7}],
+    "learning": [
+        {"records": 64.0, "ridge": 0.5, "model": 0.6},
+        {"records": 2000.0, "ridge": 0.8, "model": 0.9},
+    ],
+    "frequency": [
+        {"from": 0, "to": 0, "grams": 3, "dice": 0.1},
+        {"from": 1, "to": 1, "grams": 9, "dice": 0.7},
+    ],
     "most": [{"gram": EVIL, "dice": 1.0, "records": 5}],
     "least": [],
 }
@@ -83,5 +91,9 @@ def test_the_wheel_has_every_template(tmp_path):
     (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     ours = {path.name for path in (ROOT / "src/flatout/report/templates").iterdir()}
     with zipfile.ZipFile(built) as wheel:
-        packed = {name.rpartition("/")[2] for name in wheel.namelist() if name.startswith("flatout/report/templates/")}
+        packed = {
+            name.rpartition("/")[2]
+            for name in wheel.namelist()
+            if name.startswith("flatout/report/templates/")
+        }
     assert len(ours) >= 7 and packed == ours

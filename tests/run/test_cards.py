@@ -1,4 +1,6 @@
-"""What is asked of a GPU that is not there, or cannot do it, is refused in a sentence that says what helps."""
+"""What is asked of a GPU that is not there, or cannot do it, is refused in a sentence that says
+what helps.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def with_driver(monkeypatch, tmp_path):
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(ranks, "_DRIVERS", ())
-    asked = "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    asked = (
+        "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
+    )
     assert sentence(devices_wanted, {"accelerator": "gpu"}) == asked
     named = "--device: no device 'cuda:1' here, as this machine has no GPU (auto, cpu)"
     assert sentence(answering_devices, "cuda:1") == named
@@ -42,7 +46,10 @@ def test_no_gpu(monkeypatch):
 def test_a_torch_without_cuda_names_the_command_that_installs_another(with_driver, capsys):
     why = "this machine has a GPU, but torch 2.13.0+cpu is built without CUDA"
     run = "Run pip install --force-reinstall torch==2.13.0."
-    assert sentence(devices_wanted, {"accelerator": "gpu"}) == f"trainer.accelerator: gpu, but {why}. {run}"
+    assert (
+        sentence(devices_wanted, {"accelerator": "gpu"})
+        == f"trainer.accelerator: gpu, but {why}. {run}"
+    )
     assert sentence(answering_devices, "cuda").endswith(f"as {why} (auto, cpu). {run}")
     assert devices_wanted({"accelerator": "cpu"}) == [0] and not capsys.readouterr().out
     assert devices_wanted({}) == [0]
@@ -64,7 +71,9 @@ def test_more_devices_than_there_are(monkeypatch):
     assert sentence(devices_wanted, {"devices": [2]}) == third
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1-2,MIG-3-4")
-    assert "at most 1: CUDA gives a process one slice of a MIG card" in sentence(devices_wanted, {"devices": 2})
+    assert "at most 1: CUDA gives a process one slice of a MIG card" in sentence(
+        devices_wanted, {"devices": 2}
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,15 +95,20 @@ def test_a_gpu_for_which_torch_has_no_kernels(monkeypatch, card, kernels, is_fin
     else:
         said = sentence(choose_precision, Precision.fp32, CUDA)
         assert (
-            f"a GPU of compute capability {card[0]}.{card[1]}, but torch {torch.__version__} has kernels for 7.5 to"
-            in said
+            f"a GPU of compute capability {card[0]}.{card[1]}, but torch {torch.__version__} has"
+            " kernels for 7.5 to" in said
         )
-        assert said.endswith("Install a build of torch for this GPU (pytorch.org), or set trainer=cpu.")
+        assert said.endswith(
+            "Install a build of torch for this GPU (pytorch.org), or set trainer=cpu."
+        )
 
 
 def test_bf16_on_a_gpu_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    said = "precision=bf16: needs a GPU of compute capability 8.0 or later. Set precision=fp16, or leave it out."
+    said = (
+        "precision=bf16: needs a GPU of compute capability 8.0 or later. Set precision=fp16, or"
+        " leave it out."
+    )
     assert sentence(choose_precision, Precision.bf16, CUDA) == said
     assert choose_precision(Precision.bf16, torch.device("cpu")).value is Precision.bf16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

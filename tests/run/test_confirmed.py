@@ -30,8 +30,12 @@ WORDS = ["tune=auto", "data.sample.rows=400"]
 def build_run(output: Path, **data) -> RunConfig:
     settings = {"sample": SMALL, "batch_size": 32, "cache": str(output / "cache")} | data
     tune = TuneConfig(enabled=True, compile=False, budget_s=20, steps=2)
-    return RunConfig(data=TextDataConfig(**settings), model=BiLSTMConfig(embedding=8, hidden=8),
-                                output=str(output), tune=tune)  # fmt: skip
+    return RunConfig(
+        data=TextDataConfig(**settings),
+        model=BiLSTMConfig(embedding=8, hidden=8),
+        output=str(output),
+        tune=tune,
+    )
 
 
 def runs_of(build: RunConfig) -> tuple[Path, dict[str, Any]]:
@@ -45,8 +49,15 @@ def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> N
     (run / SETTINGS).write_text(yaml.safe_dump(plain(build)), encoding="utf-8")
     measured = Interval(gain, gain * 0.98, gain * 1.02)
     device, version = hardware(CPU, 1, "")["device"], versions()["flatout"]
-    given = {"override": override, "predicted": None, "measured": measured, "steps": 60, "rates": ((1.0,), (gain,)),
-             "device": device, "version": version}  # fmt: skip
+    given = {
+        "override": override,
+        "predicted": None,
+        "measured": measured,
+        "steps": 60,
+        "rates": ((1.0,), (gain,)),
+        "device": device,
+        "version": version,
+    }
     keep_confirmation(run, Confirmation(**given | changed))
 
 
@@ -70,7 +81,9 @@ def test_a_confirmed_override_is_taken_and_one_that_slows_is_left_out(tmp_path):
         ("~callbacks.mine", 1.4, {}),
     ],
 )
-def test_what_is_uncertain_or_of_another_machine_or_not_to_be_tuned_is_not_taken(tmp_path, override, gain, changed):
+def test_what_is_uncertain_or_of_another_machine_or_not_to_be_tuned_is_not_taken(
+    tmp_path, override, gain, changed
+):
     build = build_run(tmp_path)
     confirm_beside(build, override, gain, **changed)
     assert find_confirmed(*runs_of(build), CPU, WORDS) == Confirmed()

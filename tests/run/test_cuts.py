@@ -1,4 +1,6 @@
-"""`tune=cut` scores cuts of an encoder, prints them, and the run takes one; what has no cut is refused."""
+"""`tune=cut` scores cuts of an encoder, prints them, and the run takes one; what has no cut is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,30 @@ def said(result) -> str:
 
 def test_the_cuts_are_a_table_and_the_run_takes_one(chosen):
     _, result = chosen
-    rows = re.findall(r"tune: +(\d)  +([\d.]+)  +([\d.]+)  +([\d.]+)(  <- taken)?$", said(result), re.MULTILINE)
+    rows = re.findall(
+        r"tune: +(\d)  +([\d.]+)  +([\d.]+)  +([\d.]+)(  <- taken)?$", said(result), re.MULTILINE
+    )
     assert [int(row[0]) for row in rows] == [1, 2]
     (taken,) = (int(row[0]) for row in rows if row[4])
-    assert f"model.freeze_layers: {taken} (the deepest cut within one standard error" in said(result)
-    assert f"reuse: True (layer{'s 1 to 2' if taken == 2 else ' 1'} and the embeddings" in said(result)
+    assert f"model.freeze_layers: {taken} (the deepest cut within one standard error" in said(
+        result
+    )
+    assert f"reuse: True (layer{'s 1 to 2' if taken == 2 else ' 1'} and the embeddings" in said(
+        result
+    )
     assert result.summary["tune"]["values"] == {"model.freeze_layers": taken}
 
 
 def test_the_run_equals_one_whose_cut_was_typed(chosen, tmp_path):
     _, result = chosen
     typed = train(
-        CLASSES, replace(OPEN, freeze_layers=result.summary["tune"]["values"]["model.freeze_layers"]), tmp_path
+        CLASSES,
+        replace(OPEN, freeze_layers=result.summary["tune"]["values"]["model.freeze_layers"]),
+        tmp_path,
     )
-    found, wanted = (load_file(each.folder / "model" / "model.safetensors") for each in (result, typed))
+    found, wanted = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (result, typed)
+    )
     for name, weight in wanted.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
@@ -59,7 +71,10 @@ def test_the_deepest_cut_near_the_best_is_taken():
     from flatout.run.parts import _choose
 
     def taken(*accuracies: float) -> int:
-        scores = [LayerScore(cut, value, 0.02, 1.0) for cut, value in zip((2, 4, 5), accuracies, strict=True)]
+        scores = [
+            LayerScore(cut, value, 0.02, 1.0)
+            for cut, value in zip((2, 4, 5), accuracies, strict=True)
+        ]
         return int(_choose(scores).values["model.freeze_layers"])
 
     assert [taken(0.8, 0.79, 0.7), taken(0.8, 0.7, 0.6), taken(0.6, 0.7, 0.8)] == [4, 2, 5]
@@ -68,11 +83,27 @@ def test_the_deepest_cut_near_the_best_is_taken():
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        (CLASSES, ENCODER, r"^tune: cut, but model\.freeze_layers or model\.lora\.rank is asked for\. Leave one"),
-        (CLASSES, replace(OPEN, lora=LoraConfig(rank=2)), r"^tune: cut, but model\.freeze_layers or model\.lora\.rank"),
+        (
+            CLASSES,
+            ENCODER,
+            r"^tune: cut, but model\.freeze_layers or model\.lora\.rank is asked for\. Leave one",
+        ),
+        (
+            CLASSES,
+            replace(OPEN, lora=LoraConfig(rank=2)),
+            r"^tune: cut, but model\.freeze_layers or model\.lora\.rank",
+        ),
         (CLASSES, replace(OPEN, layers=1), r"^tune: cut, but the encoder has one layer"),
-        (CLASSES, replace(OPEN, compute="padded"), r"^tune: cut reads flat layers of an encoder that classifies"),
-        (CLASSES, BiLSTMConfig(hidden=8, embedding=8), r"^tune: cut scores encoders that give a row one class"),
+        (
+            CLASSES,
+            replace(OPEN, compute="padded"),
+            r"^tune: cut reads flat layers of an encoder that classifies",
+        ),
+        (
+            CLASSES,
+            BiLSTMConfig(hidden=8, embedding=8),
+            r"^tune: cut scores encoders that give a row one class",
+        ),
         (TAGS, OPEN, r"^tune: cut scores encoders that give a row one class"),
     ],
 )

@@ -16,7 +16,9 @@ from flatout.tasks.task import Task
 
 @pytest.fixture
 def host_of_doubles(monkeypatch) -> None:
-    """A host whose weights no batch fits: they are doubles there, and floats on the device, as they were."""
+    """A host whose weights no batch fits: they are doubles there, and floats on the device, as they
+    were.
+    """
     move = L.LightningModule.to
     monkeypatch.setattr(L.LightningModule, "cpu", lambda module: module.double())
 
@@ -26,14 +28,19 @@ def host_of_doubles(monkeypatch) -> None:
     monkeypatch.setattr(L.LightningModule, "to", to)
 
 
-def test_answers_are_kept_and_other_ways_are_tried_on_the_device_of_the_run(tmp_path, monkeypatch, host_of_doubles):
+def test_answers_are_kept_and_other_ways_are_tried_on_the_device_of_the_run(
+    tmp_path, monkeypatch, host_of_doubles
+):
     alone: list[float] = []
 
     def judge_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
         alone.append(alone_ms(task, feeds, 0.1))
 
-    monkeypatch.setattr(closing, "judge", judge_alone)  # which tries nothing where the machine is busy
-    data = SequenceDataConfig(sample=CellsConfig(cells=4, cycles=3, samples=60), lookback=12, stride=3, batch_size=4)
+    # which tries nothing where the machine is busy
+    monkeypatch.setattr(closing, "judge", judge_alone)
+    data = SequenceDataConfig(
+        sample=CellsConfig(cells=4, cycles=3, samples=60), lookback=12, stride=3, batch_size=4
+    )
     fit(
         data,
         RNNConfig(hidden=8, dropout=0.0),

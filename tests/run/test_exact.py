@@ -38,11 +38,23 @@ KINDS: dict[str, tuple[dict[str, Any], Any]] = {
     "bilstm": ({"sample": HEADLINES}, BiLSTMConfig(embedding=9, hidden=11, pooling="attention")),
     "textcnn": ({"sample": HEADLINES}, TextCNNConfig(embedding=9, filters=7)),
     "flat encoder": ({"sample": HEADLINES}, TransformerConfig(**SMALL)),
-    "encoder with distances": ({"sample": HEADLINES}, TransformerConfig(family="deberta-v2", **SMALL)),
-    "encoder with windows": ({"sample": HEADLINES}, TransformerConfig(family="modernbert", **SMALL)),
+    "encoder with distances": (
+        {"sample": HEADLINES},
+        TransformerConfig(family="deberta-v2", **SMALL),
+    ),
+    "encoder with windows": (
+        {"sample": HEADLINES},
+        TransformerConfig(family="modernbert", **SMALL),
+    ),
     "padded encoder": ({"sample": HEADLINES}, TransformerConfig(compute="padded", **SMALL)),
-    "tags": ({"sample": TaggedTweetsConfig(rows=64, eval_rows=16), "problem": "tags"}, TransformerConfig(**SMALL)),
-    "several labels": ({"problem": "multi", "label_delimiter": "|"}, BiLSTMConfig(embedding=9, hidden=11)),
+    "tags": (
+        {"sample": TaggedTweetsConfig(rows=64, eval_rows=16), "problem": "tags"},
+        TransformerConfig(**SMALL),
+    ),
+    "several labels": (
+        {"problem": "multi", "label_delimiter": "|"},
+        BiLSTMConfig(embedding=9, hidden=11),
+    ),
 }
 
 
@@ -65,7 +77,9 @@ def assert_exact(run: Path, rows: list[Any]) -> None:
     assert [parted(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
     assert (note := predictor.notes()) and note[0].startswith("exact: ")
     near = [parted(answer)[1] for answer in load_predictor(run).predict(rows)]
-    np.testing.assert_allclose(np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", at_once("bilstm", "flat encoder", of=KINDS, seconds=3))
@@ -78,9 +92,13 @@ def test_a_row_of_texts_has_the_same_bits_in_any_batch(tmp_path: Path, kind: str
     assert_exact(train(tmp_path, TextDataConfig(**settings), model), texts(90))
 
 
-def test_an_encoding_has_the_same_bits_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_has_the_same_bits_in_any_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
-    data = BitsDataConfig(sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4))
+    data = BitsDataConfig(
+        sample=PeopleConfig(rows=150), encoding=EncodingConfig(size=256, hashes=4)
+    )
     run = train(tmp_path, data, BitMLPConfig(widths=[13]), task=GramsConfig(exposure=False))
     bits = np.random.default_rng(0).integers(0, 2, (90, 256))
     assert_exact(run, ["".join(map(str, row)) for row in bits])
@@ -102,7 +120,9 @@ def test_logits_have_the_same_bits_too(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(parts), expected)
 
 
-def test_both_verbs_answer_exactly_and_print_the_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_verbs_answer_exactly_and_print_the_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings, model = KINDS["bilstm"]
     run = train(tmp_path, TextDataConfig(**settings), model)
     label, rows = load_predictor(run).predict("senate")[0].label, texts(90)
@@ -114,7 +134,10 @@ def test_both_verbs_answer_exactly_and_print_the_price(tmp_path: Path, capsys: p
         assert verb("predict", run, file, "--exact", "--top-k", 3, "--out", out) == 0
         price = capsys.readouterr().err
         assert verb("evaluate", run, file, "--exact") == 0
-        assert " rows computed for 90, as each length fills whole batches" in price and price in capsys.readouterr().err
+        assert (
+            " rows computed for 90, as each length fills whole batches" in price
+            and price in capsys.readouterr().err
+        )
         found.append(out.read_text().splitlines()[1:])
     assert found[0] == found[1][::-1]
 
@@ -126,5 +149,7 @@ def test_masked_words_have_no_exact_answers(tmp_path: Path) -> None:
         TransformerConfig(**SMALL),
         task=MaskedLanguageConfig(),
     )
-    with pytest.raises(UserError, match="exact: a run on masked words answers in batches of any size"):
+    with pytest.raises(
+        UserError, match="exact: a run on masked words answers in batches of any size"
+    ):
         load_predictor(run, exact=True)

@@ -1,4 +1,6 @@
-"""The table of kinds: every choice of data has one kind, and every part of a kind is named where it is looked for."""
+"""The table of kinds: every choice of data has one kind, and every part of a kind is named where it
+is looked for.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_each_problem_of_each_data_has_one_kind():
 @pytest.mark.parametrize("group", ["data", "model", "task"])
 def test_each_kind_and_each_model_has_its_option_in_conf(group):
     schemas = {
-        line.rpartition(": ")[2] for file in (CONF / group).glob("*.yaml") for line in file.read_text().splitlines()
+        line.rpartition(": ")[2]
+        for file in (CONF / group).glob("*.yaml")
+        for line in file.read_text().splitlines()
     }
     assert set(COMPONENTS[group]) <= schemas
 
@@ -39,10 +43,16 @@ def test_a_model_folder_names_one_predictor():
     assert kind_of_run({}) is TEXTS
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.task_option} {'/'.join(kind.problems)}")
+@pytest.mark.parametrize(
+    "kind", KINDS, ids=lambda kind: f"{kind.task_option} {'/'.join(kind.problems)}"
+)
 def test_the_usual_metric_is_among_those_of_the_kind(kind):
     known = {"source": "rows.csv"} | ({"problem": kind.problems[0]} if kind.problems else {})
-    known |= {"features": ["a"], "target": "b", "lookback": None} if kind.settings is SequenceDataConfig else {}
+    known |= (
+        {"features": ["a"], "target": "b", "lookback": None}
+        if kind.settings is SequenceDataConfig
+        else {}
+    )
     config = kind.settings(**known)
     assert kind.usual_metric(config) in kind.metrics(config)
 
@@ -53,7 +63,12 @@ def test_a_task_of_masked_words_makes_texts_of_them():
 
 
 def test_a_task_of_another_value_of_the_problem_says_how_it_is_chosen():
-    with pytest.raises(UserError, match=r"task: tagging with data\.problem=single\. Set data\.problem=tags for words"):
+    with pytest.raises(
+        UserError,
+        match=r"task: tagging with data\.problem=single\. Set data\.problem=tags for words",
+    ):
         RunConfig(task=COMPONENTS["task"]["tagging"]())
-    with pytest.raises(UserError, match=r"task: mlm with data\.problem=multi\. Leave data\.problem out\."):
+    with pytest.raises(
+        UserError, match=r"task: mlm with data\.problem=multi\. Leave data\.problem out\."
+    ):
         RunConfig(data=TextDataConfig(problem=Problem.multi), task=COMPONENTS["task"]["mlm"]())

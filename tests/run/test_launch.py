@@ -1,4 +1,5 @@
-"""torchrun and our own launch start the same run; what a launcher has wrong is refused in one message.
+"""torchrun and our own launch start the same run; what a launcher has wrong is refused in one
+message.
 
 `tests/soak/test_launchers.py` has srun, two machines, and ranks and launchers that are killed.
 """
@@ -19,7 +20,9 @@ def of_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of the small run on two ranks that torchrun started, and all that it printed."""
     folder = tmp_path_factory.mktemp("torchrun")
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"]
-    process = begin([*torchrun, *SMALL, f"hydra.run.dir={folder}/run"], FLATOUT_CACHE=str(folder / "cache"))
+    process = begin(
+        [*torchrun, *SMALL, f"hydra.run.dir={folder}/run"], FLATOUT_CACHE=str(folder / "cache")
+    )
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
     return folder / "run", said
@@ -33,7 +36,9 @@ def test_torchrun_starts_the_same_run(ours, of_torchrun):
 
 
 def refusal(words: list[str], rank: int, port: int, monkeypatch, capfd) -> str:
-    """What `python -m train` prints in this process, as one of two ranks of srun that ends with exit code 2."""
+    """What `python -m train` prints in this process, as one of two ranks of srun that ends with
+    exit code 2.
+    """
     for name, value in slurm(rank, port).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as left:
@@ -48,7 +53,11 @@ def test_a_port_in_use_is_said(tmp_path, monkeypatch, capfd):
         taken.listen()
         port = int(taken.getsockname()[1])
         said = refusal([f"output={tmp_path}"], 0, port, monkeypatch, capfd)
-    assert said == f"MASTER_PORT: 127.0.0.1:{port} is in use by another program. Set MASTER_PORT to a free port."
+    assert (
+        said
+        == f"MASTER_PORT: 127.0.0.1:{port} is in use by another program. Set MASTER_PORT to a free"
+        " port."
+    )
 
 
 def test_other_devices_than_torchrun_started_are_refused(tmp_path, monkeypatch, capfd):
@@ -64,8 +73,21 @@ def test_many_trials_are_not_started_by_many_ranks(tmp_path, monkeypatch, capfd)
 
 @pytest.mark.soak(seconds=15)
 def test_the_experiment_for_many_devices_runs_on_two(tmp_path):
-    words = ["+experiment=bert_a16", "model.hidden=32", "model.layers=2", "model.heads=4", "data.sample.rows=300"]
-    words += ["data.batch_size=16", "trainer.devices=2", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
+    words = [
+        "+experiment=bert_a16",
+        "model.hidden=32",
+        "model.layers=2",
+        "model.heads=4",
+        "data.sample.rows=300",
+    ]
+    words += [
+        "data.batch_size=16",
+        "trainer.devices=2",
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+    ]
     train.main([*words, f"hydra.run.dir={tmp_path}/run"])
     said = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
-    assert "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said
+    assert (
+        "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said
+    )

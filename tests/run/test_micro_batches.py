@@ -1,4 +1,6 @@
-"""A run that ran out of memory says so, trains the same weights, and the next one begins with what fitted."""
+"""A run that ran out of memory says so, trains the same weights, and the next one begins with what
+fitted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flatout import BiLSTMConfig, CheckpointConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
+from flatout import (
+    BiLSTMConfig,
+    CheckpointConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    TextDataConfig,
+    fit,
+)
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.errors import UserError
@@ -59,7 +69,9 @@ def notes() -> list[Path]:
 
 def choices(result: Result) -> list[tuple[str, str]]:
     names = ("micro-batch", "evaluation batch")
-    return [(each["name"], each["value"]) for each in result.summary["choices"] if each["name"] in names]
+    return [
+        (each["name"], each["value"]) for each in result.summary["choices"] if each["name"] in names
+    ]
 
 
 @pytest.mark.soak(seconds=4)
@@ -71,7 +83,10 @@ def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capf
     assert_same(first, plain)
     assert scarce.fired == [0] and first.summary["training"]["out_of_memory"] == 1
     said = capfd.readouterr().out
-    told = "micro-batch: 16 rows (was 32) (out of memory at step 1, whose rows stay the same; CUDA out of memory."
+    told = (
+        "micro-batch: 16 rows (was 32) (out of memory at step 1, whose rows stay the same; CUDA out"
+        " of memory."
+    )
     assert said.count(told) == 1
     (note,) = notes()
     assert f"the next run like this one begins so; delete {note} to try whole batches again" in said
@@ -79,7 +94,10 @@ def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capf
     second = trained(tmp_path / "second", scarce)
     assert_same(second, plain)
     assert scarce.fired == [] and choices(second) == [("micro-batch", "16 rows of 32")]
-    assert f"an earlier run like this one ran out of memory; noted in {note}; delete it" in capfd.readouterr().out
+    assert (
+        f"an earlier run like this one ran out of memory; noted in {note}; delete it"
+        in capfd.readouterr().out
+    )
     other = trained(tmp_path / "other", model=replace(MODEL, hidden=4))
     assert choices(other) == []
     note.unlink()
@@ -96,7 +114,9 @@ class ScarceValidation(L.Callback):
         assert isinstance(pl_module, Task)
         pl_module.model.register_forward_hook(self._look)
 
-    def _look(self, module: torch.nn.Module, inputs: tuple[FlatBatch], outputs: torch.Tensor) -> None:
+    def _look(
+        self, module: torch.nn.Module, inputs: tuple[FlatBatch], outputs: torch.Tensor
+    ) -> None:
         if not module.training and inputs[0].num_rows > self.rows:
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
@@ -128,7 +148,10 @@ class Stop(L.Callback):
 @pytest.mark.parametrize("stop", [pytest.param(3, id="before"), pytest.param(7, id="after")])
 def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop):
     """With dropout, which draws other numbers for other pieces: the same bytes all the same."""
-    given: dict[str, Any] = {"model": replace(MODEL, dropout=0.3), "checkpoint": CheckpointConfig(every_steps=1)}
+    given: dict[str, Any] = {
+        "model": replace(MODEL, dropout=0.3),
+        "checkpoint": CheckpointConfig(every_steps=1),
+    }
     steps = range(5, 10**6)
     whole = trained(tmp_path / "whole", Scarce(20, steps), **given)
     for note in notes():
@@ -158,7 +181,9 @@ class Both(L.Callback):
 
 
 class Unmendable(Scarce):
-    """Fails where gradients are sent off in a way that is not known, so that nothing can be called back."""
+    """Fails where gradients are sent off in a way that is not known, so that nothing can be called
+    back.
+    """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fast_loop_of(trainer).exchanges = True
@@ -169,7 +194,10 @@ def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(t
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
     plain = trained(tmp_path / "plain", **given)
     steps = range(4, 10**6)
-    with pytest.raises(UserError, match=r"memory ran out at step 5 while ranks exchanged gradients .*with resume=auto"):
+    with pytest.raises(
+        UserError,
+        match=r"memory ran out at step 5 while ranks exchanged gradients .*with resume=auto",
+    ):
         trained(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
     scarce = Unmendable(20, steps, "backward")
     found = trained(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)
@@ -183,7 +211,10 @@ def test_a_damaged_note_is_named_and_passed_over(tmp_path):
     assert noted.read() == ({}, "")
     noted.note("training rows", Limit(16))
     noted.note("evaluation rows", Limit(64, has_ended=True))
-    assert noted.read() == ({"training rows": Limit(16), "evaluation rows": Limit(64, has_ended=True)}, "")
+    assert noted.read() == (
+        {"training rows": Limit(16), "evaluation rows": Limit(64, has_ended=True)},
+        "",
+    )
     assert MicroBatches(tmp_path, {"model": "y"}).read() == ({}, "")
     for text in (
         "",
@@ -197,5 +228,7 @@ def test_a_damaged_note_is_named_and_passed_over(tmp_path):
         found, word = noted.read()
         assert found == {} and str(noted.path) in word and "passed over" in word
     noted.note("training rows", Limit(8))
-    assert json.loads(noted.path.read_text())["limits"] == {"training rows": {"most": 8, "has_ended": False}}
+    assert json.loads(noted.path.read_text())["limits"] == {
+        "training rows": {"most": 8, "has_ended": False}
+    }
     assert [path.name for path in noted.path.parent.iterdir()] == [noted.path.name]

@@ -29,13 +29,17 @@ def of_texts(settings: Any) -> nn.Module:
 
 
 def of_bits(settings: Any) -> nn.Module:
-    built: nn.Module = settings.build(num_inputs=500, is_set=False, hashed_of_label=[0, 1, 2], num_hashed=3)
+    built: nn.Module = settings.build(
+        num_inputs=500, is_set=False, hashed_of_label=[0, 1, 2], num_hashed=3
+    )
     return built
 
 
 def of_subwords(settings: Any) -> nn.Module:
     outputs = Outputs(["a", "b"], "single")
-    built: nn.Module = settings.build(outputs, vocabulary_size=5_000, padding_id=0, separator_id=None)
+    built: nn.Module = settings.build(
+        outputs, vocabulary_size=5_000, padding_id=0, separator_id=None
+    )
     return built
 
 
@@ -45,8 +49,16 @@ HUGE: dict[str, tuple[Any, Build, str]] = {
     "wide bilstm": (BiLSTMConfig(hidden=10_000_000), of_texts, "model.hidden=10000000"),
     "textcnn": (TextCNNConfig(filters=1_000_000_000), of_texts, "model.filters=1000000000"),
     "bit_mlp": (BitMLPConfig(depth=10_000_000), of_bits, "model.depth=10000000"),
-    "wide bit_mlp": (BitMLPConfig(widths=[10_000_000_000]), of_bits, r"model.widths=\[10000000000\]"),
-    "transformer": (replace(ENCODER, hidden=128, layers=10_000_000), of_subwords, "model.layers=10000000"),
+    "wide bit_mlp": (
+        BitMLPConfig(widths=[10_000_000_000]),
+        of_bits,
+        r"model.widths=\[10000000000\]",
+    ),
+    "transformer": (
+        replace(ENCODER, hidden=128, layers=10_000_000),
+        of_subwords,
+        "model.layers=10000000",
+    ),
     "modernbert": (
         replace(ENCODER, hidden=128, layers=10_000_000, family="modernbert"),
         of_subwords,
@@ -62,7 +74,8 @@ def test_a_model_that_cannot_fit_is_refused_within_a_second(case):
         build(replace(settings, layers=1))  # imports transformers
     began = time.perf_counter()
     with pytest.raises(
-        UserError, match=rf"^{key}: needs about [\d.,]+ [GTPE]B for weights, .* are free\. Lower model\."
+        UserError,
+        match=rf"^{key}: needs about [\d.,]+ [GTPE]B for weights, .* are free\. Lower model\.",
     ):
         require_memory(settings, build, CPU)
     assert time.perf_counter() - began < 1
@@ -98,7 +111,9 @@ def test_the_estimate_is_that_of_the_model_itself(case, monkeypatch):
 
 def test_layers_that_join_the_training_later_count_as_trained():
     thawing = replace(ENCODER, layers=4, freeze_layers=4, unfreeze_epochs=1.0)
-    assert training_bytes(thawing, of_subwords) == training_bytes(replace(ENCODER, layers=4), of_subwords)
+    assert training_bytes(thawing, of_subwords) == training_bytes(
+        replace(ENCODER, layers=4), of_subwords
+    )
 
 
 def test_vectors_that_stay_as_they_are_have_no_gradient(tmp_path):
@@ -106,7 +121,9 @@ def test_vectors_that_stay_as_they_are_have_no_gradient(tmp_path):
     file.write_text("a 1 2\n")
     settings = BiLSTMConfig(embedding=2, vectors=str(file))
     frozen = replace(settings, freeze_vectors=True)
-    assert training_bytes(settings, of_texts) - training_bytes(frozen, of_texts) == 3 * 5_000 * 2 * 4
+    assert (
+        training_bytes(settings, of_texts) - training_bytes(frozen, of_texts) == 3 * 5_000 * 2 * 4
+    )
 
 
 def test_random_numbers_are_those_of_a_run_without_the_estimate():
@@ -126,11 +143,18 @@ def test_a_model_of_ones_own_and_pretrained_weights_are_not_estimated():
 
 
 def test_the_command_line_refuses_a_million_layers(tmp_path, monkeypatch, capsys):
-    words = ["model.layers=1000000", "data.sample.rows=200", "data.sample.eval_rows=40", f"output={tmp_path}"]
+    words = [
+        "model.layers=1000000",
+        "data.sample.rows=200",
+        "data.sample.eval_rows=40",
+        f"output={tmp_path}",
+    ]
     monkeypatch.setattr(sys, "argv", ["train", *words])
     with pytest.raises(SystemExit) as left:
         train.main()
     assert left.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("model.layers=1000000: needs about 6.3 TB for weights, gradients and optimizer, ")
+    assert line.startswith(
+        "model.layers=1000000: needs about 6.3 TB for weights, gradients and optimizer, "
+    )
     assert line.endswith("are free. Lower model.layers or model.hidden.")

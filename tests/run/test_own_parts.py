@@ -1,4 +1,6 @@
-"""`python -m train` with a LightningModule and a DataModule of one's own: the package and commands of the docs page."""
+"""`python -m train` with a LightningModule and a DataModule of one's own: the package and commands
+of the docs page.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ class OfTexts(MyModule):
 
     def training_step(self, batch, batch_idx):
         starts = batch.offsets[:-1].long()
-        return torch.nn.functional.cross_entropy(self.net(batch.tokens.long(), starts), batch.targets.long())
+        logits = self.net(batch.tokens.long(), starts)
+        return torch.nn.functional.cross_entropy(logits, batch.targets.long())
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.training_step(batch, batch_idx), batch_size=batch.num_real)
@@ -91,7 +94,9 @@ class OfTexts(MyModule):
 class Clipped(OfTexts):
     longest = 0.0
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    def configure_gradient_clipping(
+        self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+    ):
         super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
         norms = [weight.grad.norm() for weight in self.parameters() if weight.grad is not None]
         self.longest = max(self.longest, float(torch.stack(norms).norm()))
@@ -100,7 +105,13 @@ class Clipped(OfTexts):
         super().validation_step(batch, batch_idx)
         self.log("val_longest", self.longest, batch_size=batch.num_real)
 """
-QUICK = ["trainer.max_epochs=2", "precision=fp32", "monitor.progress=false", "trainer.accelerator=cpu", "logger=none"]
+QUICK = [
+    "trainer.max_epochs=2",
+    "precision=fp32",
+    "monitor.progress=false",
+    "trainer.accelerator=cpu",
+    "logger=none",
+]
 
 
 @pytest.fixture
@@ -123,18 +134,22 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def weights(folder: Path) -> torch.Tensor:
     (run,) = (folder / "runs" / "default").iterdir()
-    return torch.cat([weight.flatten() for weight in read_weights(run / "checkpoints" / "last").values()])
+    return torch.cat(
+        [weight.flatten() for weight in read_weights(run / "checkpoints" / "last").values()]
+    )
 
 
 @pytest.mark.soak(seconds=9)
 def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report(package):
     words = [*shlex.split(COMMANDS[0])[1:], f"output={package}/runs"]
-    done = subprocess.run([sys.executable, *words], cwd=package, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=package, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "own parts: MyModule with MyData" in done.stdout and "fast loop: off" not in done.stdout
     said = "checkpoint.mode: max (by the name of val_accuracy; checkpoint.mode=min or max sets it)"
     assert said in done.stdout and said in PAGE
-    (line, *_) = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
+    line, *_ = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     assert line.count("val loss") == 1 and "val accuracy" in line
     summary = summary_of(package)
     assert summary["status"] == "finished" and summary["training"]["steps"] == 80
@@ -143,7 +158,9 @@ def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report
     assert summary["training"]["rows_per_step"] == 10 and summary["verdict"]["sentence"]
     (run,) = (package / "runs" / "default").iterdir()
     names = {"report.html", "metrics.csv", "config.yaml", "log.txt"}
-    assert names <= {path.name for path in run.iterdir()} and (run / "checkpoints" / "best").is_dir()
+    assert (
+        names <= {path.name for path in run.iterdir()} and (run / "checkpoints" / "best").is_dir()
+    )
     assert "val/accuracy" in (run / "metrics.csv").read_text().splitlines()[0]
 
 
@@ -163,16 +180,25 @@ def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeyp
     words = [*own(), *QUICK, f"output={package}/runs"]
     assert run_train([*words, "task.lr=0.05"], monkeypatch) == 0
     (folder,) = (package / "runs" / "default").iterdir()
-    before, longer = (folder / "overrides.txt").read_bytes(), ["trainer.max_epochs=3", f"resume={folder}"]
+    before, longer = (
+        (folder / "overrides.txt").read_bytes(),
+        ["trainer.max_epochs=3", f"resume={folder}"],
+    )
     assert run_train([*words, *longer, "task.lr=0.01"], monkeypatch) == 2
-    assert "this is not the run that was begun: task.lr as typed was 0.05 and is 0.01" in capsys.readouterr().err
+    assert (
+        "this is not the run that was begun: task.lr as typed was 0.05 and is 0.01"
+        in capsys.readouterr().err
+    )
     assert (folder / "overrides.txt").read_bytes() == before
-    assert run_train([*words, f"resume={folder}", "task.lr=0.01"], monkeypatch) == 2  # not "nothing left to train"
+    # not "nothing left to train"
+    assert run_train([*words, f"resume={folder}", "task.lr=0.01"], monkeypatch) == 2
     assert run_train([*words, f"resume={folder}", "task.lr=0.05"], monkeypatch) == 0
     assert run_train([*words, *longer, "task.lr=0.05"], monkeypatch) == 0
 
 
-def test_a_module_with_manual_optimisation_is_trained_by_lightning_s_own_loop(package, monkeypatch, capsys):
+def test_a_module_with_manual_optimisation_is_trained_by_lightning_s_own_loop(
+    package, monkeypatch, capsys
+):
     words = [*own("Manual"), *QUICK, f"output={package}/runs"]
     assert run_train(words, monkeypatch) == 0
     assert "fast loop: off, Manual uses manual optimisation" in capsys.readouterr().out
@@ -180,7 +206,11 @@ def test_a_module_with_manual_optimisation_is_trained_by_lightning_s_own_loop(pa
 
 
 def test_accumulation_and_clipping_are_the_trainer_s(package, monkeypatch):
-    words = ["+trainer.accumulate_grad_batches=4", "+trainer.gradient_clip_val=0.5", f"output={package}/runs"]
+    words = [
+        "+trainer.accumulate_grad_batches=4",
+        "+trainer.gradient_clip_val=0.5",
+        f"output={package}/runs",
+    ]
     assert run_train([*own(), *QUICK, *words], monkeypatch) == 0
     training = summary_of(package)["training"]
     assert (training["steps"], training["rows_per_step"]) == (20, 40)
@@ -188,11 +218,19 @@ def test_accumulation_and_clipping_are_the_trainer_s(package, monkeypatch):
 
 @pytest.mark.soak(seconds=2)
 def test_clipping_and_accumulation_may_be_set_as_for_any_other_run(package, monkeypatch):
-    words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=320", "data.sample.eval_rows=60"]
+    words = [
+        *shlex.split(COMMANDS[1])[3:],
+        *QUICK,
+        "data.sample.rows=320",
+        "data.sample.eval_rows=60",
+    ]
     words = [word.replace("OfTexts", "Clipped") for word in words]
     more = ["data.batch_size=32", "data.accumulate=2", "optim.clip=0.001"]
     assert run_train([*words, *more, f"output={package}/runs"], monkeypatch) == 0
-    assert (summary_of(package)["training"]["steps"], summary_of(package)["training"]["rows_per_step"]) == (10, 64)
+    assert (
+        summary_of(package)["training"]["steps"],
+        summary_of(package)["training"]["rows_per_step"],
+    ) == (10, 64)
     assert summary_of(package)["metrics"]["val/longest"] == pytest.approx(0.001, rel=1e-3)
 
 
@@ -212,12 +250,19 @@ def test_a_job_of_one_s_own_module_knows_its_metric_and_its_mode(package):
 
 
 def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
-    words = [*shlex.split(COMMANDS[1])[3:], *QUICK, "data.sample.rows=300", "data.sample.eval_rows=60"]
+    words = [
+        *shlex.split(COMMANDS[1])[3:],
+        *QUICK,
+        "data.sample.rows=300",
+        "data.sample.eval_rows=60",
+    ]
     assert run_train([*words, f"output={package}/runs"], monkeypatch) == 0
     assert summary_of(package)["metrics"]["val/loss"] > 0
 
 
-@pytest.mark.parametrize("word", ["StochasticWeightAveraging +callbacks.mean.swa_lrs=0.05", "EMAWeightAveraging"])
+@pytest.mark.parametrize(
+    "word", ["StochasticWeightAveraging +callbacks.mean.swa_lrs=0.05", "EMAWeightAveraging"]
+)
 def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkeypatch):
     words = f"+callbacks.mean._target_=lightning.pytorch.callbacks.{word}".split()
     assert run_train([*own(), *QUICK, *words, f"output={package}/runs"], monkeypatch) == 0
@@ -228,10 +273,20 @@ def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkey
 def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
     monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
-    for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
+    for name, value in {
+        "ROWS_AROUND": 16,
+        "_CALM_S": 0.05,
+        "MOST_ROUNDS": 5,
+        "_FED_S": 0.02,
+    }.items():
         monkeypatch.setattr(experiments, name, value)
     monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
-    assert run_train([*own(), *QUICK, f"output={package}/plain/runs", "monitor.verdict=false"], monkeypatch) == 0
+    assert (
+        run_train(
+            [*own(), *QUICK, f"output={package}/plain/runs", "monitor.verdict=false"], monkeypatch
+        )
+        == 0
+    )
     assert summary_of(package / "plain")["evidence"]["tried"] == []
     assert run_train([*own(), *QUICK, f"output={package}/runs"], monkeypatch) == 0
     evidence = summary_of(package)["evidence"]
@@ -245,8 +300,16 @@ OVERRIDES = {"DataLoader(batch_size", "DataLoader(num_workers", "threads", "prec
 
 @pytest.mark.soak(seconds=7)
 def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
-    """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and the rows do not."""
-    words = [*own(), *QUICK, "checkpoint.metric=val_accuracy", "task.lr=0.5", f"output={package}/runs"]
+    """Each rank reads half of the rows: DistributedSampler deals them out, so the order differs and
+    the rows do not.
+    """
+    words = [
+        *own(),
+        *QUICK,
+        "checkpoint.metric=val_accuracy",
+        "task.lr=0.5",
+        f"output={package}/runs",
+    ]
     assert run_train([*words, "trainer.devices=2"], monkeypatch) == 0
     (run,) = (package / "runs" / "default").iterdir()
     assert "need self.log(…, sync_dist=True)" in (run / "log.txt").read_text()
@@ -273,14 +336,32 @@ def test_a_finished_run_of_ones_own_module_is_not_trained_again(package, monkeyp
 
 
 MISTAKES = {
-    "no optimizer": (own("NoOptimizer"), "task: NoOptimizer has no configure_optimizers. Define it: it returns the"),
-    "no loader": (own(data="NoLoader"), "data: NoLoader has no train_dataloader. Define it: it returns a DataLoader"),
+    "no optimizer": (
+        own("NoOptimizer"),
+        "task: NoOptimizer has no configure_optimizers. Define it: it returns the",
+    ),
+    "no loader": (
+        own(data="NoLoader"),
+        "data: NoLoader has no train_dataloader. Define it: it returns a DataLoader",
+    ),
     "a package not trusted": (own()[:2], "_target_ mypkg.MyData is from a package not trusted"),
-    "own data for a task of ours": (own()[1:], "task: Classification reads the batches of flatout's DataModules, and"),
-    "a module in the place of data": (own(data="MyModule"), "data: MyModule is no LightningDataModule"),
-    "bits for a classifier": (["data=people", "model=bitmlp"], "task: classification does not fit bit strings"),
+    "own data for a task of ours": (
+        own()[1:],
+        "task: Classification reads the batches of flatout's DataModules, and",
+    ),
+    "a module in the place of data": (
+        own(data="MyModule"),
+        "data: MyModule is no LightningDataModule",
+    ),
+    "bits for a classifier": (
+        ["data=people", "model=bitmlp"],
+        "task: classification does not fit bit strings",
+    ),
     "a wrong argument": ([*own(), "task.hiden=3"], "unexpected keyword argument 'hiden'"),
-    "fsdp": ([*own(), "trainer.strategy=fsdp", "trainer.devices=2"], "fsdp: does not serve modules of your own"),
+    "fsdp": (
+        [*own(), "trainer.strategy=fsdp", "trainer.devices=2"],
+        "fsdp: does not serve modules of your own",
+    ),
     "parts that cannot be sent": (
         [*own("Unsendable"), "trainer.devices=2"],
         "task: Unsendable cannot be sent to other processes",
@@ -291,7 +372,10 @@ MISTAKES = {
     ),
     "clipping in manual optimisation": (
         [*own("Manual"), "optim.clip=1"],
-        "optim.clip: Manual uses manual optimisation: it clips and accumulates by itself. Leave it out.",
+        (
+            "optim.clip: Manual uses manual optimisation: it clips and accumulates by itself. Leave"
+            " it out."
+        ),
     ),
     "a metric that is not logged": (
         [*own(), "checkpoint.metric=val_f1"],
@@ -309,7 +393,10 @@ ANSWERS = {
         own("AFloat"),
         "task: In automatic optimization, `training_step` must return a Tensor, a dict",
     ),
-    "several optimizers": (own("Several"), "task: Training with multiple optimizers is only supported with manual"),
+    "several optimizers": (
+        own("Several"),
+        "task: Training with multiple optimizers is only supported with manual",
+    ),
 }
 """What a module answers is known when it trains."""
 MISTAKES |= ANSWERS
@@ -335,7 +422,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys,
 @pytest.mark.parametrize(
     ("name", "plain"),
     [
-        *((name, "loss") for name in ("val_loss", "val/loss", "valid_loss", "validation/loss", "loss")),
+        *(
+            (name, "loss")
+            for name in ("val_loss", "val/loss", "valid_loss", "validation/loss", "loss")
+        ),
         ("Val/F1", "F1"),
         ("value_loss", "value_loss"),
         ("val", "val"),
@@ -348,20 +438,36 @@ def test_a_metric_of_validation_is_known_by_its_plain_name(name, plain):
 @pytest.mark.parametrize(
     ("mode", "names"),
     [
-        ("min", "val_loss mape val/smape nll test_wer cer cross_entropy rmsle brier ppl bpc rmse mae_speed fid"),
+        (
+            "min",
+            (
+                "val_loss mape val/smape nll test_wer cer cross_entropy rmsle brier ppl bpc rmse"
+                " mae_speed fid"
+            ),
+        ),
         ("max", "accuracy val_f1 auroc bleu power super_score acc_per_class transfer r2 psnr"),
     ],
 )
 def test_errors_are_known_by_their_names(mode, names):
-    assert {name: CheckpointConfig().mode_of(name) for name in names.split()} == dict.fromkeys(names.split(), mode)
+    assert {name: CheckpointConfig().mode_of(name) for name in names.split()} == dict.fromkeys(
+        names.split(), mode
+    )
     assert CheckpointConfig(mode="max").mode_of("loss") == "max"
 
 
-@pytest.mark.parametrize("name", ["val/accuracy", *at_once(of=["valid_accuracy", "accuracy"], seconds=1)])
+@pytest.mark.parametrize(
+    "name", ["val/accuracy", *at_once(of=["valid_accuracy", "accuracy"], seconds=1)]
+)
 def test_a_metric_may_be_logged_under_any_usual_name(name, package, monkeypatch):
     text = (package / "mypkg.py").read_text().replace("val_accuracy", name)
     (package / "mypkg.py").write_text(text)
-    words = [*own(), *QUICK, f"checkpoint.metric={name}", "trainer.max_epochs=1", f"output={package}/runs"]
+    words = [
+        *own(),
+        *QUICK,
+        f"checkpoint.metric={name}",
+        "trainer.max_epochs=1",
+        f"output={package}/runs",
+    ]
     assert run_train(words, monkeypatch) == 0
     summary = summary_of(package)
     assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0

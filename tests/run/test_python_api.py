@@ -1,4 +1,6 @@
-"""What `fit` and `RunConfig` take from Python: a table by its name, settings as mappings; else one sentence."""
+"""What `fit` and `RunConfig` take from Python: a table by its name, settings as mappings; else one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,32 @@ from flatout.tasks import Classifier
 
 
 def test_settings_may_be_mappings_and_a_model_a_name():
-    given: Any = {"optim": {"lr": 0.01}, "checkpoint": {"patience": 3}, "monitor": {"profile": {"active": 2}}}
+    given: Any = {
+        "optim": {"lr": 0.01},
+        "checkpoint": {"patience": 3},
+        "monitor": {"profile": {"active": 2}},
+    }
     config = RunConfig(model="bilstm", **given)
     assert config.optim == OptimConfig(lr=0.01) and config.checkpoint.patience == 3
     assert config.monitor.profile.active == 2 and config.model == BiLSTMConfig()
 
 
 def test_a_table_by_its_name_is_trained_on(tmp_path):
-    rows = [f"{word} {number},{label}" for number in range(60) for word, label in (("goal", "a"), ("soup", "b"))]
+    rows = [
+        f"{word} {number},{label}"
+        for number in range(60)
+        for word, label in (("goal", "a"), ("soup", "b"))
+    ]
     (tmp_path / "news.csv").write_text("\n".join(["text,label", *rows]), encoding="utf-8")
-    quiet: Any = {"tune": "off", "logger": "none", "output": tmp_path, "trainer": {"accelerator": "cpu"}}
-    result = fit(str(tmp_path / "news.csv"), BiLSTMConfig(hidden=4, embedding=4), max_epochs=1, **quiet)
+    quiet: Any = {
+        "tune": "off",
+        "logger": "none",
+        "output": tmp_path,
+        "trainer": {"accelerator": "cpu"},
+    }
+    result = fit(
+        str(tmp_path / "news.csv"), BiLSTMConfig(hidden=4, embedding=4), max_epochs=1, **quiet
+    )
     assert result.summary["training"]["steps"] == 1 and result.summary["data"]["rows"]["train"] > 60
 
 
@@ -36,7 +53,10 @@ def test_a_table_by_its_name_is_trained_on(tmp_path):
         ({"optim": {"lrr": 1}}, "OptimConfig.lrr: no such setting. Did you mean 'lr'?"),
         ({"optim": "adamw"}, "OptimConfig: 'adamw' does not belong here"),
         ({"optim": {"lr": "x"}}, "optim.lr: 'x' is no number (above 0, or null)"),
-        ({"data": 3}, "data: int is no LightningDataModule (one of your own, or settings of flatout)"),
+        (
+            {"data": 3},
+            "data: int is no LightningDataModule (one of your own, or settings of flatout)",
+        ),
         ({"data": Classifier(BiLSTMConfig())}, "data: Classifier is no LightningDataModule"),
         ({"model": {"hidden": 3}}, "model: dict is no Module"),
         ({"model": "lstm"}, "no model 'lstm'"),
@@ -70,8 +90,14 @@ class _Looks(L.Callback):
 
 def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
     looks = _Looks(tmp_path / "run")
-    sample, quiet = HeadlinesConfig(rows=100, eval_rows=20), {"logger": "none", "trainer": {"accelerator": "cpu"}}
-    model, given = BiLSTMConfig(hidden=4, embedding=4), {"callbacks": {"looks": looks}, "epochs": 1, **quiet}
+    sample, quiet = (
+        HeadlinesConfig(rows=100, eval_rows=20),
+        {"logger": "none", "trainer": {"accelerator": "cpu"}},
+    )
+    model, given = (
+        BiLSTMConfig(hidden=4, embedding=4),
+        {"callbacks": {"looks": looks}, "epochs": 1, **quiet},
+    )
     result = fit(TextDataConfig(sample=sample), model, folder=looks.folder, **given)
     assert looks.seen and set(looks.seen) == {result.summary["hardware"]["cores"]} != {None}
 

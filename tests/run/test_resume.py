@@ -1,4 +1,6 @@
-"""The same command goes on with its run: found, compared, refused with the difference, or said to be finished."""
+"""The same command goes on with its run: found, compared, refused with the difference, or said to
+be finished.
+"""
 
 from __future__ import annotations
 
@@ -86,12 +88,17 @@ def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path, capfd):
     assert more.folder == first.folder and read_summary(more.folder)["training"]["steps"] == 30
 
 
-def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_otherwise(tmp_path, monkeypatch, capfd):
+def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_otherwise(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: 1.8)
     with pytest.raises(Planted):
         train(replace(BROKEN, precision="auto"), tmp_path / "runs")
-    assert "precision: fp32 (bf16 is native on this CPU, but not faster; a product takes 1.80" in capfd.readouterr().out
+    assert (
+        "precision: fp32 (bf16 is native on this CPU, but not faster; a product takes 1.80"
+        in capfd.readouterr().out
+    )
     monkeypatch.setattr(precision, "bf16_share", lambda: 0.2)
     result = train(replace(SMALL, precision="auto"), tmp_path / "runs")
     assert "precision: fp32 (as at the beginning of this run" in capfd.readouterr().out
@@ -106,12 +113,20 @@ def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_othe
         (replace(SMALL, batch_size=24), "rows a step was 12 and is 24"),
         (replace(SMALL, settings={"seed": 3}), "seed was 0 and is 3"),
         (replace(SMALL, precision="bf16"), "precision was 32-true and is bf16-mixed"),
-        (replace(SMALL, data={"validation_share": 0.2}), "data.validation_share was 0.1 and is 0.2"),
-        (replace(SMALL, trainer={"max_epochs": 2, "limit_train_batches": 5}), "steps an epoch was 10 and is 5"),
+        (
+            replace(SMALL, data={"validation_share": 0.2}),
+            "data.validation_share was 0.1 and is 0.2",
+        ),
+        (
+            replace(SMALL, trainer={"max_epochs": 2, "limit_train_batches": 5}),
+            "steps an epoch was 10 and is 5",
+        ),
     ],
     ids=["optim", "batch", "seed", "precision", "data", "part of each epoch"],
 )
-def test_a_changed_run_is_refused_with_the_difference_and_nothing_is_touched(cut_short, spec, words):
+def test_a_changed_run_is_refused_with_the_difference_and_nothing_is_touched(
+    cut_short, spec, words
+):
     folder = run_folder(cut_short)
     before = contents(folder)
     with pytest.raises(UserError, match="not the run that was begun") as refused:
@@ -154,7 +169,10 @@ def test_another_command_begins_a_new_run_and_says_so(cut_short, capfd):
 
 def test_without_resume_a_new_run_begins_and_the_old_one_is_named(cut_short, capfd):
     result = train(SMALL, cut_short, resume=None)
-    assert f"({os.path.relpath(sorted((cut_short / 'case').iterdir())[0])}): resume=auto" in capfd.readouterr().out
+    assert (
+        f"({os.path.relpath(sorted((cut_short / 'case').iterdir())[0])}): resume=auto"
+        in capfd.readouterr().out
+    )
     assert result.folder != sorted((cut_short / "case").iterdir())[0]
 
 
@@ -172,7 +190,9 @@ def test_a_changed_run_without_a_checkpoint_is_refused_and_keeps_its_words(tmp_p
     folder = run_folder(tmp_path / "runs")
     words = (folder / "config.yaml").read_text(encoding="utf-8")
     another = replace(SMALL, optim={"lr": 0.5})
-    with pytest.raises(UserError, match=r"not the run that was begun: optim\.lr was \S+ and is 0\.5\. Set it back"):
+    with pytest.raises(
+        UserError, match=r"not the run that was begun: optim\.lr was \S+ and is 0\.5\. Set it back"
+    ):
         train(another, tmp_path / "runs", resume=str(folder))
     assert (folder / "config.yaml").read_text(encoding="utf-8") == words
     train(replace(another, settings={"resume_anyway": True}), tmp_path / "runs", resume=str(folder))
@@ -213,7 +233,9 @@ def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkey
 
 
 def test_two_whole_checkpoints_are_kept_and_the_best(tmp_path):
-    folder = train(replace(SMALL, checkpoint={"every_steps": 1}), tmp_path / "runs").folder / CHECKPOINTS
+    folder = (
+        train(replace(SMALL, checkpoint={"every_steps": 1}), tmp_path / "runs").folder / CHECKPOINTS
+    )
     names = sorted(path.name for path in folder.iterdir() if not path.is_symlink())
     assert {"step-20", "step-19", (folder / "best").readlink().name} == set(names)
     assert (folder / "last").readlink().name == "step-20"
@@ -227,16 +249,26 @@ def test_a_run_of_no_steps_is_no_success(tmp_path):
 
 
 def test_an_interval_inside_a_step_is_moved_to_its_end(tmp_path, capfd):
-    spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 1, "val_check_interval": 4})
+    spec = replace(
+        SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 1, "val_check_interval": 4}
+    )
     folder = train(spec, tmp_path / "runs").folder
     assert "validation every: 6 batches (a step is never cut in two" in capfd.readouterr().out
     with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        assert [row["step"] for row in csv.DictReader(file) if row["val/loss"]] == ["2", "4", "6", "8", "10"]
+        assert [row["step"] for row in csv.DictReader(file) if row["val/loss"]] == [
+            "2",
+            "4",
+            "6",
+            "8",
+            "10",
+        ]
 
 
 @pytest.mark.soak(seconds=2)
 def test_time_that_runs_out_inside_a_step_lets_it_end(tmp_path):
-    spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 500, "max_time": "00:00:00:01"})
+    spec = replace(
+        SMALL, accumulate=3, batch_size=4, trainer={"max_epochs": 500, "max_time": "00:00:00:01"}
+    )
     folder = train(spec, tmp_path / "runs").folder
     steps = read_summary(folder)["training"]["steps"]
     assert saved_step(folder) == steps and 0 < steps < 5_000
@@ -258,7 +290,9 @@ def test_a_full_disk_in_mid_run_is_told_in_one_message(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(FolderCheckpointIO, "save_checkpoint", refuse)
-    with pytest.raises(UserError, match=r"^checkpoint: no space left in .*needs about .* MB, .* free"):
+    with pytest.raises(
+        UserError, match=r"^checkpoint: no space left in .*needs about .* MB, .* free"
+    ):
         train(SMALL, tmp_path / "runs")
     monkeypatch.undo()
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
@@ -292,7 +326,12 @@ def test_slurm_is_asked_for_another_turn_after_its_warning(tmp_path, monkeypatch
 
 
 def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
-    small = ["data.sample.rows=400", "model.hidden=8", "trainer.max_epochs=400", "checkpoint.patience=null"]
+    small = [
+        "data.sample.rows=400",
+        "model.hidden=8",
+        "trainer.max_epochs=400",
+        "checkpoint.patience=null",
+    ]
     words = [*small, f"output={tmp_path}/outputs", "checkpoint.every_steps=20"]
     first = begin_warm(["train", *words])
     first.wait_for_words("\nepoch")
@@ -303,7 +342,9 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     step = saved_step(folder)
     begun = step // 4 + 1
-    longer = [word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words]
+    longer = [
+        word.replace("=400", f"={begun + 2}") if "max_epochs" in word else word for word in words
+    ]
     command_line.main([*longer, "resume=auto"])
     assert f"resume: continuing from step {step}" in capfd.readouterr().out
     assert [path.name for path in (tmp_path / "outputs" / "default").iterdir()] == [folder.name]
@@ -313,7 +354,12 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
 
 def stopped_early(tmp_path: Path) -> Spec:
     """A run of eight epochs whose patience has ended after two validations."""
-    spec = replace(SMALL, trainer={"max_epochs": 8}, optim={"lr": 1e-9}, checkpoint={"patience": 1, "min_delta": 0.5})
+    spec = replace(
+        SMALL,
+        trainer={"max_epochs": 8},
+        optim={"lr": 1e-9},
+        checkpoint={"patience": 1, "min_delta": 0.5},
+    )
     assert read_summary(train(spec, tmp_path / "runs").folder)["training"]["steps"] == 20
     return spec
 
@@ -323,8 +369,14 @@ def stopped_early(tmp_path: Path) -> Spec:
     [({"max_epochs": 9}, 1, 30), ({"max_epochs": 8}, None, 80)],
     ids=["epochs", "patience"],
 )
-def test_a_run_that_stopped_early_goes_on_when_more_is_asked_for(tmp_path, trainer, patience, steps):
-    spec = replace(stopped_early(tmp_path), trainer=trainer, checkpoint={"patience": patience, "min_delta": 0.5})
+def test_a_run_that_stopped_early_goes_on_when_more_is_asked_for(
+    tmp_path, trainer, patience, steps
+):
+    spec = replace(
+        stopped_early(tmp_path),
+        trainer=trainer,
+        checkpoint={"patience": patience, "min_delta": 0.5},
+    )
     summary = read_summary(train(spec, tmp_path / "runs").folder)
     assert summary["training"]["steps"] == steps and summary["training"]["resumed_from"] == 20
 
@@ -338,7 +390,9 @@ def test_a_run_that_stopped_early_has_finished(tmp_path, capfd):
 def test_more_time_is_used(tmp_path):
     spec = replace(SMALL, trainer={"max_epochs": 1000, "max_time": "00:00:00:01"})
     first = read_summary(train(spec, tmp_path / "runs").folder)["training"]["steps"]
-    more = train(replace(spec, trainer={"max_epochs": 1000, "max_time": "00:00:00:05"}), tmp_path / "runs")
+    more = train(
+        replace(spec, trainer={"max_epochs": 1000, "max_time": "00:00:00:05"}), tmp_path / "runs"
+    )
     assert read_summary(more.folder)["training"]["steps"] > first
 
 
@@ -362,7 +416,10 @@ def test_a_best_that_is_damaged_is_told_and_replaced(tmp_path):
 def test_a_best_by_another_metric_counts_no_more(tmp_path):
     folder = train(SMALL, tmp_path / "runs").folder / CHECKPOINTS
     with pytest.warns(UserWarning, match="was accuracy and is loss"):
-        train(replace(SMALL, trainer={"max_epochs": 3}, checkpoint={"metric": "loss"}), tmp_path / "runs")
+        train(
+            replace(SMALL, trainer={"max_epochs": 3}, checkpoint={"metric": "loss"}),
+            tmp_path / "runs",
+        )
     assert (folder / "best").readlink().name == "step-30"
 
 
@@ -376,7 +433,9 @@ def test_checkpoints_that_were_passed_over_count_for_none(cut_short):
 
 def test_a_run_that_had_no_checkpoint_writes_its_metrics_afresh(tmp_path):
     with pytest.raises(Planted):
-        spec = replace(SMALL, checkpoint={"every_steps": None}, monitor={"flush_every": 1, "progress": False})
+        spec = replace(
+            SMALL, checkpoint={"every_steps": None}, monitor={"flush_every": 1, "progress": False}
+        )
         train(spec.planted(RaiseAt, place="on_before_optimizer_step", step=0), tmp_path / "runs")
     run = run_folder(tmp_path / "runs")
     (run / "metrics.csv").write_text("step,epoch\n1,0.1\n2,0.2\n")

@@ -37,16 +37,28 @@ from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
 
 ENCODER = TransformerConfig(
-    hidden=32, layers=3, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.2, freeze_layers=2
+    hidden=32,
+    layers=3,
+    heads=4,
+    dropout=0.0,
+    attention_dropout=0.0,
+    head_dropout=0.2,
+    freeze_layers=2,
 )
 """Nothing is dropped below the cut, as an encoder would that is not read; its head drops."""
 
 
 def table(rows: int = 160) -> dict[str, list[Any]]:
     random = np.random.default_rng(4)
-    words = [" ".join(f"w{number}" for number in random.integers(30, size=random.integers(1, 14))) for _ in range(rows)]
+    words = [
+        " ".join(f"w{number}" for number in random.integers(30, size=random.integers(1, 14)))
+        for _ in range(rows)
+    ]
     labels = ["cat" if number % 2 else "rose" for number in range(rows)]
-    texts = [f"{text} {label} {number}" for number, (text, label) in enumerate(zip(words, labels, strict=True))]
+    texts = [
+        f"{text} {label} {number}"
+        for number, (text, label) in enumerate(zip(words, labels, strict=True))
+    ]
     return {"text": texts, "label": labels, "more": [f"about {label}" for label in labels]}
 
 
@@ -60,7 +72,10 @@ SEVERAL = replace(
     label_delimiter="|",
 )
 TAGS = TextDataConfig(
-    problem=Problem.tags, sample=TaggedTweetsConfig(rows=120, eval_rows=40), max_length=24, batch_size=16
+    problem=Problem.tags,
+    sample=TaggedTweetsConfig(rows=120, eval_rows=40),
+    max_length=24,
+    batch_size=16,
 )
 
 
@@ -98,7 +113,9 @@ def require_equal(found: Any, expected: Any) -> None:
     assert reads(found) and not reads(expected)
     assert len(losses(found)) > 5
     np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5, atol=1e-6)
-    weights, wanted = (load_file(each.folder / "model" / "model.safetensors") for each in (found, expected))
+    weights, wanted = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (found, expected)
+    )
     assert weights.keys() == wanted.keys()
     for name, weight in wanted.items():
         np.testing.assert_allclose(weights[name], weight, rtol=1e-3, atol=2e-5, err_msg=name)
@@ -113,11 +130,19 @@ SOAK = pytest.mark.soak(seconds=3)
     [
         pytest.param(CLASSES, {}, {"optim": OptimConfig(lr=3e-3, ema=0.9)}, id="classes, averaged"),
         pytest.param(PAIRS, {}, {}, id="pairs, accumulated", marks=SOAK),
-        pytest.param(SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone", marks=SOAK),
-        pytest.param(TAGS, {}, {}, id="tags", marks=SOAK),
-        pytest.param(CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves", marks=SOAK),
         pytest.param(
-            CLASSES, {"freeze_layers": 0, "lora": LORA}, {}, id="small matrices on the last layer alone", marks=SOAK
+            SEVERAL, {"freeze_layers": "all"}, {}, id="several labels, head alone", marks=SOAK
+        ),
+        pytest.param(TAGS, {}, {}, id="tags", marks=SOAK),
+        pytest.param(
+            CLASSES, {"unfreeze_epochs": 6.0}, {"epochs": 3}, id="until the cut moves", marks=SOAK
+        ),
+        pytest.param(
+            CLASSES,
+            {"freeze_layers": 0, "lora": LORA},
+            {},
+            id="small matrices on the last layer alone",
+            marks=SOAK,
         ),
     ],
 )
@@ -141,7 +166,8 @@ def states_in(folder: Path) -> list[Any]:
 def test_the_decision_is_printed_with_its_figures(first):
     text = (first[1].folder / "log.txt").read_text(encoding="utf-8")
     assert (
-        "reuse: True (layers 1 to 2 and the embeddings never change and are computed once; they drop nothing;" in text
+        "reuse: True (layers 1 to 2 and the embeddings never change and are computed once; they"
+        " drop nothing;" in text
     )
     assert "128 bytes a token, " in text and " s to build, and as much less in each epoch" in text
 
@@ -161,14 +187,31 @@ def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
 
 @pytest.mark.soak(seconds=12)
 @pytest.mark.parametrize("swept", [["seed=1,2"], ["seed=1,2", "optim.lr=1e-3,2e-3"]])
-def test_seeds_and_trials_read_one_store_where_weights_are_the_same(swept, first, tmp_path, monkeypatch):
+def test_seeds_and_trials_read_one_store_where_weights_are_the_same(
+    swept, first, tmp_path, monkeypatch
+):
     _, result = first
     assert verb("export", result.folder, "--out", tmp_path / "plain") == 0
     written = [",".join(row) for row in zip(*table().values(), strict=True)]
     (tmp_path / "rows.csv").write_text("\n".join(["text,label,more", *written]))
-    rows = [f"data.source={tmp_path}/rows.csv", "data.text=text", "data.label=label", f"data.cache={tmp_path}/cache"]
-    model = ["model=transformer", f"model.pretrained={tmp_path}/plain", "model.freeze_layers=2", "trainer.max_epochs=2"]
-    short = ["precision=fp32", "monitor.verdict=false", "logger=none", f"hydra.sweep.dir={tmp_path}/many"]
+    rows = [
+        f"data.source={tmp_path}/rows.csv",
+        "data.text=text",
+        "data.label=label",
+        f"data.cache={tmp_path}/cache",
+    ]
+    model = [
+        "model=transformer",
+        f"model.pretrained={tmp_path}/plain",
+        "model.freeze_layers=2",
+        "trainer.max_epochs=2",
+    ]
+    short = [
+        "precision=fp32",
+        "monitor.verdict=false",
+        "logger=none",
+        f"hydra.sweep.dir={tmp_path}/many",
+    ]
     assert run_train(["-m", *rows, *model, *swept, *short], monkeypatch) == 0
     texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "many").glob("*/log.txt")]
     assert len(texts) == 2 ** len(swept)
@@ -192,10 +235,18 @@ def test_a_damaged_store_is_built_again(first):
 def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp_path):
     settings: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=4)}
     with pytest.raises(Planted):
-        train(CLASSES, ENCODER, tmp_path, callbacks={"harm": RaiseAt(place="on_train_batch_end", step=10)}, **settings)
+        train(
+            CLASSES,
+            ENCODER,
+            tmp_path,
+            callbacks={"harm": RaiseAt(place="on_train_batch_end", step=10)},
+            **settings,
+        )
     again = train(CLASSES, ENCODER, tmp_path, resume="auto", **settings)
     assert again.summary["training"]["resumed_from"] > 0 and reads(again)
-    found, wanted = (load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1]))
+    found, wanted = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1])
+    )
     for name, weight in wanted.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
@@ -203,13 +254,22 @@ def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"freeze_layers": 0, "reuse": True}, r"^model\.reuse: true, but nothing is frozen\. Set model\.freeze_layers"),
+        (
+            {"freeze_layers": 0, "reuse": True},
+            r"^model\.reuse: true, but nothing is frozen\. Set model\.freeze_layers",
+        ),
         ({"freeze_layers": 9, "reuse": True}, r"^model\.freeze_layers: 9 \(at most 3 layers\)"),
         ({"freeze_layers": "most"}, r"^model\.freeze_layers: most \(0 or more, or all\)"),
         ({"freeze_layers": -1}, r"^model\.freeze_layers: -1 \(0 or more, or all\)"),
         ({"reuse": "yes"}, r"^model\.reuse: yes \(auto, true, false\)"),
-        ({"dropout": 0.1, "reuse": True}, r"^model\.reuse: true, but model\.dropout=0\.1 is asked for below the cut"),
-        ({"compute": "padded", "reuse": True}, r"^model\.reuse: true, but asked for, and only flat layers are stored"),
+        (
+            {"dropout": 0.1, "reuse": True},
+            r"^model\.reuse: true, but model\.dropout=0\.1 is asked for below the cut",
+        ),
+        (
+            {"compute": "padded", "reuse": True},
+            r"^model\.reuse: true, but asked for, and only flat layers are stored",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(changes, message, tmp_path):
@@ -219,15 +279,24 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(changes, message, tmp_pa
 
 
 def test_masked_words_differ_in_each_epoch_so_nothing_is_stored(tmp_path):
-    with pytest.raises(UserError, match=r"^model\.reuse: true, but the texts change: other words are masked"):
-        train(CLASSES, replace(ENCODER, reuse=True, head_dropout=None), tmp_path, task=MaskedLanguageConfig())
+    with pytest.raises(
+        UserError, match=r"^model\.reuse: true, but the texts change: other words are masked"
+    ):
+        train(
+            CLASSES,
+            replace(ENCODER, reuse=True, head_dropout=None),
+            tmp_path,
+            task=MaskedLanguageConfig(),
+        )
 
 
 @pytest.mark.soak(seconds=3)
 def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_path):
     short = train(CLASSES, ENCODER, tmp_path, epochs=1)
     assert not reads(short)
-    assert "reuse: False (1 epochs read them" in (short.folder / "log.txt").read_text(encoding="utf-8")
+    assert "reuse: False (1 epochs read them" in (short.folder / "log.txt").read_text(
+        encoding="utf-8"
+    )
     dropping = train(CLASSES, replace(ENCODER, dropout=0.1), tmp_path)
     assert not reads(dropping) and states_in(tmp_path) == []
     whole = train(CLASSES, replace(ENCODER, freeze_layers=0), tmp_path, epochs=1)
@@ -237,7 +306,10 @@ def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_p
 def test_a_disk_that_is_short_is_named_with_the_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(reuse, "disk_free", lambda folder: 100_000)
     assert not reads(train(CLASSES, ENCODER, tmp_path))
-    message = r"^model\.reuse: true, but the disk is short: 128 bytes a token, [\d.]+ MB of 0 MB free; .*cache clear"
+    message = (
+        r"^model\.reuse: true, but the disk is short: 128 bytes a token, [\d.]+ MB of 0 MB free;"
+        r" .*cache clear"
+    )
     with pytest.raises(UserError, match=message):
         train(CLASSES, replace(ENCODER, reuse=True), tmp_path)
 
@@ -252,10 +324,17 @@ def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monk
         write(self, **blocks)
 
     monkeypatch.setattr(SplitWriter, "append", refused)
-    with pytest.raises(UserError, match=r"^data\.cache: no space left in \S+: needs about [\d.]+ MB, .*cache clear"):
+    with pytest.raises(
+        UserError, match=r"^data\.cache: no space left in \S+: needs about [\d.]+ MB, .*cache clear"
+    ):
         train(CLASSES, ENCODER, tmp_path)
-    kept = [path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")]
-    assert kept == [entry.key for entry in Cache(tmp_path / "cache").entries()] and states_in(tmp_path) == []
+    kept = [
+        path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")
+    ]
+    assert (
+        kept == [entry.key for entry in Cache(tmp_path / "cache").entries()]
+        and states_in(tmp_path) == []
+    )
 
 
 @pytest.mark.soak(seconds=3)

@@ -1,4 +1,6 @@
-"""A simple model stands beside each run: on the same rows, within its time, from the cache, never in the run's way."""
+"""A simple model stands beside each run: on the same rows, within its time, from the cache, never
+in the run's way.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_the_texts_of_a_split_are_those_that_the_store_was_made_of(headlines, sp
 
 def test_a_linear_model_is_judged_by_the_run_s_own_metrics(headlines):
     scores = score_linear(headlines, 60.0)
-    assert 0.6 < scores["accuracy"] <= headlines.info.ceilings["test"] + 0.05  # which chance may pass
+    # which chance may pass
+    assert 0.6 < scores["accuracy"] <= headlines.info.ceilings["test"] + 0.05
     assert scores.keys() == {"accuracy", "macro_f1", "micro_f1", "macro_recall", "auroc"}
 
 
@@ -67,10 +70,15 @@ def test_a_linear_model_is_judged_by_the_run_s_own_metrics(headlines):
 def test_several_labels_and_numbers_have_a_rival_too(tmp_path, problem):
     words = ["goal", "vote", "soup", "song"]
     rows = [(words[i % 4], words[i * 7 % 3], f"w{i}") for i in range(200)]
-    labels = ["|".join({a, b}) if problem is Problem.multi else str(len(a) + 3.0 * words.index(b)) for a, b, _ in rows]
+    labels = [
+        "|".join({a, b}) if problem is Problem.multi else str(len(a) + 3.0 * words.index(b))
+        for a, b, _ in rows
+    ]
     table = {"text": [" ".join(row) for row in rows], "label": labels}
     more = {"label_delimiter": "|"} if problem is Problem.multi else {}
-    scores = score_linear(ready(TextData(source=table, problem=problem, cache=str(tmp_path), **more)), 60.0)
+    scores = score_linear(
+        ready(TextData(source=table, problem=problem, cache=str(tmp_path), **more)), 60.0
+    )
     assert scores["subset_accuracy" if problem is Problem.multi else "r2"] > 0.7
 
 
@@ -80,24 +88,40 @@ def test_several_labels_and_numbers_have_a_rival_too(tmp_path, problem):
     ids=["group", "pair"],
 )
 def test_rows_in_groups_or_in_pairs_have_a_rival(tmp_path, settings):
-    table = {"text": [f"{'good' if i % 2 else 'bad'} thing {i}" for i in range(120)], "label": ["no", "yes"] * 60}
+    table = {
+        "text": [f"{'good' if i % 2 else 'bad'} thing {i}" for i in range(120)],
+        "label": ["no", "yes"] * 60,
+    }
     table["user"] = [f"user {i % 40}" for i in range(120)]
     data = ready(TextData(source=table, cache=str(tmp_path), **settings))
-    assert len(rival._texts_of(open_source(data.config), data, "train")) == data.store.splits["train"].num_rows
+    assert (
+        len(rival._texts_of(open_source(data.config), data, "train"))
+        == data.store.splits["train"].num_rows
+    )
     assert score_linear(data, 60.0)["accuracy"] == 1
 
 
 def test_rows_that_changed_meanwhile_are_not_taken_for_those_of_the_run(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(120)), encoding="utf-8")
+    path.write_text(
+        "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(120)), encoding="utf-8"
+    )
     data, said = ready(TextData(source=str(path), cache=str(tmp_path / "cache"))), Said()
-    path.write_text(path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8"
+    )
     assert find_rival(*LINEAR, data, summary_of(0.5), 300.0, said) is None
-    assert said[0].startswith("rival: left out: data:") and "changed while it was read" in said[0], said
+    assert (
+        said[0].startswith("rival: left out: data:") and "changed while it was read" in said[0]
+    ), said
 
 
 def test_words_are_answered_their_commonest_tag(tmp_path):
-    data = ready(TagData(sample=TaggedTweetsConfig(rows=300, eval_rows=60), cache=str(tmp_path), max_length=200))
+    data = ready(
+        TagData(
+            sample=TaggedTweetsConfig(rows=300, eval_rows=60), cache=str(tmp_path), max_length=200
+        )
+    )
     words, tags, _ = rival._tags_of(data, "train")
     test_words, test_tags, _ = rival._tags_of(data, "test")
     words, test_words = words.to_pylist(), test_words.to_pylist()
@@ -106,9 +130,13 @@ def test_words_are_answered_their_commonest_tag(tmp_path):
         by_word[word][tag] += 1
     common = Counter(tags.tolist()).most_common(1)[0][0]
     best = [by_word[word] if word in by_word else Counter([common]) for word in test_words]
-    right = [found[tag] == max(found.values()) for found, tag in zip(best, test_tags.tolist(), strict=True)]
+    right = [
+        found[tag] == max(found.values())
+        for found, tag in zip(best, test_tags.tolist(), strict=True)
+    ]
     scores = score_commonest_tags(data, 60.0)
-    assert scores["word_accuracy"] == pytest.approx(np.mean(right), abs=0.02)  # of equally common ones either
+    # of equally common ones either
+    assert scores["word_accuracy"] == pytest.approx(np.mean(right), abs=0.02)
     assert 0 < scores["f1"] < 1
 
 
@@ -142,12 +170,23 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
     monkeypatch.setattr(rival, "_VERSION", "numbers")
     own, said = {"metric": "rmse", "metrics": {"test/rmse": 0.3, "test/loss": 0.1}}, Said()
     found = find_rival("ridge", lambda data, limit_s: {"rmse": 0.25}, headlines, own, 300.0, said)
-    assert found == {"name": "ridge", "metric": "test/rmse", "metrics": {"test/rmse": 0.25}, "wins": True}
-    assert rival_text(own | {"rival": found}) == "test/rmse 0.2500 by the ridge: it wins against 0.3000"
+    assert found == {
+        "name": "ridge",
+        "metric": "test/rmse",
+        "metrics": {"test/rmse": 0.25},
+        "wins": True,
+    }
+    assert (
+        rival_text(own | {"rival": found})
+        == "test/rmse 0.2500 by the ridge: it wins against 0.3000"
+    )
     better = {**own, "metrics": {"test/rmse": 0.2}}
     found = find_rival("ridge", lambda data, limit_s: {}, headlines, better, 300.0, said)
     assert rival_text(better | {"rival": found}) == "test/rmse 0.2500 by the ridge"
-    assert find_rival(*COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None  # no test rows
+    # no test rows
+    assert (
+        find_rival(*COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None
+    )
     assert said == [] and rival_text({"rival": None}) == ""
 
 
@@ -157,16 +196,28 @@ def test_masked_words_have_no_rival():
 
 def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
     monkeypatch.setattr(rival, "_START_S", 0.0)
-    monkeypatch.setattr(rival, "_SHARE", 10.0)  # a tenth of so short a run may be too little where others compute
+    # a tenth of so short a run may be too little where others compute
+    monkeypatch.setattr(rival, "_SHARE", 10.0)
     data = TextDataConfig(sample=HEADLINES, cache=str(tmp_path / "cache"))
     quiet: Any = {"tune": "off", "logger": "none", "max_epochs": 1, "precision": "fp32", "seed": 3}
 
     def trained(name: str, is_on: bool) -> Any:
         monitor = MonitorConfig(progress=False, verdict=False, rival=is_on)
-        return fit(data, BiLSTMConfig(hidden=8, embedding=8), folder=tmp_path / name, monitor=monitor, **quiet)
+        return fit(
+            data,
+            BiLSTMConfig(hidden=8, embedding=8),
+            folder=tmp_path / name,
+            monitor=monitor,
+            **quiet,
+        )
 
     with_rival, without = trained("with", True), trained("without", False)
     assert with_rival.metrics == without.metrics and without.summary["rival"] is None
     written = json.loads((tmp_path / "with" / "summary.json").read_text(encoding="utf-8"))["rival"]
-    assert written["wins"] and written["metrics"]["test/accuracy"] > with_rival.metrics["test/accuracy"]
-    assert "by the linear model on words and n-grams: it wins" in (tmp_path / "with/report.html").read_text("utf-8")
+    assert (
+        written["wins"]
+        and written["metrics"]["test/accuracy"] > with_rival.metrics["test/accuracy"]
+    )
+    assert "by the linear model on words and n-grams: it wins" in (
+        tmp_path / "with/report.html"
+    ).read_text("utf-8")

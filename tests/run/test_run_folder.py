@@ -20,8 +20,20 @@ from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_o
 from tests.composed import run_train
 from tests.params import at_once
 
-TINY = ["data.sample.rows=200", "data.sample.eval_rows=40", "trainer.max_epochs=1", "data.batch_size=64"]
-FAST = [*TINY, "precision=fp32", "monitor.progress=false", "model.embedding=8", "model.hidden=8", "logger=none"]
+TINY = [
+    "data.sample.rows=200",
+    "data.sample.eval_rows=40",
+    "trainer.max_epochs=1",
+    "data.batch_size=64",
+]
+FAST = [
+    *TINY,
+    "precision=fp32",
+    "monitor.progress=false",
+    "model.embedding=8",
+    "model.hidden=8",
+    "logger=none",
+]
 
 
 def test_of_ten_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path):
@@ -34,7 +46,9 @@ def test_of_ten_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path):
 
     with ThreadPoolExecutor(10) as pool:
         folders = list(pool.map(begin, range(10)))
-    assert sorted(folder.name for folder in folders) == sorted(["now", *(f"now_{number}" for number in range(2, 11))])
+    assert sorted(folder.name for folder in folders) == sorted(
+        ["now", *(f"now_{number}" for number in range(2, 11))]
+    )
 
 
 @pytest.mark.soak(seconds=3)
@@ -42,7 +56,14 @@ def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     file = "# @package _global_\nhydra:\n  run:\n    dir: ${output}/${name}/now\n"
     (tmp_path / "conf" / "experiment" / "here.yaml").write_text(file)
-    words = ["--config-dir", str(tmp_path / "conf"), "+experiment=here", f"output={tmp_path}", "name=loop", *FAST]
+    words = [
+        "--config-dir",
+        str(tmp_path / "conf"),
+        "+experiment=here",
+        f"output={tmp_path}",
+        "name=loop",
+        *FAST,
+    ]
     for seed in (1, 2):
         assert run_train([*words, f"seed={seed}"], monkeypatch) == 0
     seeds = {folder.name: read_summary(folder)["seed"] for folder in (tmp_path / "loop").iterdir()}
@@ -51,9 +72,19 @@ def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.soak(seconds=120)
 def test_of_ten_commands_that_begin_at_once_none_loses_its_result(tmp_path):
-    train = [sys.executable, "-m", "train", "name=loop", f"output={tmp_path}", *FAST, "monitor.verdict=false"]
+    train = [
+        sys.executable,
+        "-m",
+        "train",
+        "name=loop",
+        f"output={tmp_path}",
+        *FAST,
+        "monitor.verdict=false",
+    ]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    begun = [subprocess.Popen([*train, f"seed={seed}"], cwd=tmp_path, **quiet) for seed in range(10)]
+    begun = [
+        subprocess.Popen([*train, f"seed={seed}"], cwd=tmp_path, **quiet) for seed in range(10)
+    ]
     said = [process.communicate(timeout=400)[1] for process in begun]
     assert [process.returncode for process in begun] == [0] * 10, said
     summaries = [read_summary(folder) for folder in (tmp_path / "loop").iterdir()]
@@ -66,18 +97,30 @@ def test_a_named_folder_with_a_finished_run_is_refused(tmp_path, monkeypatch, ca
     assert run_train([*words, "seed=1"], monkeypatch) == 0
     assert run_train([*words, "seed=2"], monkeypatch) == 2
     assert read_summary(tmp_path / "same")["seed"] == 1
-    what = f"hydra.run.dir: {tmp_path}/same holds a finished run. Name another folder, or add resume={tmp_path}/same"
+    what = (
+        f"hydra.run.dir: {tmp_path}/same holds a finished run. Name another folder, or add"
+        f" resume={tmp_path}/same"
+    )
     assert what in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", at_once("log.txt", of=["config.yaml", "report.html", "log.txt"], seconds=1))
-def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "name", at_once("log.txt", of=["config.yaml", "report.html", "log.txt"], seconds=1)
+)
+def test_a_named_folder_with_files_of_something_else_is_left_as_it_is(
+    name, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("mine: 1\n")
     for words in ([], ["data.text=txet"]):
         assert run_train([f"hydra.run.dir={tmp_path}/mine", *FAST, *words], monkeypatch) == 2
-    assert f"hydra.run.dir: {tmp_path}/mine has a {name}, and no summary.json of a run. Name" in capsys.readouterr().err
-    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {name: "mine: 1\n"}
+    assert (
+        f"hydra.run.dir: {tmp_path}/mine has a {name}, and no summary.json of a run. Name"
+        in capsys.readouterr().err
+    )
+    assert {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {
+        name: "mine: 1\n"
+    }
 
 
 @pytest.mark.soak(seconds=3)
@@ -85,7 +128,9 @@ def test_a_mistake_leaves_the_record_of_an_interrupted_run_as_it_is(tmp_path, mo
     words = [f"hydra.run.dir={tmp_path}/same", *FAST]
     assert run_train([*words, "seed=1"], monkeypatch) == 0
     summary = tmp_path / "same" / "summary.json"
-    summary.write_text(summary.read_text().replace('"status": "finished"', '"status": "interrupted"'))
+    summary.write_text(
+        summary.read_text().replace('"status": "finished"', '"status": "interrupted"')
+    )
     before = {path: path.read_bytes() for path in (tmp_path / "same").iterdir() if path.is_file()}
     assert run_train([*words, "seed=2", "data.text=txet"], monkeypatch) == 2
     assert "no column 'txet'" in capsys.readouterr().err
@@ -98,7 +143,10 @@ def test_a_named_folder_in_which_another_process_trains_is_refused(is_written, t
     place = claim_named_folder(tmp_path / "same")
     if is_written:
         (place / "summary.json").write_text('{"schema": 1, "status": "running"}')
-    with folder_of_one(place), pytest.raises(UserError, match=r"another process trains in .*same\. Name another"):
+    with (
+        folder_of_one(place),
+        pytest.raises(UserError, match=r"another process trains in .*same\. Name another"),
+    ):
         claim_named_folder(place)
 
 
@@ -121,7 +169,10 @@ class Killed(Dataset):
 
 @pytest.mark.soak(seconds=3)
 def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way_on(tmp_path):
-    told = r"^DataLoader worker \(pid.* Out of memory is the usual cause: use fewer workers .* resume=.*killed$"
+    told = (
+        r"^DataLoader worker \(pid.* Out of memory is the usual cause: use fewer workers .*"
+        r" resume=.*killed$"
+    )
     loader = DataLoader(Killed(), num_workers=1, multiprocessing_context="forkserver")
     with (
         pytest.raises(RunBroke, match=told),

@@ -1,4 +1,6 @@
-"""A run on recordings that was ended and resumed has the weights of one that was not, bit for bit."""
+"""A run on recordings that was ended and resumed has the weights of one that was not,
+bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout import (
+    CellsConfig,
+    CheckpointConfig,
+    MonitorConfig,
+    OptimConfig,
+    RNNConfig,
+    SequenceDataConfig,
+    fit,
+)
 from flatout.errors import UserError
 from tests.faults.plants import Planted, RaiseAt
 from tests.params import at_once
@@ -33,7 +43,9 @@ def train(folder: Path, way: dict[str, Any], callbacks: dict[str, Any] | None = 
     )
 
 
-@pytest.mark.parametrize("way", [{"chunk": 20}, *at_once(of=[{"lookback": 12, "stride": 9}], seconds=3)])
+@pytest.mark.parametrize(
+    "way", [{"chunk": 20}, *at_once(of=[{"lookback": 12, "stride": 9}], seconds=3)]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, way):
     whole = train(tmp_path / "whole", way)
     with pytest.raises(Planted):
@@ -49,8 +61,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, way):
 
 def test_another_lookback_is_no_resume(tmp_path):
     with pytest.raises(Planted):
-        train(tmp_path, {"lookback": 12, "stride": 9}, {"plant": RaiseAt(place="on_train_batch_end", step=8)})
+        train(
+            tmp_path,
+            {"lookback": 12, "stride": 9},
+            {"plant": RaiseAt(place="on_train_batch_end", step=8)},
+        )
     (folder,) = (tmp_path / "default").iterdir()
-    data = SequenceDataConfig(sample=CELLS, noise={"current": 0.1}, batch_size=4, lookback=13, stride=9)
+    data = SequenceDataConfig(
+        sample=CELLS, noise={"current": 0.1}, batch_size=4, lookback=13, stride=9
+    )
     with pytest.raises(UserError, match="lookback was 12 and is 13"):
-        fit(data, RNNConfig(hidden=8, dropout=0.2), resume=str(folder), output=str(tmp_path), precision="fp32")
+        fit(
+            data,
+            RNNConfig(hidden=8, dropout=0.2),
+            resume=str(folder),
+            output=str(tmp_path),
+            precision="fp32",
+        )

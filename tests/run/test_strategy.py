@@ -32,5 +32,8 @@ def test_gradients_are_sent_in_bf16_between_gpus_where_that_is_asked_for(capsys)
 
 
 def test_gradients_in_bf16_want_gpus():
-    with pytest.raises(UserError, match=r"trainer\.strategy: ddp_bf16: gradients are sent in bf16 between GPUs alone"):
+    with pytest.raises(
+        UserError,
+        match=r"trainer\.strategy: ddp_bf16: gradients are sent in bf16 between GPUs alone",
+    ):
         chosen("ddp_bf16", "cpu")

@@ -27,32 +27,55 @@ def rows_of(count: int, long: int, seed: int, problem: str = "single") -> dict[s
     random = np.random.default_rng(seed)
     kinds = random.integers(2, size=count)
     texts = [
-        " ".join([*["of"] * (30 if row < long else 0), *WORDS[random.integers(3, size=8) + 3 * kind]])
+        " ".join(
+            [*["of"] * (30 if row < long else 0), *WORDS[random.integers(3, size=8) + 3 * kind]]
+        )
         for row, kind in enumerate(kinds)
     ]
     named = ["plant", "stone"]
     labels: list[Any] = [named[kind] for kind in kinds]
     if problem == "multi":
         labels = [[each] for each in labels]
-    return {"text": texts, "label": [float(kind) for kind in kinds] if problem == "regression" else labels}
+    return {
+        "text": texts,
+        "label": [float(kind) for kind in kinds] if problem == "regression" else labels,
+    }
 
 
 def settings(test: dict[str, Any], problem: str = "single", **changed: Any) -> TextDataConfig:
-    more: dict[str, Any] = {"batch_size": 16, "max_length": 12, "vocabulary": VocabularyConfig(min_frequency=1)}
+    more: dict[str, Any] = {
+        "batch_size": 16,
+        "max_length": 12,
+        "vocabulary": VocabularyConfig(min_frequency=1),
+    }
     train = rows_of(160, 40, 1, problem)
     return TextDataConfig(train=train, test=test, problem=problem, **{**more, **changed})
 
 
 @pytest.mark.parametrize(
     ("problem", "metric"),
-    [("single", "accuracy"), *at_once(of=[("multi", "micro_f1"), ("regression", "rmse")], seconds=2)],
+    [
+        ("single", "accuracy"),
+        *at_once(of=[("multi", "micro_f1"), ("regression", "rmse")], seconds=2),
+    ],
 )
-def test_cut_and_whole_rows_are_scored_apart(problem: str, metric: str, tmp_path: Path, capsys: Any) -> None:
+def test_cut_and_whole_rows_are_scored_apart(
+    problem: str, metric: str, tmp_path: Path, capsys: Any
+) -> None:
     test = rows_of(90, 40, 2, problem)
-    result = fit(settings(test, problem), MODEL, optim=OptimConfig(lr=0.02), epochs=4, folder=tmp_path / "run")
+    result = fit(
+        settings(test, problem),
+        MODEL,
+        optim=OptimConfig(lr=0.02),
+        epochs=4,
+        folder=tmp_path / "run",
+    )
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["truncation"]
     assert (found["metric"], found["cut_rows"], found["whole_rows"]) == (f"test/{metric}", 40, 50)
-    line = f"test/{metric} by length: {found['cut']:.4f} on 40 cut rows, {found['whole']:.4f} on 50 whole rows"
+    line = (
+        f"test/{metric} by length: {found['cut']:.4f} on 40 cut rows, {found['whole']:.4f} on 50"
+        " whole rows"
+    )
     for said in (
         capsys.readouterr().out,
         *((tmp_path / "run" / name).read_text() for name in ("log.txt", "report.html")),
@@ -61,13 +84,19 @@ def test_cut_and_whole_rows_are_scored_apart(problem: str, metric: str, tmp_path
     if problem == "single":
         answers = [each.label for each in Predictor.load(tmp_path / "run").predict(test["text"])]
         right = np.array(answers) == np.array(test["label"])
-        assert (found["cut"], found["whole"]) == pytest.approx((right[:40].mean(), right[40:].mean()))
+        assert (found["cut"], found["whole"]) == pytest.approx(
+            (right[:40].mean(), right[40:].mean())
+        )
         assert found["whole"] > found["cut"] + 0.2
-        assert result.metrics["test/accuracy"] == pytest.approx((40 * found["cut"] + 50 * found["whole"]) / 90)
+        assert result.metrics["test/accuracy"] == pytest.approx(
+            (40 * found["cut"] + 50 * found["whole"]) / 90
+        )
 
 
 @pytest.mark.soak(seconds=3)
-def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(tmp_path: Path) -> None:
+def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(
+    tmp_path: Path,
+) -> None:
     test = rows_of(90, 40, 2)
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(metric="macro_f1"), "epochs": 1}
     result = fit(settings(test), MODEL, folder=tmp_path / "run", **given)
@@ -84,7 +113,9 @@ def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(t
 
 
 @pytest.mark.parametrize(("rows", "cut"), [(90, 29), (60, 31), (90, 0)])
-def test_few_cut_or_few_whole_rows_are_not_compared(rows: int, cut: int, tmp_path: Path, capsys: Any) -> None:
+def test_few_cut_or_few_whole_rows_are_not_compared(
+    rows: int, cut: int, tmp_path: Path, capsys: Any
+) -> None:
     result = fit(settings(rows_of(rows, cut, 2)), MODEL, epochs=1, folder=tmp_path / "run")
     assert result.summary["truncation"] is None
     assert "by length" not in capsys.readouterr().out
@@ -95,17 +126,37 @@ def test_whole_rows_of_the_longest_length_are_not_taken_for_cut_ones(tmp_path: P
     test = rows_of(90, 40, 2)
     test["text"][40] = " ".join(["of"] * 12)
     result = fit(settings(test), MODEL, epochs=1, folder=tmp_path / "one")
-    assert "on 40 cut rows (and 1 whole ones of their length), " in (tmp_path / "one" / "log.txt").read_text()
-    assert [result.summary["truncation"][f"{each}_rows"] for each in ("cut", "equal", "whole")] == [40, 1, 49]
+    assert (
+        "on 40 cut rows (and 1 whole ones of their length), "
+        in (tmp_path / "one" / "log.txt").read_text()
+    )
+    assert [result.summary["truncation"][f"{each}_rows"] for each in ("cut", "equal", "whole")] == [
+        40,
+        1,
+        49,
+    ]
     test["text"][40:50] = [" ".join(["of"] * 12)] * 10
-    assert fit(settings(test), MODEL, epochs=1, folder=tmp_path / "ten").summary["truncation"] is None
+    assert (
+        fit(settings(test), MODEL, epochs=1, folder=tmp_path / "ten").summary["truncation"] is None
+    )
 
 
 def test_a_plain_trainer_tests_any_loader_although_rows_were_cut(tmp_path: Path) -> None:
     given = rows_of(90, 40, 2)
-    data = TextData(train=rows_of(200, 60, 1), test=given, max_length=12, cache=str(tmp_path / "cache"))
-    task, how = Classifier(MODEL), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, enable_model_summary=False, **how)
+    data = TextData(
+        train=rows_of(200, 60, 1), test=given, max_length=12, cache=str(tmp_path / "cache")
+    )
+    task, how = (
+        Classifier(MODEL),
+        {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
+    )
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+        **how,
+    )
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)
     assert task.truncation()["cut_rows"] == 40

@@ -1,4 +1,6 @@
-"""Whole runs with `tune=auto`: what was asked for stays, answers are kept, a run that is gone on with has its own."""
+"""Whole runs with `tune=auto`: what was asked for stays, answers are kept, a run that is gone on
+with has its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from flatout import BiLSTMConfig, MonitorConfig, OptimConfig, RunConfig, TextDataConfig, UserError, fit
+from flatout import (
+    BiLSTMConfig,
+    MonitorConfig,
+    OptimConfig,
+    RunConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+)
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
@@ -69,7 +79,11 @@ def composed(*words: str) -> tuple[RunConfig, list[str]]:
         (["data.feed=threaded"], "data.feed", "asked for"),
         (["precision=fp32"], "precision", "asked for"),
         (["data.tokens_per_batch=512"], "data.batch_size", "data.tokens_per_batch decides"),
-        (["+trainer.limit_train_batches=4"], "data.batch_size", "trainer.limit_train_batches counts batches"),
+        (
+            ["+trainer.limit_train_batches=4"],
+            "data.batch_size",
+            "trainer.limit_train_batches counts batches",
+        ),
         (["tune.feed=false"], "data.feed", ""),
         *at_once(
             of=[
@@ -109,12 +123,17 @@ def test_answers_become_settings_and_words():
         "compile": True,
     }
     config = with_answers(RunConfig(), values)
-    assert (config.data.feed, config.precision, config.compile) == ("threaded", Precision.bf16, True)
+    assert (config.data.feed, config.precision, config.compile) == (
+        "threaded",
+        Precision.bf16,
+        True,
+    )
     assert config.data.batches(1) == (16, 4)
     shared = with_answers(RunConfig(data=TextDataConfig(effective_batch=64)), values)
     assert shared.data.batches(1) == (16, 4)
-    assert override_line(values) == (
-        "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
+    assert (
+        override_line(values)
+        == "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
     )
     assert with_answers(config, {}) is config
 
@@ -129,27 +148,39 @@ def test_a_rate_that_was_found_is_not_scaled_again():
 
 def test_rows_of_a_step_are_either_set_or_free():
     free = TuneConfig(enabled=True, effective_batch="free")
-    with pytest.raises(UserError, match=r"tune\.effective_batch: free with data\.effective_batch=64"):
+    with pytest.raises(
+        UserError, match=r"tune\.effective_batch: free with data\.effective_batch=64"
+    ):
         RunConfig(data=TextDataConfig(effective_batch=64), tune=free)
 
 
 def test_of_unlike_devices_the_smallest_decides():
     large = Answers(
         values={
-            "data.feed": "resident", "precision": "bf16", "data.batch_size": 64, "data.accumulate": 1,
-            "compile": True, "optim.lr": 2e-3,
+            "data.feed": "resident",
+            "precision": "bf16",
+            "data.batch_size": 64,
+            "data.accumulate": 1,
+            "compile": True,
+            "optim.lr": 2e-3,
         }
-    )  # fmt: skip
+    )
     small = Answers(
         values={
-            "data.feed": "threaded", "precision": "fp16", "data.batch_size": 16, "data.accumulate": 4,
-            "compile": False, "optim.lr": 1e-3,
+            "data.feed": "threaded",
+            "precision": "fp16",
+            "data.batch_size": 16,
+            "data.accumulate": 4,
+            "compile": False,
+            "optim.lr": 1e-3,
         }
-    )  # fmt: skip
+    )
     for found in (smallest([large, small]), smallest([small, large])):
         assert found.values == small.values
         assert found.choices[-1].name == "unlike devices"
-    mixed = Answers(values=large.values | {"precision": "fp32", "data.batch_size": 32, "data.accumulate": 2})
+    mixed = Answers(
+        values=large.values | {"precision": "fp32", "data.batch_size": 32, "data.accumulate": 2}
+    )
     assert smallest([small, mixed]).values["precision"] == "fp32"
     assert smallest([large]) is large
     assert smallest([large, Answers()]).values == {}
@@ -158,17 +189,28 @@ def test_of_unlike_devices_the_smallest_decides():
 def asked(**settings: Any) -> OpenSettings:
     start = Setting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
     given: dict[str, Any] = {
-        "settings": TuneConfig(), "start": start, "feeds": [], "precisions": [], "step_rows": 8, "num_rows": 80,
-        "planned_steps": 1000, "room_bytes": 1, "is_cpu": True,
-    }  # fmt: skip
+        "settings": TuneConfig(),
+        "start": start,
+        "feeds": [],
+        "precisions": [],
+        "step_rows": 8,
+        "num_rows": 80,
+        "planned_steps": 1000,
+        "room_bytes": 1,
+        "is_cpu": True,
+    }
     return OpenSettings(**(given | settings))
 
 
 def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
     store = AnswerStore(tmp_path)
-    known = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, row_key="k", values={"data.batch_size": 32})
+    known = Answers(
+        step_s=0.1, planned_steps=1000, allowed_s=5.0, row_key="k", values={"data.batch_size": 32}
+    )
     assert not is_outdated(known, asked(), store)
-    assert is_outdated(known, asked(planned_steps=5000), store) and is_outdated(Answers(), asked(), store)
+    assert is_outdated(known, asked(planned_steps=5000), store) and is_outdated(
+        Answers(), asked(), store
+    )
     compiled = Answers(step_s=0.1, planned_steps=1000, values={"compile": True})
     assert is_outdated(compiled, asked(planned_steps=400), store)
     cut = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, is_complete=False)
@@ -187,9 +229,13 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
 def test_mistakes_are_told_before_anything_starts():
     with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto, cut\). Did you mean 'auto'\?"):
         RunConfig(tune="atuo")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."):
+    with pytest.raises(
+        UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."
+    ):
         TuneConfig(budget_s=0)
-    with pytest.raises(UserError, match="the processes that measure cannot build a model of your own"):
+    with pytest.raises(
+        UserError, match="the processes that measure cannot build a model of your own"
+    ):
         RunConfig(model=nn.Linear(2, 2), tune=TuneConfig(enabled=True))
     assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled  # type: ignore[arg-type]
 
@@ -212,13 +258,20 @@ def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_p
 
 
 @pytest.mark.soak(seconds=5)
-def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(tmp_path, capsys):
+def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(
+    tmp_path, capsys
+):
     tuned, plain = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT)), trained(tmp_path / "plain")
     told = capsys.readouterr().out
     assert "tune: measuring in a process apart" in told and " probes in " in told
     found = tuned.summary["tune"]
-    assert list(found["values"]) == ["data.feed"] and not found["cached"]  # which one wins is this machine's answer
-    assert choices(tuned)["precision"]["why"] == choices(tuned)["micro-batch"]["why"] == "kept: asked for"
+    # which one wins is this machine's answer
+    assert list(found["values"]) == ["data.feed"] and not found["cached"]
+    assert (
+        choices(tuned)["precision"]["why"]
+        == choices(tuned)["micro-batch"]["why"]
+        == "kept: asked for"
+    )
     ours, theirs = weights(tuned), weights(plain)
     assert ours.keys() == theirs.keys() and ours
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -247,12 +300,22 @@ def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.soak(seconds=7)
-def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, monkeypatch, capsys):
+def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
+    tmp_path, monkeypatch, capsys
+):
     words = [
-        "tune=auto", "tune.share=1000", "tune.steps=2", "tune.compile=false", "data.sample.rows=400",
-        "data.sample.eval_rows=40", "model.embedding=8", "model.hidden=8", "trainer.max_epochs=1", f"output={tmp_path}",
+        "tune=auto",
+        "tune.share=1000",
+        "tune.steps=2",
+        "tune.compile=false",
+        "data.sample.rows=400",
+        "data.sample.eval_rows=40",
+        "model.embedding=8",
+        "model.hidden=8",
+        "trainer.max_epochs=1",
+        f"output={tmp_path}",
         "data.effective_batch=64",
-    ]  # fmt: skip
+    ]
     assert run_train(words, monkeypatch) == 0
     (folder,) = (tmp_path / "default").iterdir()
     summary = read_summary(folder)
@@ -262,11 +325,17 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(tmp_path, 
     summary["tune"]["values"]["data.feed"] = "threaded"
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     capsys.readouterr()
-    more = [word for word in words if "max_epochs" not in word] + ["trainer.max_epochs=2", "resume=auto"]
+    more = [word for word in words if "max_epochs" not in word] + [
+        "trainer.max_epochs=2",
+        "resume=auto",
+    ]
     code = run_train([*more, "resume_anyway=true"], monkeypatch)
     told = capsys.readouterr().out
     assert code == 0
-    assert "tune: as at the beginning of this run (data.feed=threaded precision=fp32 data.batch_size=16" in told
+    assert (
+        "tune: as at the beginning of this run (data.feed=threaded precision=fp32"
+        " data.batch_size=16" in told
+    )
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
     answers = answers_in(str(folder), folder)
     assert answers is not None and answers["values"]["data.batch_size"] == 16
@@ -280,15 +349,25 @@ def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
 
 
 @pytest.mark.soak(seconds=6)
-def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(tmp_path, monkeypatch, capfd):
+def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
-    words = ["data.sample.rows=400", "data.sample.eval_rows=40", "model.embedding=8", "model.hidden=8"]
+    words = [
+        "data.sample.rows=400",
+        "data.sample.eval_rows=40",
+        "model.embedding=8",
+        "model.hidden=8",
+    ]
     words += ["tune.steps=2", "tune.compile=false", "data.effective_batch=64"]
     assert verb("tune", *words) == 0
     told = capfd.readouterr().out
     assert "rows/s" in told and "as set" in told and "feed alone" in told
     # Which feed wins is this machine's answer: the line names one of them and every other knob.
-    assert re.fullmatch(r"data\.feed=\w+ precision=\w+ data\.batch_size=64 data\.accumulate=1", told.splitlines()[-1])
+    assert re.fullmatch(
+        r"data\.feed=\w+ precision=\w+ data\.batch_size=64 data\.accumulate=1",
+        told.splitlines()[-1],
+    )
     assert not list(tmp_path.glob("outputs/**/*"))
     assert run_train(["tune=auto", *words, "trainer.max_epochs=1"], monkeypatch) == 0
     assert "tune: cached (" in capfd.readouterr().out
@@ -303,7 +382,13 @@ def test_the_verb_tells_mistakes(capfd):
     "words",
     [
         ["data=bits", "model=bitmlp", "task=grams"],
-        ["model=transformer", "model.hidden=16", "model.layers=1", "model.heads=2", "data.sample.eval_rows=40"],
+        [
+            "model=transformer",
+            "model.hidden=16",
+            "model.layers=1",
+            "model.heads=2",
+            "data.sample.eval_rows=40",
+        ],
     ],
 )
 @pytest.mark.soak(seconds=5)
@@ -315,7 +400,10 @@ def test_bit_strings_and_encoders_are_measured_too(words, capfd):
 @pytest.mark.soak(seconds=30)
 def test_two_ranks_share_one_answer(tmp_path):
     result = trained(
-        tmp_path, TuneConfig(**(ALL_KEPT | {"gain": 0.0})), trainer={"devices": 2}, data=TextDataConfig(sample=SMALL)
+        tmp_path,
+        TuneConfig(**(ALL_KEPT | {"gain": 0.0})),
+        trainer={"devices": 2},
+        data=TextDataConfig(sample=SMALL),
     )
     found = result.summary["tune"]
     assert found["values"]["data.batch_size"] * found["values"]["data.accumulate"] == 128

@@ -1,7 +1,8 @@
 """Which soak tests run, how many cases each has, and the table at the end.
 
-A soak test counts: it plants many faults and wants to survive all of them. `--rounds N` multiplies the number of cases.
-`--slice HASH` runs only a part. The hash chooses which, so the commits of a project together run all of it.
+A soak test counts: it plants many faults and wants to survive all of them. `--rounds N` multiplies
+the number of cases. `--slice HASH` runs only a part. The hash chooses which, so the commits of a
+project together run all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Problems = Iterable[list[str]]
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak", "soak tests")
-    group.addoption("--rounds", type=int, default=1, metavar="N", help="N times as many cases in each soak test")
+    group.addoption(
+        "--rounds", type=int, default=1, metavar="N", help="N times as many cases in each soak test"
+    )
     group.addoption("--slice", metavar="HASH", help="only the soak tests that this text chooses")
     group.addoption(
         "--slice-seconds",
@@ -39,7 +42,8 @@ def seconds_of(item: pytest.Item) -> float:
 def choose_slice(items: Sequence[pytest.Item], text: str, seconds: float) -> set[str]:
     """The node ids of a part of the soak tests that takes about so long; another for each text.
 
-    Half of the time is for those of a few seconds, which are many: else a storm would take the place of dozens.
+    Half of the time is for those of a few seconds, which are many: else a storm would take the
+    place of dozens.
     """
 
     def place(item: pytest.Item) -> str:
@@ -106,6 +110,8 @@ def print_table(terminal: pytest.TerminalReporter) -> None:
         terminal.write_line(f"{'planted':>9} {'survived':>9}  test")
         for name, planted, survived in sorted(rows):
             terminal.write_line(f"{planted:>9} {survived:>9}  {name}")
-        terminal.write_line(f"{sum(row[1] for row in rows):>9} {sum(row[2] for row in rows):>9}  in all")
+        terminal.write_line(
+            f"{sum(row[1] for row in rows):>9} {sum(row[2] for row in rows):>9}  in all"
+        )
     for line in lines:
         terminal.write_line(line)

@@ -20,7 +20,10 @@ class Item:
         return pytest.mark.soak(seconds=self.seconds).mark
 
 
-ITEMS: Any = [*(Item(f"short {n}", 2 + n % 3) for n in range(60)), *(Item(f"long {n}", 30 + 40 * n) for n in range(8))]
+ITEMS: Any = [
+    *(Item(f"short {n}", 2 + n % 3) for n in range(60)),
+    *(Item(f"long {n}", 30 + 40 * n) for n in range(8)),
+]
 
 
 def test_half_of_a_slice_is_for_short_tests_and_half_for_long_ones():

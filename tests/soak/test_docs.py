@@ -52,7 +52,9 @@ def runnable() -> list[str]:
     """Commands of train that need nothing from elsewhere."""
     found = [each for each in all_commands() if words_of_train(each) is not None]
     return [
-        each for each in found if not any(word in each for word in NEEDS) and " -m " not in each.partition("train")[2]
+        each
+        for each in found
+        if not any(word in each for word in NEEDS) and " -m " not in each.partition("train")[2]
     ]
 
 
@@ -70,14 +72,22 @@ def test_commands_of_the_pages_train(tmp_path, monkeypatch, capsys):
         small = next((more for word, more in SMALLER.items() if word in command), TINY[:2])
         if "source" in command:
             small = []
-        given = [*words, *small, "trainer.max_epochs=1", f"output=runs/{number}", "monitor.verdict=false"]
+        given = [
+            *words,
+            *small,
+            "trainer.max_epochs=1",
+            f"output=runs/{number}",
+            "monitor.verdict=false",
+        ]
         if run_train(given, monkeypatch) != 0:
             broken.append(f"{command}: {capsys.readouterr().err[-500:]}")
     assert not broken, "\n".join(broken)
 
 
 @pytest.mark.soak(seconds=120)
-@pytest.mark.filterwarnings(*LIGHTNINGS_HINTS, "ignore:_check_is_size will be removed:FutureWarning")
+@pytest.mark.filterwarnings(
+    *LIGHTNINGS_HINTS, "ignore:_check_is_size will be removed:FutureWarning"
+)
 def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CellsConfig, "__init__", _few_cells(CellsConfig.__init__))
@@ -93,7 +103,8 @@ def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
     names: dict[str, object] = {"__name__": "__page__"}
     for block in blocks():
         if block.page == "sequences.md" and block.language == "python":
-            exec(compile(block.text, block.place, "exec"), names)  # a page is a program of this project
+            # a page is a program of this project
+            exec(compile(block.text, block.place, "exec"), names)
 
 
 def _few_cells(original):
@@ -108,8 +119,18 @@ def write_more_tables(folder: Path) -> None:
     with (folder / "news.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for name, columns in (
-        ("reviews.csv", lambda row, number: {"text": row["title"], "stars": number % 5, "author": f"a{number // 4}"}),
-        ("tags.csv", lambda row, number: {"text": row["title"], "label": f"{row['topic']}|b{number % 2}"}),
+        (
+            "reviews.csv",
+            lambda row, number: {
+                "text": row["title"],
+                "stars": number % 5,
+                "author": f"a{number // 4}",
+            },
+        ),
+        (
+            "tags.csv",
+            lambda row, number: {"text": row["title"], "label": f"{row['topic']}|b{number % 2}"},
+        ),
     ):
         made = [columns(row, number) for number, row in enumerate(rows)]
         with (folder / name).open("w", newline="", encoding="utf-8") as file:

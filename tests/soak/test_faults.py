@@ -1,4 +1,6 @@
-"""Runs that are killed, asked to end, broken and damaged by hundreds, then run again to the same bytes."""
+"""Runs that are killed, asked to end, broken and damaged by hundreds, then run again to the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import pytest
 from tests.faults import disks, killed, ranks, stores, switches
 
 pytestmark = pytest.mark.soak(seconds=60)
-NEEDS_STRACE = pytest.mark.skipif(not disks.has_strace(), reason="strace makes faults at single system calls")
+NEEDS_STRACE = pytest.mark.skipif(
+    not disks.has_strace(), reason="strace makes faults at single system calls"
+)
 PLACES = ["this disk", "another disk"]
 
 
@@ -93,7 +97,9 @@ def test_a_wrong_bit_anywhere_in_a_store_is_found(rounds, survive):
 
 @pytest.mark.soak(seconds=60)
 def test_a_build_may_be_killed_or_refused_at_every_step(rounds, survive):
-    survived, tried = stores.write_faults_survived(each_refusal=rounds > 1, folder=disks.in_memory())
+    survived, tried = stores.write_faults_survived(
+        each_refusal=rounds > 1, folder=disks.in_memory()
+    )
     assert tried >= 120
     survive([[]] * survived + [["a store or its neighbour was lost"]] * (tried - survived))
 

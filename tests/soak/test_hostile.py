@@ -1,4 +1,6 @@
-"""Every hostile target and every path that leads outside: nothing is executed, and nothing outside is touched."""
+"""Every hostile target and every path that leads outside: nothing is executed, and nothing outside
+is touched.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ pytestmark = pytest.mark.soak(seconds=30)
 def test_every_hostile_target_is_refused_and_nothing_is_executed(part, survive):
     warm_start()
     outcomes = [(case, tried(case)) for case in all_cases()[part::PARTS]]
-    survive([] if found.is_refused and not found.is_executed else [case.name] for case, found in outcomes)
+    survive(
+        [] if found.is_refused and not found.is_executed else [case.name]
+        for case, found in outcomes
+    )
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -1,4 +1,6 @@
-"""Launchers, processes and machines: srun, torchrun across addresses, ranks and launchers that are killed."""
+"""Launchers, processes and machines: srun, torchrun across addresses, ranks and launchers that are
+killed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_srun_starts_the_same_run(ours, tmp_path, started):
     assert "run folder:" in said[1] and "run folder:" not in said[0]
 
 
-def test_the_folder_of_the_first_rank_is_that_of_all_and_the_store_is_built_once(ours, tmp_path, started):
+def test_the_folder_of_the_first_rank_is_that_of_all_and_the_store_is_built_once(
+    ours, tmp_path, started
+):
     """Ranks that start seconds apart would name different folders."""
     port = free_port()
     started.append(begin(["train", *SMALL, f"output={tmp_path}"], **slurm(1, port)))
@@ -46,11 +50,15 @@ def test_the_folder_of_the_first_rank_is_that_of_all_and_the_store_is_built_once
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """In their order: what the warm server has forked."""
     children = psutil.Process(process.pid).children(recursive=True)
-    return sorted((child for child in children if child.ppid() != process.pid), key=lambda child: child.pid)
+    return sorted(
+        (child for child in children if child.ppid() != process.pid), key=lambda child: child.pid
+    )
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_kept(which, tmp_path, started):
+def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_kept(
+    which, tmp_path, started
+):
     run = tmp_path / "run"
     started.append(begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}", "trainer.devices=2"]))
     process = started[0]
@@ -63,7 +71,10 @@ def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_ke
     assert time.monotonic() - killed < 60
     assert process.returncode == 1
     last = run / "checkpoints" / "last"
-    assert re.search(r"rank [01] of 2 was ended by SIGKILL", said) and f"The last checkpoint is {last}" in said
+    assert (
+        re.search(r"rank [01] of 2 was ended by SIGKILL", said)
+        and f"The last checkpoint is {last}" in said
+    )
     assert "Traceback" not in said
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
     require_whole(last)
@@ -78,9 +89,24 @@ def rank_of_torchrun(process: subprocess.Popen[str], rank: int) -> psutil.Proces
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_nothing_was(which, tmp_path, started):
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "-m", "train"]
-    words = [*SMALL, "trainer.max_epochs=60", "checkpoint.patience=null", "monitor.verdict=false", "resume=auto"]
+def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_nothing_was(
+    which, tmp_path, started
+):
+    torchrun = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "-m",
+        "train",
+    ]
+    words = [
+        *SMALL,
+        "trainer.max_epochs=60",
+        "checkpoint.patience=null",
+        "monitor.verdict=false",
+        "resume=auto",
+    ]
     for name in ("whole", "killed"):
         started.append(begin([*torchrun, *words, f"output={tmp_path}/{name}"], OMP_NUM_THREADS="1"))
         if name == "killed":
@@ -92,7 +118,8 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_not
         assert started[-1].returncode == 0, said
     assert "resume: continuing from step" in said
     (whole,), (run,) = (
-        [path for path in (tmp_path / name).glob("*/*") if path.is_dir()] for name in ("whole", "killed")
+        [path for path in (tmp_path / name).glob("*/*") if path.is_dir()]
+        for name in ("whole", "killed")
     )
     assert run == found[0].parents[1]
     assert losses(run) == losses(whole)
@@ -100,7 +127,10 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_not
 
 def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path, started):
     run, port = tmp_path / "run", free_port()
-    started += [begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
+    started += [
+        begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port))
+        for rank in (0, 1)
+    ]
     wait_for(run / LAST, started[0])
     os.kill(started[1].pid, signal.SIGKILL)
     said, _ = started[0].communicate(timeout=60)
@@ -122,7 +152,10 @@ def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path, started):
 
 def test_a_signal_to_one_rank_stops_all(tmp_path, started):
     run, port = tmp_path / "run", free_port()
-    started += [begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port)) for rank in (0, 1)]
+    started += [
+        begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port))
+        for rank in (0, 1)
+    ]
     wait_for(run / LAST, started[0])
     os.kill(started[1].pid, signal.SIGTERM)
     said_by_all(started, 60)
@@ -132,13 +165,18 @@ def test_a_signal_to_one_rank_stops_all(tmp_path, started):
 
 @pytest.fixture
 def two_machines() -> Iterator[tuple[list[str], list[str]]]:
-    """What to write before a command so that it runs on the one or the other: two network namespaces and a wire."""
+    """What to write before a command so that it runs on the one or the other: two network
+    namespaces and a wire.
+    """
     names, wires = (f"flatout-a-{os.getpid()}", f"flatout-b-{os.getpid()}"), ("fla0", "fla1")
     ends = list(zip(names, wires, strict=True))
     commands = [
         *(f"ip netns add {name}" for name in names),
         f"ip link add {wires[0]} netns {names[0]} type veth peer name {wires[1]} netns {names[1]}",
-        *(f"ip -n {name} addr add 10.77.0.{i}/24 dev {wire}" for i, (name, wire) in enumerate(ends, 1)),
+        *(
+            f"ip -n {name} addr add 10.77.0.{i}/24 dev {wire}"
+            for i, (name, wire) in enumerate(ends, 1)
+        ),
         *(f"ip -n {name} link set {wire} up" for name, wire in ends),
         *(f"ip -n {name} link set lo up" for name in names),
     ]
@@ -147,7 +185,8 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
             try:
                 subprocess.run(command.split(), check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                # Making them takes rights that not every machine gives; two addresses of one machine are tested below.
+                # Making them takes rights that not every machine gives; two addresses of one
+                # machine are tested below.
                 pytest.skip(f"no network namespaces here: {error}")
         yield (["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1]])
     finally:
@@ -157,10 +196,20 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
 
 def torchrun_on(node: int, address: str, port: int) -> list[str]:
     meet = [f"--master-addr={address}", f"--master-port={port}"]
-    return ["torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", *meet, "-m", "train"]
+    return [
+        "torch.distributed.run",
+        "--nnodes=2",
+        f"--node-rank={node}",
+        "--nproc-per-node=1",
+        *meet,
+        "-m",
+        "train",
+    ]
 
 
-def test_two_machines_with_a_wire_between_them_train_the_same_run(ours, two_machines, tmp_path, started):
+def test_two_machines_with_a_wire_between_them_train_the_same_run(
+    ours, two_machines, tmp_path, started
+):
     for node, before in enumerate(two_machines):
         words = [*torchrun_on(node, "10.77.0.1", 29511), *SMALL, f"hydra.run.dir={tmp_path}/run"]
         environment = {"GLOO_SOCKET_IFNAME": f"fla{node}", "OMP_NUM_THREADS": "1"}
@@ -168,7 +217,10 @@ def test_two_machines_with_a_wire_between_them_train_the_same_run(ours, two_mach
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
-    assert "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said[0]
+    assert (
+        "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)"
+        in said[0]
+    )
     assert "run folder:" not in said[1]
 
 
@@ -195,7 +247,9 @@ for number in range(3):
 def test_a_script_may_train_more_than_once(tmp_path, started):
     script = tmp_path / "twice.py"
     script.write_text(TWICE.replace("OUTPUT", repr(str(tmp_path / "runs"))))
-    started.append(begin(["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]))
+    started.append(
+        begin(["torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)])
+    )
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     values = sorted(line for line in said.splitlines() if line.startswith("value"))

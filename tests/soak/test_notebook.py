@@ -16,7 +16,11 @@ def test_the_notebook_runs(tmp_path):
     nbclient = pytest.importorskip("nbclient", reason="the extra `docs` is not installed")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     notebook.cells[1].source = notebook.cells[1].source.replace("ROWS = 4000", "ROWS = 400")
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    printed = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     assert any("test/accuracy" in str(output) for output in printed)
     assert list((tmp_path / "outputs" / "notebook").glob("*/report.html"))

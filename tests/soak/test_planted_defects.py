@@ -1,8 +1,10 @@
-"""Do the tests find defects? Many are planted, each in a copy of the project, and named test files must fail there.
+"""Do the tests find defects? Many are planted, each in a copy of the project, and named test files
+must fail there.
 
-A defect is a small edit that type checks and runs: a sign, a step too far, a lost weight, a checksum left out. The
-copy without a defect passes the same tests, so a failure is the defect's. Of the default suite only those tests run
-that are about the edited part. A table at the end names the test that found each defect.
+A defect is a small edit that type checks and runs: a sign, a step too far, a lost weight, a
+checksum left out. The copy without a defect passes the same tests, so a failure is the defect's. Of
+the default suite only those tests run that are about the edited part. A table at the end names the
+test that found each defect.
 """
 
 from __future__ import annotations
@@ -20,14 +22,25 @@ import pytest
 from tests.soak import choosing
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "conf", "benchmarks", "docs", "pyproject.toml", "README.md", "SECURITY.md")
+COPIED = (
+    "src",
+    "tests",
+    "conf",
+    "benchmarks",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "SECURITY.md",
+)
 PASSED, FAILED = 0, 1
 """Exit codes of pytest; others mean that no test ran."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """An edit of one file of the sources, and the tests that find it: a file, or one test of a long file."""
+    """An edit of one file of the sources, and the tests that find it: a file, or one test of a long
+    file.
+    """
 
     name: str
     file: str
@@ -36,7 +49,9 @@ class Defect:
     tests: str
 
 
-_ELSEWHERE = "tests/elsewhere/test_steps.py::test_a_step_elsewhere_mixes_no_devices_and_reads_nothing"
+_ELSEWHERE = (
+    "tests/elsewhere/test_steps.py::test_a_step_elsewhere_mixes_no_devices_and_reads_nothing"
+)
 """On a device that is not the CPU: takes one of its cases."""
 DEFECTS = [
     Defect(
@@ -91,7 +106,8 @@ DEFECTS = [
     Defect(
         "weights of classes are lost",
         "tasks/classification.py",
-        'F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing)',
+        'F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum",'
+        " label_smoothing=smoothing)",
         'F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=smoothing)',
         "tests/tasks/test_classification.py",
     ),
@@ -277,7 +293,18 @@ def run_tests(copy: Path, tests: list[str], *options: str) -> subprocess.Complet
     """Run some tests of a copy of the project, until one fails."""
     paths = os.pathsep.join([str(copy / "src"), str(copy)])
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *options, *tests],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            *tests,
+        ],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": paths},
         text=True,
@@ -301,7 +328,9 @@ def copy_of_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def require_found(defect: Defect, copy: Path) -> tuple[str, list[str]]:
-    """Plant a defect, run its tests, and take it out again: the test that found it, or what is wrong."""
+    """Plant a defect, run its tests, and take it out again: the test that found it, or what is
+    wrong.
+    """
     path = copy / "src" / "flatout" / defect.file
     sound = path.read_text(encoding="utf-8")
     assert sound.count(defect.old) == 1, f"{defect.file} has changed: {defect.old!r}"

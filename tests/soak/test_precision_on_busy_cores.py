@@ -23,7 +23,9 @@ def share() -> float:
 @pytest.mark.skipif(not bf16_is_native_on_cpu(), reason="this processor has no bf16")
 def test_a_product_takes_the_same_share_of_its_time_beside_processes_that_compute():
     quiet = share()
-    others = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2 * torch.get_num_threads())]
+    others = [
+        subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2 * torch.get_num_threads())
+    ]
     try:
         busy = [share() for _ in range(3)]
     finally:

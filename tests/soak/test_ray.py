@@ -1,4 +1,6 @@
-"""Ray: the script of docs/many_devices.md, whose workers are ranks of one run; and parts of builds and answers."""
+"""Ray: the script of docs/many_devices.md, whose workers are ranks of one run; and parts of builds
+and answers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from flatout.data.datamodules import TextData
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
 SETTINGS: dict[str, Any] = {
-    "data": TextDataConfig(sample=HeadlinesConfig(rows=503, eval_rows=101, classes=4), batch_size=16),
+    "data": TextDataConfig(
+        sample=HeadlinesConfig(rows=503, eval_rows=101, classes=4), batch_size=16
+    ),
     "model": TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0),
     "precision": "fp32",
     "epochs": 2,
@@ -71,7 +75,8 @@ def do(folder, number, count):
     (folder / f"begun-{number}-{os.getpid()}").touch()
     time.sleep(3)
     encoded_units.UNIT_ROWS = 200
-    return encode_part(TextDataConfig(source=str(folder / "rows"), cache=str(folder / "cache")), number, count)
+    config = TextDataConfig(source=str(folder / "rows"), cache=str(folder / "cache"))
+    return encode_part(config, number, count)
 
 
 def lose(cluster, node, folder):
@@ -82,7 +87,8 @@ def lose(cluster, node, folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"] = cluster.address
     threading.Thread(target=lose, args=(cluster, node, folder)).start()
@@ -107,7 +113,8 @@ def lose(cluster, node, folder):
 
 
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"] = cluster.address
     threading.Thread(target=lose, args=(cluster, node, Path(sys.argv[-1]))).start()
@@ -165,7 +172,8 @@ def lose(cluster, node, folder):
 
 
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     node = cluster.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"], _Running._begin = cluster.address, counted
     threading.Thread(target=lose, args=(cluster, node, Path(sys.argv[-1]))).start()
@@ -184,7 +192,9 @@ def losses(folder: Path) -> list[float]:
 
 
 def of_session(session: int) -> list[psutil.Process]:
-    """Processes of a session: Ray puts its workers into groups of their own, but not into other sessions."""
+    """Processes of a session: Ray puts its workers into groups of their own, but not into other
+    sessions.
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -194,11 +204,15 @@ def of_session(session: int) -> list[psutil.Process]:
 
 
 @contextmanager
-def running(command: list[str], folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    command: list[str], folder: Path, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A command with a session of its own, of which no process stays."""
     everything = {**os.environ, **environment}
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=folder, env=everything, start_new_session=True, **streams)
+    process = subprocess.Popen(
+        command, cwd=folder, env=everything, start_new_session=True, **streams
+    )
     try:
         yield process
     finally:
@@ -217,8 +231,12 @@ def ray_folder() -> Iterator[str]:
         yield folder
 
 
-def by_two_workers(settings: dict[str, Any], folder: Path, ray_folder: str, *, killed: bool) -> Path:
-    """The folder of a run that Ray trained with the script of the page; `killed`: a worker of it was."""
+def by_two_workers(
+    settings: dict[str, Any], folder: Path, ray_folder: str, *, killed: bool
+) -> Path:
+    """The folder of a run that Ray trained with the script of the page; `killed`: a worker of it
+    was.
+    """
     (folder / "ray_train.py").write_text(script_of_the_page(), encoding="utf-8")
     (folder / "driver.py").write_text(DRIVER, encoding="utf-8")
     (folder / "settings").write_bytes(pickle.dumps({**settings, "output": str(folder / "outputs")}))
@@ -235,7 +253,11 @@ def run_of(command: list[str], folder: Path, ray_folder: str, *, killed: bool) -
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.02)
         if killed:
-            worker = next(each for each in of_session(process.pid) if "RayTrainWorker" in " ".join(each.cmdline()))
+            worker = next(
+                each
+                for each in of_session(process.pid)
+                if "RayTrainWorker" in " ".join(each.cmdline())
+            )
             worker.kill()
         told, _ = process.communicate(timeout=240)
         _, alive = psutil.wait_procs(of_session(process.pid), timeout=30)
@@ -249,15 +271,24 @@ def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_fold
     pytest.importorskip("ray")
     folder = by_two_workers(SETTINGS, tmp_path, ray_folder, killed=False)
     said = (folder / "log.txt").read_text(encoding="utf-8")
-    assert "rows a step: 32 rows (each rank trains its share; 16 rows x 1 batches x 2 ranks)" in said
-    alone = fit(**{**SETTINGS, "data": replace(SETTINGS["data"], batch_size=32)}, folder=tmp_path / "alone")
+    assert (
+        "rows a step: 32 rows (each rank trains its share; 16 rows x 1 batches x 2 ranks)" in said
+    )
+    alone = fit(
+        **{**SETTINGS, "data": replace(SETTINGS["data"], batch_size=32)}, folder=tmp_path / "alone"
+    )
     assert len(losses(folder)) == len(losses(alone.folder)) == 32
     assert losses(folder) == pytest.approx(losses(alone.folder), rel=1e-5)
 
 
 def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
     pytest.importorskip("ray")
-    settings = {**SETTINGS, "epochs": 40, "resume": "auto", "checkpoint": CheckpointConfig(patience=None)}
+    settings = {
+        **SETTINGS,
+        "epochs": 40,
+        "resume": "auto",
+        "checkpoint": CheckpointConfig(patience=None),
+    }
     settings["optim"] = OptimConfig(lr=1e-4)  # at 1e-3 rounding alone grows
     folder = by_two_workers(settings, tmp_path, ray_folder, killed=True)
     assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
@@ -269,22 +300,45 @@ def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
 
 def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_folder, tmp_path):
     pytest.importorskip("ray")
-    words = ["data.sample.rows=503", "data.sample.eval_rows=101", "data.sample.classes=4", "model=transformer"]
-    words += ["model.hidden=32", "model.layers=2", "model.heads=4", "model.dropout=0", "model.attention_dropout=0"]
-    words += ["precision=fp32", "trainer.max_epochs=20", "checkpoint.patience=null", "monitor.flush_every=1"]
-    words += ["monitor.progress=false", "trainer.accelerator=cpu", "optim.lr=1e-4"]  # at 1e-3 rounding alone grows
+    words = [
+        "data.sample.rows=503",
+        "data.sample.eval_rows=101",
+        "data.sample.classes=4",
+        "model=transformer",
+    ]
+    words += [
+        "model.hidden=32",
+        "model.layers=2",
+        "model.heads=4",
+        "model.dropout=0",
+        "model.attention_dropout=0",
+    ]
+    words += [
+        "precision=fp32",
+        "trainer.max_epochs=20",
+        "checkpoint.patience=null",
+        "monitor.flush_every=1",
+    ]
+    # at 1e-3 rounding alone grows
+    words += ["monitor.progress=false", "trainer.accelerator=cpu", "optim.lr=1e-4"]
     (tmp_path / "home").mkdir()
     train = [sys.executable, "-m", "train", *words]
-    folder = run_of([*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True)
+    folder = run_of(
+        [*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True
+    )
     assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
     assert not list(folder.parent.glob(".*")), "Ray's notes are gone"
-    subprocess.run([*train, "data.batch_size=32", "name=alone"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [*train, "data.batch_size=32", "name=alone"], cwd=tmp_path, check=True, capture_output=True
+    )
     (alone,) = (tmp_path / "outputs" / "alone").iterdir()
     assert len(losses(folder)) == len(losses(alone)) == 320
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-4)
 
 
-def test_a_mistake_that_a_worker_of_ray_finds_is_one_sentence_and_leaves_no_folder(ray_folder, tmp_path):
+def test_a_mistake_that_a_worker_of_ray_finds_is_one_sentence_and_leaves_no_folder(
+    ray_folder, tmp_path
+):
     pytest.importorskip("ray")
     (tmp_path / "rows.csv").write_text("text,label\na,b\n", encoding="utf-8")
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -306,7 +360,9 @@ def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, mo
     pytest.importorskip("ray")
     (tmp_path / "rows").mkdir()
     for number in range(8):
-        rows = [f"w{number * row} of {row} and {'x' * (row % 9)},{'ab'[row % 2]}" for row in range(50)]
+        rows = [
+            f"w{number * row} of {row} and {'x' * (row % 9)},{'ab'[row % 2]}" for row in range(50)
+        ]
         text = "\n".join(["text,label", *rows, ""])
         (tmp_path / "rows" / f"part-{number}.csv").write_text(text, encoding="utf-8")
     (tmp_path / "driver.py").write_text(CLUSTER, encoding="utf-8")
@@ -323,7 +379,10 @@ def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, mo
         data = TextData(source=str(tmp_path / "rows"), cache=str(tmp_path / cache))
         data.prepare_data()
         folder = tmp_path / cache
-        found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.bin"))}
+        found = {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*.bin"))
+        }
         stores.append({path: content for path, content in found.items() if ".surveys" not in path})
     assert stores[0] == stores[1] and sum(".units" in path for path in stores[0]) == 4 * 15
 
@@ -336,13 +395,24 @@ def test_answers_by_ray_are_those_of_one_process(ray_folder, tmp_path):
         text = "\n".join(["text", *(f"w{number * row} of {row}" for row in range(30)), ""])
         (tmp_path / "rows" / f"{number}.csv").write_text(text, encoding="utf-8")
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
-    words = [sys.executable, "-m", "flatout", "predict", str(run.folder), str(tmp_path / "rows"), "--out"]
+    words = [
+        sys.executable,
+        "-m",
+        "flatout",
+        "predict",
+        str(run.folder),
+        str(tmp_path / "rows"),
+        "--out",
+    ]
     for out, more in {"alone/": [], "ray/": ["--on", "ray", "--parts", "2"]}.items():
         with running([*words, out, *more], tmp_path, **own) as process:
             told, _ = process.communicate(timeout=200)
         assert process.returncode == 0, told
         assert f"written to {out}: 120 rows" in told
-    alone, by_ray = ({path.name: path.read_bytes() for path in (tmp_path / out).iterdir()} for out in ("alone", "ray"))
+    alone, by_ray = (
+        {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
+        for out in ("alone", "ray")
+    )
     assert len(alone) == 5  # and what they answer
     assert alone == by_ray
 
@@ -366,16 +436,24 @@ def test_answers_survive_the_loss_of_a_machine(ray_folder, tmp_path):
             told, _ = process.communicate(timeout=300)
         assert process.returncode == 0, told
         assert "removed" in told or "driver.py" not in command
-    found = [{path.name: path.read_bytes() for path in (tmp_path / out).glob("*.csv")} for out in ("alone", "ray")]
+    found = [
+        {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.csv")}
+        for out in ("alone", "ray")
+    ]
     assert len(found[0]) == 12
     assert found[0] == found[1]
-    assert (tmp_path / "ray" / "answers.json").read_bytes() == (tmp_path / "alone" / "answers.json").read_bytes()
+    assert (tmp_path / "ray" / "answers.json").read_bytes() == (
+        tmp_path / "alone" / "answers.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"), [("version", ", not 9.9."), ("package", "lacks a package (No module named 'only_here')")]
+    ("mistake", "said"),
+    [("version", ", not 9.9."), ("package", "lacks a package (No module named 'only_here')")],
 )
-def test_a_machine_of_another_version_or_without_a_package_is_one_sentence(ray_folder, tmp_path, mistake, said):
+def test_a_machine_of_another_version_or_without_a_package_is_one_sentence(
+    ray_folder, tmp_path, mistake, said
+):
     pytest.importorskip("ray")
     (tmp_path / "driver.py").write_text(MISTAKE, encoding="utf-8")
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -393,7 +471,9 @@ def values_of(folder: Path) -> dict[str, float]:
         return {row["model.hidden"]: float(row["value"]) for row in csv.DictReader(file)}
 
 
-def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose_machine_was_lost(ray_folder, tmp_path):
+def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose_machine_was_lost(
+    ray_folder, tmp_path
+):
     pytest.importorskip("ray")
     words = [
         "sweep",
@@ -403,8 +483,18 @@ def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose
         "model.embedding=8",
         "precision=fp32",
     ]
-    words += ["data.sample.rows=3000", "data.sample.eval_rows=200", "data.batch_size=16", "trainer.max_epochs=4"]
-    words += ["monitor.verdict=false", "monitor.rival=false", "monitor.flush_every=1", "logger=none"]
+    words += [
+        "data.sample.rows=3000",
+        "data.sample.eval_rows=200",
+        "data.batch_size=16",
+        "trainer.max_epochs=4",
+    ]
+    words += [
+        "monitor.verdict=false",
+        "monitor.rival=false",
+        "monitor.flush_every=1",
+        "logger=none",
+    ]
     (tmp_path / "driver.py").write_text(SWEEP, encoding="utf-8")
     own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0"}
     ways = {
@@ -435,7 +525,12 @@ class Job:
         return SimpleNamespace(objective=1.0, metrics={})
 
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-trials = iter([Trial(number, Path.cwd() / str(number), Job(), [], [f"number={number}"]) for number in range(3)])
+trials = iter(
+    [
+        Trial(number, Path.cwd() / str(number), Job(), [], [f"number={number}"])
+        for number in range(3)
+    ]
+)
 board = Board("trials", "val/accuracy", "max", 3)
 given = {"metric": "accuracy", "limit_s": 12.0}
 for trial, ending in endings(lambda: next(trials, None), slots(3, Place.ray), board, **given):

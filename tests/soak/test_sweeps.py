@@ -1,4 +1,7 @@
-"""Sweeps in a storm: trials crash and hang, and the sweep is killed often. No trial is lost or counted twice."""
+"""Sweeps in a storm: trials crash and hang, and the sweep is killed often.
+
+No trial is lost or counted twice.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ def test_a_sweep_that_is_killed_often_accounts_for_every_trial(tmp_path, rounds,
         folder = tmp_path / str(number)
         first = [*WORDS, f"seed={number}", f"hydra.sweep.dir={folder}"]
         for kill in range(KILLS):
-            started.append(command(*([*first, TRUST] if kill == 0 else ["resume", str(folder), TRUST])))
+            started.append(
+                command(*([*first, TRUST] if kill == 0 else ["resume", str(folder), TRUST]))
+            )
             wait_for(folder / str(3 * kill + 2) / "metrics.csv", started[-1])
             started[-1].kill()
             started[-1].communicate()

@@ -17,7 +17,9 @@ class Planted(L.Callback):
     def __init__(self, what: str, after: int = 3) -> None:
         self.what, self.after = what, after
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any
+    ) -> None:
         if trainer.global_step < self.after:
             return
         if self.what == "raise":

@@ -23,7 +23,14 @@ def test_the_tag_log_asks_for_factors_and_none_for_steps():
             True,
             r"no tag 'quick' \(log\)\. Write tag\(log,interval\(1e-4,1e-1\)\), or leave tag",
         ),
-        ({"log"}, False, r"sweep: optim.lr: listed values have no factors between them\. Write tag\(log,interval\("),
+        (
+            {"log"},
+            False,
+            (
+                r"sweep: optim.lr: listed values have no factors between them\. Write"
+                r" tag\(log,interval\("
+            ),
+        ),
     ],
 )
 def test_a_tag_that_means_nothing_is_refused(tags, is_interval, message):

@@ -55,7 +55,9 @@ SPACE: dict[str, Part] = {
 
 def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
     most = settings.pop("validations", 9)
-    given = SweeperSettings(**{"trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, **settings})
+    given = SweeperSettings(
+        **{"trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, **settings}
+    )
     return Study(folder, space, given, mode="max", validations=most)
 
 
@@ -100,7 +102,8 @@ def test_a_kill_between_two_suggestions_changes_nothing(tmp_path):
     lines = journal.read_bytes()[len(before) :].splitlines(keepends=True)
     assert len(lines) > 3
     for kept in range(len(lines)):
-        journal.write_bytes(before + b"".join(lines[:kept]) + lines[kept][:5])  # the last line is half written
+        # the last line is half written
+        journal.write_bytes(before + b"".join(lines[:kept]) + lines[kept][:5])
         asked = study(tmp_path / "b").ask()
         assert asked == (3, whole[3])
 
@@ -115,7 +118,10 @@ def test_a_journal_that_is_damaged_is_named_with_its_line(tmp_path):
 
 
 def test_a_grid_tries_every_combination_once_in_order(tmp_path):
-    space: dict[str, Part] = {"a": Choice(("x", "[1,2]")), "b": Interval(1, 5, is_whole=True, step=2)}
+    space: dict[str, Part] = {
+        "a": Choice(("x", "[1,2]")),
+        "b": Interval(1, 5, is_whole=True, step=2),
+    }
     assert grid(space) == [{"a": a, "b": b} for a in ("x", "[1,2]") for b in (1, 3, 5)]
     memory = study(tmp_path, space, sampler=Sampler.grid)
     seen = []
@@ -127,7 +133,9 @@ def test_a_grid_tries_every_combination_once_in_order(tmp_path):
 
 
 def test_an_interval_has_no_place_in_a_grid(tmp_path):
-    with pytest.raises(UserError, match=r"sweep: optim.lr: an interval has too many values for a grid"):
+    with pytest.raises(
+        UserError, match=r"sweep: optim.lr: an interval has too many values for a grid"
+    ):
         study(tmp_path, sampler=Sampler.grid)
 
 
@@ -135,7 +143,9 @@ def test_tpe_finds_better_settings_than_chance(tmp_path):
     found = {}
     for kind in (Sampler.tpe, Sampler.random):
         (tmp_path / kind).mkdir()
-        values = [worth(settings) for settings in told(study(tmp_path / kind, sampler=kind, trials=40))]
+        values = [
+            worth(settings) for settings in told(study(tmp_path / kind, sampler=kind, trials=40))
+        ]
         found[kind] = sum(values[-10:]) / 10
     assert found[Sampler.tpe] > found[Sampler.random]
 
@@ -213,7 +223,9 @@ def test_a_number_that_is_tried_lies_between_the_ends_however_near_they_are(low,
     part = Interval(low, low + width)
     written = part.text(low + share * (part.high - low))
     assert part.low <= float(written) <= part.high
-    assert abs(float(written) - (low + share * (part.high - low))) <= 0.001 * (part.high - low) + 1e-9 * abs(part.high)
+    assert abs(float(written) - (low + share * (part.high - low))) <= 0.001 * (
+        part.high - low
+    ) + 1e-9 * abs(part.high)
 
 
 def test_numbers_that_need_no_more_have_four_digits():
@@ -227,7 +239,9 @@ def test_trials_are_pruned_where_nobody_knows_how_often_they_validate(tmp_path, 
     ended = 0
     for quality in [0.9] * 4 + [0.1] * 8:
         number, _ = memory.ask()
-        place = next((count for count in range(1, 31) if memory.should_end(number, count, quality)), None)
+        place = next(
+            (count for count in range(1, 31) if memory.should_end(number, count, quality)), None
+        )
         ended += place is not None
         status = Status.complete if place is None else Status.pruned
         memory.tell(number, Ending(status, 1.0, quality))
@@ -240,12 +254,23 @@ def metrics_of(data):
 
 def test_the_metric_of_a_run_is_known_before_there_is_data():
     assert kind_of(data := RunConfig().data).usual_metric(data) == "accuracy"
-    assert metrics_of(TextDataConfig(problem=Problem.regression)) == ["mae", "rmse", "r2", "pearson", "loss"]
+    assert metrics_of(TextDataConfig(problem=Problem.regression)) == [
+        "mae",
+        "rmse",
+        "r2",
+        "pearson",
+        "loss",
+    ]
     assert set(metrics_of(BitsDataConfig())) - {"loss"} == set(NAMES)
 
 
-def test_a_metric_may_be_named_with_its_split_and_a_module_of_ones_own_gets_the_name_as_it_was_typed(tmp_path):
-    assert RunConfig(checkpoint=CheckpointConfig(metric="val/macro_f1")).checkpoint.metric == "macro_f1"
+def test_a_metric_may_be_named_with_its_split_and_an_own_module_gets_the_name_as_it_was_typed(
+    tmp_path,
+):
+    assert (
+        RunConfig(checkpoint=CheckpointConfig(metric="val/macro_f1")).checkpoint.metric
+        == "macro_f1"
+    )
     searched = Searched(SweeperSettings(metric="val/acc"), {}, [], lambda *_: None, tmp_path)
     assert searched.typed({}) == ["checkpoint.metric=val/acc"]
     assert searched.settings.of_the_search() == SweeperSettings(metric="acc").of_the_search()
@@ -265,8 +290,13 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
 
 def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
     space: dict[str, Part] = {"model.hidden": Choice(("8",))}
-    searched = Searched(SweeperSettings(confirm=3), space, [], lambda words, number: RunJob(RunConfig()), tmp_path)
-    given = [Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}), Ending(Status.failed, 1.0, note="no memory")]
+    searched = Searched(
+        SweeperSettings(confirm=3), space, [], lambda words, number: RunJob(RunConfig()), tmp_path
+    )
+    given = [
+        Ending(Status.complete, 1.0, 0.9, {"val/accuracy": 0.9}),
+        Ending(Status.failed, 1.0, note="no memory"),
+    ]
     given.append(Ending(Status.complete, 1.0, 0.8, {"val/accuracy": 0.8}))
     asked: list[str] = []
 
@@ -285,7 +315,9 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
         "not confirmed by 1 of 3 seeds: confirm-1: no memory",
     ]
     over = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=True)
-    assert over.done == first.done and over.lines("accuracy")[1].endswith("of 3 seeds: the time was over")
+    assert over.done == first.done and over.lines("accuracy")[1].endswith(
+        "of 3 seeds: the time was over"
+    )
     given[:] = [Ending(Status.complete, 1.0, 0.7, {"val/accuracy": 0.7})]
     again = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
     assert asked[3:] == ["confirm-1"]
@@ -295,28 +327,47 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("resume",), "sweep resume: no folder is named. Name its folder: python -m flatout sweep resume"),
+        (
+            ("resume",),
+            "sweep resume: no folder is named. Name its folder: python -m flatout sweep resume",
+        ),
         (("resume", "nowhere"), "no sweep.json there"),
         (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
         *at_once(
             of=[
-                (("model.hidden=choice(8,16,frog)",), "model.hidden: 'frog' does not fit (a whole number)"),
+                (
+                    ("model.hidden=choice(8,16,frog)",),
+                    "model.hidden: 'frog' does not fit (a whole number)",
+                ),
                 (
                     ("model.hidden=choice(8,16)", "metric=acuracy", "trials=3"),
                     "metric: no metric 'acuracy' (accuracy, ",
                 ),
-                (("model.hidden=choice(frog,8,16)",), "model.hidden: 'frog' does not fit (a whole number)"),
+                (
+                    ("model.hidden=choice(frog,8,16)",),
+                    "model.hidden: 'frog' does not fit (a whole number)",
+                ),
                 (("model.dropout=choice(0.1,1.5)",), "model.dropout: 1.5"),
                 (
-                    ("+experiment=bert_tiny", "model.hidden=choice(32,64)", "model.heads=choice(4,3)"),
+                    (
+                        "+experiment=bert_tiny",
+                        "model.hidden=choice(32,64)",
+                        "model.heads=choice(4,3)",
+                    ),
                     "a multiple of 3 heads",
                 ),
-                (("model.hidden=choice(8,16)", "metric=rmse"), "metric: no metric 'rmse' (accuracy, macro_f1, "),
+                (
+                    ("model.hidden=choice(8,16)", "metric=rmse"),
+                    "metric: no metric 'rmse' (accuracy, macro_f1, ",
+                ),
                 (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
             ],
             seconds=3,
         ),
-        (("model.hidden=choice(8,16)", "resume=auto"), "resume: is of runs, and this is a sweep. Resume it by: "),
+        (
+            ("model.hidden=choice(8,16)", "resume=auto"),
+            "resume: is of runs, and this is a sweep. Resume it by: ",
+        ),
         (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
         (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
         (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
@@ -324,15 +375,26 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
             ("optim.lr=interval(1e-1,1e-3)",),
             "(the least number first). Write interval(0.001,0.1).",
         ),
-        (("optim.lr=tag(log,interval(0,1e-3))",), "by factors (numbers above 0). Raise the least number above 0"),
-        (("optim.lr=interval(1e-3,1e-1)", "sampler=grid"), "an interval has too many values for a grid"),
+        (
+            ("optim.lr=tag(log,interval(0,1e-3))",),
+            "by factors (numbers above 0). Raise the least number above 0",
+        ),
+        (
+            ("optim.lr=interval(1e-3,1e-1)", "sampler=grid"),
+            "an interval has too many values for a grid",
+        ),
         (("model.hidden=interval(8,16)",), "model.hidden: '10.5"),
         (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
         ((), "sweep: nothing to search"),
-        (("+sweep=blom",), "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?"),
+        (
+            ("+sweep=blom",),
+            "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(words, message, tmp_path, capsys, monkeypatch):
+def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(
+    words, message, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     code, said = verbally(capsys, *words, "data.sample.rows=200")
     assert code == 2 and message in said, said
@@ -364,7 +426,13 @@ def begun(started: list[Any]) -> list[Command]:
     return started
 
 
-SMALL = ["data.sample.rows=300", "data.sample.eval_rows=60", "trainer.max_epochs=3", "precision=fp32", "logger=none"]
+SMALL = [
+    "data.sample.rows=300",
+    "data.sample.eval_rows=60",
+    "trainer.max_epochs=3",
+    "precision=fp32",
+    "logger=none",
+]
 TRUST = "+allow_targets=[tests]"
 SEARCHED = ["model.hidden=choice(8,16,24)", "optim.lr=tag(log,interval(1e-4,1e-1))", *SMALL]
 
@@ -392,13 +460,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     folder, printed, before = tmp_path_factory.mktemp("whole"), io.StringIO(), list(sys.argv)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-        assert verb("sweep", *SEARCHED, "trials=3", "confirm=2", f"hydra.sweep.dir={folder}/sweep") == 0
+        assert (
+            verb("sweep", *SEARCHED, "trials=3", "confirm=2", f"hydra.sweep.dir={folder}/sweep")
+            == 0
+        )
     sys.argv[:] = before
     yield folder / "sweep", printed.getvalue()
 
 
 @pytest.mark.soak(seconds=20)
-def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(whole, tmp_path, begun, capfd):
+def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(
+    whole, tmp_path, begun, capfd
+):
     cut = tmp_path / "cut"
     begun.append(command(*SEARCHED, "trials=3", f"hydra.sweep.dir={cut}"))
     wait_for_trial(cut, 1, begun[0])
@@ -424,12 +497,19 @@ def best_again(said: str) -> str:
 
 def test_one_store_serves_all_trials_and_the_best_is_confirmed(whole):
     folder, said = whole
-    summaries = [json.loads((folder / f"{number}" / "summary.json").read_text()) for number in range(3)]
+    summaries = [
+        json.loads((folder / f"{number}" / "summary.json").read_text()) for number in range(3)
+    ]
     assert [summary["data"]["cache"]["hit"] for summary in summaries] == [False, True, True]
     assert all(summary["data"]["cache"]["seconds"] < 1 for summary in summaries[1:])
-    assert re.search(r"confirmed by 2 of 2 seeds: test/accuracy 0\.\d+ ± 0\.\d+, val/accuracy 0\.\d+ ± ", said)
+    assert re.search(
+        r"confirmed by 2 of 2 seeds: test/accuracy 0\.\d+ ± 0\.\d+, val/accuracy 0\.\d+ ± ", said
+    )
     assert re.findall(r"^(\S+): complete", said, re.MULTILINE) == ["confirm-0", "confirm-1"]
-    seeds = {json.loads((folder / f"confirm-{number}" / "summary.json").read_text())["seed"] for number in (0, 1)}
+    seeds = {
+        json.loads((folder / f"confirm-{number}" / "summary.json").read_text())["seed"]
+        for number in (0, 1)
+    }
     assert seeds == {1, 2}
     for name in ("0", "1", "2"):
         assert set(compared(folder / name)) == {"status", "model.hidden", "optim.lr"}
@@ -437,7 +517,10 @@ def test_one_store_serves_all_trials_and_the_best_is_confirmed(whole):
 
 
 @pytest.mark.parametrize(
-    "name", at_once("0/notes.txt", of=["0/notes.txt", "confirm-1/summary.json", "multirun.json"], seconds=2)
+    "name",
+    at_once(
+        "0/notes.txt", of=["0/notes.txt", "confirm-1/summary.json", "multirun.json"], seconds=2
+    ),
 )
 def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, capsys, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -451,13 +534,24 @@ def test_a_sweep_takes_nothing_away_that_lies_where_its_trials_would(tmp_path, c
 
 
 @pytest.mark.soak(seconds=10)
-def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(tmp_path, begun, capsys):
+def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(
+    tmp_path, begun, capsys
+):
     folder = tmp_path / "sweep"
     place = f"hydra.sweep.dir={folder}"
-    slow = ["+callbacks.planted._target_=tests.sweep.planted.Planted", "+callbacks.planted.what=slow"]
-    begun.append(command(*SEARCHED, *slow, TRUST, "trainer.max_epochs=1000", "checkpoint.patience=null", place))
+    slow = [
+        "+callbacks.planted._target_=tests.sweep.planted.Planted",
+        "+callbacks.planted.what=slow",
+    ]
+    begun.append(
+        command(
+            *SEARCHED, *slow, TRUST, "trainer.max_epochs=1000", "checkpoint.patience=null", place
+        )
+    )
     wait_for_trial(folder, 0, begun[0])
-    assert verbally(capsys, *SEARCHED, place)[1].startswith(f"sweep: {folder} holds a sweep already. Resume it")
+    assert verbally(capsys, *SEARCHED, place)[1].startswith(
+        f"sweep: {folder} holds a sweep already. Resume it"
+    )
     assert "another process is at work in" in verbally(capsys, "resume", str(folder), TRUST)[1]
     os.killpg(begun[0].pid, signal.SIGTERM)
     said, _ = begun[0].communicate(timeout=60)
@@ -469,7 +563,9 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(t
     code, said = verbally(capsys, "resume", str(folder), TRUST, "model.hidden=choice(8,32)")
     assert code == 2 and "was begun with model.hidden: 8, 16, 24, and now it is 8, 32" in said
     code, said = verbally(capsys, "resume", str(folder), TRUST, "trainer.max_epochs=9")
-    assert code == 2 and "was begun with other settings: " in said and "trainer.max_epochs=9" in said
+    assert (
+        code == 2 and "was begun with other settings: " in said and "trainer.max_epochs=9" in said
+    )
 
 
 def test_a_sweep_whose_settings_are_damaged_is_refused(tmp_path, capsys):
@@ -490,20 +586,39 @@ def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(t
         "+callbacks.planted.what=choice(nothing,die,hang)",
         TRUST,
     ]
-    words = [*planted, *SMALL, "sampler=grid", "trial_for=7s", "pruner=none", f"hydra.sweep.dir={folder}"]
+    words = [
+        *planted,
+        *SMALL,
+        "sampler=grid",
+        "trial_for=7s",
+        "pruner=none",
+        f"hydra.sweep.dir={folder}",
+    ]
     code, said = swept(capfd, *words)
     assert code == 0, said
     assert [row["status"] for row in rows_of(folder)].count("failed") == 2
     notes = {row["+callbacks.planted.what"].lstrip("'"): row["note"] for row in csv_plain(folder)}
     assert "1 complete, 2 failed (1 of them ran longer than trial_for allows)" in said
-    assert [compared(folder / name)["status"] for name in ("0", "1", "2")] == ["complete", "failed", "failed"]
-    assert notes["die"].startswith("was ended by SIGKILL") and notes["hang"] == "ran longer than 7 s and was stopped"
+    assert [compared(folder / name)["status"] for name in ("0", "1", "2")] == [
+        "complete",
+        "failed",
+        "failed",
+    ]
+    assert (
+        notes["die"].startswith("was ended by SIGKILL")
+        and notes["hang"] == "ran longer than 7 s and was stopped"
+    )
 
 
 def compared(folder: Path) -> dict[str, Any]:
     """The settings of a run on TensorBoard's HPARAMS page."""
     (file,) = folder.glob("events.*.hparams")
-    content = EventAccumulator(str(file)).Reload().SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    content = (
+        EventAccumulator(str(file))
+        .Reload()
+        .SummaryMetadata("_hparams_/session_start_info")
+        .plugin_data.content
+    )
     info = HParamsPluginData.FromString(content).session_start_info
     return {name: value.string_value or value.number_value for name, value in info.hparams.items()}
 
@@ -516,26 +631,38 @@ def csv_plain(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.soak(seconds=4)
 def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     folder = tmp_path / "s"
-    code, said = swept(capfd, "model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}")
+    code, said = swept(
+        capfd, "model.hidden=choice(8,16)", "data.train=nothing.csv", f"hydra.sweep.dir={folder}"
+    )
     assert code == 2
     last = said.splitlines()[-1]
     assert last.startswith("sweep: the first 3 trials failed alike: ") and "no such file" in last
     assert last.endswith(f"The output of the first is in {folder}/0/output.txt.")
-    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (folder / "sweep.html").is_file()
+    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (
+        folder / "sweep.html"
+    ).is_file()
 
 
 @pytest.mark.soak(seconds=3)
-def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_free(tmp_path, capsys):
+def test_a_metric_that_only_other_data_has_ends_a_sweep_and_leaves_its_folder_free(
+    tmp_path, capsys
+):
     folder = tmp_path / "s"
-    code, said = verbally(capsys, "model.hidden=choice(8,16)", "metric=f1", f"hydra.sweep.dir={folder}", *SMALL)
+    code, said = verbally(
+        capsys, "model.hidden=choice(8,16)", "metric=f1", f"hydra.sweep.dir={folder}", *SMALL
+    )
     assert code == 2 and said.startswith("metric: no metric 'f1' (accuracy, macro_f1, ")
     assert not folder.exists()
 
 
 @pytest.mark.soak(seconds=3)
-def test_an_interval_of_fractions_for_a_whole_number_is_refused_before_the_sweep_has_a_folder(tmp_path, capsys):
+def test_an_interval_of_fractions_for_a_whole_number_is_refused_before_the_sweep_has_a_folder(
+    tmp_path, capsys
+):
     folder = tmp_path / "s"
-    code, said = verbally(capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL)
+    code, said = verbally(
+        capsys, "model.hidden=interval(8,16.5)", "trials=2", f"hydra.sweep.dir={folder}", *SMALL
+    )
     assert code == 2 and not folder.exists()
     assert re.fullmatch(r"model\.hidden: '[\d.]+' does not fit \(a whole number\)\n", said)
 
@@ -543,14 +670,20 @@ def test_an_interval_of_fractions_for_a_whole_number_is_refused_before_the_sweep
 @pytest.mark.soak(seconds=3)
 def test_time_that_is_over_before_the_first_trial_is_said_in_a_line(tmp_path, capsys):
     words = ("model.hidden=choice(8,16)", "for=0.01s", f"hydra.sweep.dir={tmp_path}/s", *SMALL)
-    assert verbally(capsys, *words) == (1, "sweep: no trial was completed. Give it more time: for=, trial_for=.\n")
+    assert verbally(capsys, *words) == (
+        1,
+        "sweep: no trial was completed. Give it more time: for=, trial_for=.\n",
+    )
 
 
 @pytest.mark.soak(seconds=6)
 def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "sweep").mkdir(parents=True)
-    space = "defaults: [override /hydra/sweeper: flatout]\nhydra: {sweeper: {space: {model.hidden: 'choice(8,16)'}}}\n"
+    space = (
+        "defaults: [override /hydra/sweeper: flatout]\nhydra: {sweeper: {space: {model.hidden:"
+        " 'choice(8,16)'}}}\n"
+    )
     (tmp_path / "conf" / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{space}")
     words = ["+sweep=mine", "trials=1", "hydra.sweep.dir=s", f"output={tmp_path}/out", *SMALL]
     before = list(sys.argv)
@@ -559,8 +692,8 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
         said = capsys.readouterr().out
         assert verb("sweep", "resume", "s") == 2
         assert (
-            f"type it again: python -m flatout sweep resume {tmp_path}/s --config-dir {tmp_path}/conf"
-            in capsys.readouterr().err
+            f"type it again: python -m flatout sweep resume {tmp_path}/s --config-dir"
+            f" {tmp_path}/conf" in capsys.readouterr().err
         )
         assert verb("sweep", "resume", "s", "--config-dir", "conf") == 0
         assert "1 of 1 trials have ended" in capsys.readouterr().out
@@ -580,7 +713,14 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
 def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):
     folder = tmp_path / "sweep"
     space = ["model.hidden=choice(32,48)", "model.heads=choice(4,3)"]
-    words = ["+experiment=bert_tiny", *space, "sampler=grid", *SMALL, "trainer.max_epochs=1", "logger=none"]
+    words = [
+        "+experiment=bert_tiny",
+        *space,
+        "sampler=grid",
+        *SMALL,
+        "trainer.max_epochs=1",
+        "logger=none",
+    ]
     code, said = swept(capfd, *words, "pruner=none", f"hydra.sweep.dir={folder}")
     assert code == 0, said
     assert [row["status"] for row in sorted(rows_of(folder), key=lambda row: row["number"])] == [
@@ -596,9 +736,14 @@ def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):
 def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, capfd):
     short = ["trainer.max_epochs=1", "logger=none", "pruner=none"]
     folder = tmp_path / "sweep"
-    code, said = swept(capfd, *SEARCHED, *short, "trials=400", "for=8s", f"hydra.sweep.dir={folder}")
+    code, said = swept(
+        capfd, *SEARCHED, *short, "trials=400", "for=8s", f"hydra.sweep.dir={folder}"
+    )
     if "no trial was completed" in said:  # on a busy machine
         code, said = swept(capfd, "resume", str(folder), "for=9s")
     assert code == 0, said
-    assert "the time is over; to resume: python -m flatout sweep resume" in said and "best: trial" in said
+    assert (
+        "the time is over; to resume: python -m flatout sweep resume" in said
+        and "best: trial" in said
+    )
     assert 0 < len(rows_of(folder)) < 400

@@ -1,4 +1,6 @@
-"""Trials are processes of their own: what goes wrong in one stays there, and none is left behind."""
+"""Trials are processes of their own: what goes wrong in one stays there, and none is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ BOARD = Board("trials", "val/accuracy", "max", 4)
 
 def config(**settings: Any) -> RunConfig:
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3), batch_size=32)
-    given = {"trainer": {"max_epochs": 2}, "optim": OptimConfig(lr=1e-2), "precision": "fp32", **settings}
+    given = {
+        "trainer": {"max_epochs": 2},
+        "optim": OptimConfig(lr=1e-2),
+        "precision": "fp32",
+        **settings,
+    }
     return RunConfig(data=data, model=MODEL, monitor=MonitorConfig(progress=False), **given)
 
 
@@ -60,7 +67,9 @@ def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
 
 def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
     waiting = iter(trials)
-    running = endings(lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings)
+    running = endings(
+        lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings
+    )
     return {trial.number: ending for trial, ending in running}
 
 
@@ -81,7 +90,10 @@ def vars_of(settings: RunConfig) -> dict[str, Any]:
 
 @pytest.mark.soak(seconds=3)
 def test_what_goes_wrong_stays_with_its_trial(tmp_path):
-    planted = {number: {"callbacks": {"planted": Planted(what)}} for number, what in enumerate(("raise", "die"))}
+    planted = {
+        number: {"callbacks": {"planted": Planted(what)}}
+        for number, what in enumerate(("raise", "die"))
+    }
     wrong = TextDataConfig(train=str(tmp_path / "nothing.csv"))
     trials = [trial(tmp_path, number, **settings) for number, settings in planted.items()]
     trials += [
@@ -89,20 +101,32 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
         trial(tmp_path, 3),
     ]
     found = ended(trials)
-    assert [found[number].status.value for number in range(4)] == ["failed", "failed", "failed", "complete"]
+    assert [found[number].status.value for number in range(4)] == [
+        "failed",
+        "failed",
+        "failed",
+        "complete",
+    ]
     assert found[0].note == "ValueError: planted here"
     assert found[1].note == "was ended by SIGKILL (out of memory is the usual cause)"
     assert "no such file" in found[2].note and found[2].is_mistake
     assert "Traceback" in (tmp_path / "0" / "output.txt").read_text()
-    assert [json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)] == ["failed"] * 2
+    assert [
+        json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)
+    ] == ["failed"] * 2
 
 
 @pytest.mark.soak(seconds=6)
 def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     began = time.monotonic()
-    found = ended([trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)], limit_s=4.0)
+    found = ended(
+        [trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)],
+        limit_s=4.0,
+    )
     assert time.monotonic() - began < 40
-    assert found[0].status is Status.failed and found[0].note == "ran longer than 4 s and was stopped"
+    assert (
+        found[0].status is Status.failed and found[0].note == "ran longer than 4 s and was stopped"
+    )
     assert found[1].status is Status.complete
     assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "interrupted"
 
@@ -110,7 +134,9 @@ def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
 @pytest.mark.soak(seconds=5)
 def test_when_the_time_is_over_what_runs_is_stopped_and_nothing_else_starts(tmp_path):
     long = {"trainer": {"max_epochs": 100_000}, "checkpoint": CheckpointConfig(patience=None)}
-    found = ended([trial(tmp_path, number, **long) for number in range(3)], until=time.monotonic() + 4)
+    found = ended(
+        [trial(tmp_path, number, **long) for number in range(3)], until=time.monotonic() + 4
+    )
     assert {number: ending.status.value for number, ending in found.items()} == {0: "stopped"}
 
 
@@ -193,7 +219,9 @@ def test_a_trial_that_was_stopped_goes_on_where_it_was(tmp_path):
     stopped = ended([first], judge=lambda each, count, value: count == 2)
     assert stopped[0].status is Status.pruned
     seen: list[int] = []
-    again = ended([replace(first, is_again=True)], judge=lambda each, count, value: bool(seen.append(count)))
+    again = ended(
+        [replace(first, is_again=True)], judge=lambda each, count, value: bool(seen.append(count))
+    )
     assert (again[0].status, again[0].metrics) == (Status.complete, alone.metrics)
     assert seen == list(range(1, 13))
     folder = tmp_path / "0"
@@ -231,14 +259,18 @@ def rows_of(folder: Path) -> list[list[str]]:
 @pytest.mark.soak(seconds=3)
 def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, capsys):
     trials = [trial(tmp_path, 0, callbacks={"planted": Planted("raise")}), trial(tmp_path, 1)]
-    with pytest.raises(RunBroke, match=r"trial 0: ValueError: planted here\n1 of 2 trials failed") as caught:
+    with pytest.raises(
+        RunBroke, match=r"trial 0: ValueError: planted here\n1 of 2 trials failed"
+    ) as caught:
         run_all(trials, of=Multirun(tmp_path, [], "python -m train -m"))
     assert str(tmp_path) in str(caught.value)
     said = capsys.readouterr().out
     assert "trial 0: failed" in said and "trial 1: complete, val/accuracy" in said
 
 
-@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1.5m", 90)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1.5m", 90)]
+)
 def test_durations_are_written_as_people_do(text, expected):
     assert as_seconds(text, "for") == expected
 
@@ -254,7 +286,9 @@ def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any
 
 
 @pytest.mark.soak(seconds=9)
-@pytest.mark.parametrize("number", at_once(signal.SIGINT, of=[signal.SIGINT, signal.SIGKILL], seconds=20))
+@pytest.mark.parametrize(
+    "number", at_once(signal.SIGINT, of=[signal.SIGINT, signal.SIGKILL], seconds=20)
+)
 def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
     process = multirun(
         "trainer.max_epochs=100000",
@@ -274,31 +308,42 @@ def test_when_a_multirun_is_stopped_nothing_is_left_running(number, tmp_path):
 
 @pytest.mark.soak(seconds=25)
 def test_a_multirun_of_several_devices_each_ends_and_hangs_nowhere(tmp_path):
-    process = multirun("trainer.devices=2", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path}/many")
+    process = multirun(
+        "trainer.devices=2", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path}/many"
+    )
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert said.count(": complete, val/accuracy") == 2
     counts = [
-        json.loads((tmp_path / "many" / f"{n}" / "summary.json").read_text())["hardware"]["count"] for n in (0, 1)
+        json.loads((tmp_path / "many" / f"{n}" / "summary.json").read_text())["hardware"]["count"]
+        for n in (0, 1)
     ]
     assert counts == [2, 2]
 
 
 @pytest.mark.soak(seconds=20)
 @pytest.mark.parametrize("begin", [begin_warm, begin])
-def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(begin, tmp_path, capfd, monkeypatch):
+def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(
+    begin, tmp_path, capfd, monkeypatch
+):
     words = ["trainer.max_epochs=1,100000", "checkpoint.patience=null", f"output={tmp_path}"]
     first = multirun(*words, hidden="8", begin=begin)
     last = first_trace(tmp_path, first)
     os.killpg(first.pid, signal.SIGTERM)  # as `timeout` and batch systems do
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 143
-    assert f"to resume: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)} resume=auto" in said
+    assert (
+        f"to resume: python -m train -m data.sample.rows=300 model.hidden=8 {' '.join(words)}"
+        " resume=auto" in said
+    )
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["status"], row["note"]) for row in rows] == [("complete", ""), ("stopped", "interrupted")]
+    assert [(row["status"], row["note"]) for row in rows] == [
+        ("complete", ""),
+        ("stopped", "interrupted"),
+    ]
     assert float(rows[1]["value"]) > 0
     step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["train"])
@@ -308,7 +353,9 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(begin, tmp_pat
     assert left.value.code == 130
     said = capfd.readouterr().out
     assert f"resume: continuing in {folder}" in said
-    assert re.search(r"trial 0: complete, val/accuracy 0\.\d+, (?!0\.0 )\d+\.\d s, had finished before", said)
+    assert re.search(
+        r"trial 0: complete, val/accuracy 0\.\d+, (?!0\.0 )\d+\.\d s, had finished before", said
+    )
     assert (folder / "0" / "summary.json").read_bytes() == kept
     assert read_summary(folder / "1")["training"]["resumed_from"] == int(step.removeprefix("step-"))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
@@ -334,7 +381,9 @@ def first_trace(place: Path, process: Any) -> Path:
 
 
 @pytest.mark.soak(seconds=3)
-def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_trained(tmp_path, capsys):
+def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_trained(
+    tmp_path, capsys
+):
     folder = tmp_path / "2026-11-22_10-00-00"
     trials = [replace(trial(folder, number), overrides=[f"seed={number}"]) for number in range(2)]
     of = Multirun(folder, ["seed=0,1"], "python -m train -m seed=0,1 resume=auto")
@@ -345,21 +394,29 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     assert [ending.note for ending in again] == ["had finished before", ""]
     assert f"page: {folder}/sweep.html" in capsys.readouterr().out
     rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-    assert [(row["number"], row["value"]) for row in rows] == [(str(each), str(again[each].value)) for each in (0, 1)]
+    assert [(row["number"], row["value"]) for row in rows] == [
+        (str(each), str(again[each].value)) for each in (0, 1)
+    ]
     page = (folder / "sweep.html").read_text()
     assert "python -m train seed=" in page and 'href="./1/report.html"' in page
     assert (again[0].value, again[0].metrics) == (first[0].value, first[0].metrics)
     capsys.readouterr()
     whole = run_all([replace(each, is_again=True) for each in trials], of=of)
     assert [ending.value for ending in whole] == [ending.value for ending in again]
-    assert f"every trial in {folder} has finished; there is nothing left to train" in capsys.readouterr().out
+    assert (
+        f"every trial in {folder} has finished; there is nothing left to train"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.soak(seconds=3)
 def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed(tmp_path, capsys):
-    trials = [replace(trial(tmp_path, seed, seed=seed), changed=[f"seed={seed}"]) for seed in range(2)]
+    trials = [
+        replace(trial(tmp_path, seed, seed=seed), changed=[f"seed={seed}"]) for seed in range(2)
+    ]
     values = [
-        ending.value or 0.0 for ending in run_all(trials, of=Multirun(tmp_path, [], "python -m train -m seed=0,1"))
+        ending.value or 0.0
+        for ending in run_all(trials, of=Multirun(tmp_path, [], "python -m train -m seed=0,1"))
     ]
     mean, spread = sum(values) / 2, abs(values[0] - values[1]) / 2**0.5
     said = capsys.readouterr().out
@@ -375,8 +432,13 @@ def test_seeds_of_each_setting_have_a_mean_of_their_own(tmp_path):
         ["seed=0", "name=a b"],
         ["name=a b", "seed=1"],
     ]
-    trials = [replace(trial(tmp_path, number), changed=words) for number, words in enumerate(changed)]
-    ended = [Ending(Status.complete, 1.0, metrics={"val/accuracy": 0.5 + number / 10}) for number in range(4)]
+    trials = [
+        replace(trial(tmp_path, number), changed=words) for number, words in enumerate(changed)
+    ]
+    ended = [
+        Ending(Status.complete, 1.0, metrics={"val/accuracy": 0.5 + number / 10})
+        for number in range(4)
+    ]
     assert _over_seeds(trials, ended) == [
         "model.hidden=8 over 2 seeds: val/accuracy 0.5500 ± 0.0707",
         "'name=a b' over 2 seeds: val/accuracy 0.7500 ± 0.0707",
@@ -389,7 +451,9 @@ def usual_answers() -> Iterator[None]:
     """Signals are heard as in a terminal, also where the tests run under nohup."""
     before = {number: signal.getsignal(number) for number in ASKING}
     for number in ASKING:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     yield
     for number, answer in before.items():
         signal.signal(number, answer)
@@ -418,7 +482,9 @@ def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_o
         (["resume=auto", "hydra.sweep.dir=s"], "holds trials of other words: model.hidden=8,32"),
     ],
 )
-def test_what_a_multirun_cannot_go_on_with_is_refused(words, message, tmp_path, capsys, monkeypatch):
+def test_what_a_multirun_cannot_go_on_with_is_refused(
+    words, message, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "multirun.json").write_text('{"schema": 1, "words": ["model.hidden=8,32"]}')
@@ -444,20 +510,37 @@ def statuses(folder: Path) -> list[str]:
 
 @pytest.mark.soak(seconds=5)
 def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypatch):
-    words = ["-m", "data.sample.rows=300", "model.hidden=8,16", "trainer.max_epochs=1", "hydra/launcher=basic"]
+    words = [
+        "-m",
+        "data.sample.rows=300",
+        "model.hidden=8,16",
+        "trainer.max_epochs=1",
+        "hydra/launcher=basic",
+    ]
     assert run_train([*words, f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0
     assert statuses(tmp_path / "many") == ["finished", "finished"]
 
 
 @pytest.mark.soak(seconds=3)
-def test_trials_of_a_module_of_one_s_own_are_compared_by_what_it_logs(tmp_path, monkeypatch, capsys):
+def test_trials_of_a_module_of_one_s_own_are_compared_by_what_it_logs(
+    tmp_path, monkeypatch, capsys
+):
     page = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
     code = page.split("```python\n")[1].split("```")[0].replace("val_accuracy", "val/accuracy")
     (tmp_path / "ownpkg.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     own = ["task._target_=ownpkg.MyModule", "data._target_=ownpkg.MyData", "allow_targets=[ownpkg]"]
-    words = ["-m", *own, "task.hidden=4,8", "checkpoint.metric=val/accuracy", "trainer.max_epochs=1", "logger=none"]
-    assert run_train([*words, "precision=fp32", f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0
+    words = [
+        "-m",
+        *own,
+        "task.hidden=4,8",
+        "checkpoint.metric=val/accuracy",
+        "trainer.max_epochs=1",
+        "logger=none",
+    ]
+    assert (
+        run_train([*words, "precision=fp32", f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 0
+    )
     assert re.search(r"trial [01]: complete, val/accuracy 0\.\d+", capsys.readouterr().out)
     assert statuses(tmp_path / "many") == ["finished", "finished"]
 
@@ -465,7 +548,9 @@ def test_trials_of_a_module_of_one_s_own_are_compared_by_what_it_logs(tmp_path, 
 @pytest.mark.soak(seconds=40)
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
 def test_other_launchers_still_run_their_trials(launcher, tmp_path):
-    done = multirun("trainer.max_epochs=1", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path}/many")
+    done = multirun(
+        "trainer.max_epochs=1", f"hydra/launcher={launcher}", f"hydra.sweep.dir={tmp_path}/many"
+    )
     said, _ = done.communicate(timeout=180)
     assert done.returncode == 0, said
     assert statuses(tmp_path / "many") == ["finished", "finished"]
@@ -475,7 +560,9 @@ def test_nothing_that_lies_in_a_folder_is_overwritten(tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "notes.txt").write_text("mine")
     of = Multirun(tmp_path, [], "python -m train -m")
-    with pytest.raises(UserError, match=r"hydra.sweep.dir: .*/0 holds something already. Choose another"):
+    with pytest.raises(
+        UserError, match=r"hydra.sweep.dir: .*/0 holds something already. Choose another"
+    ):
         run_all([trial(tmp_path, 0)], of=of)
     with pytest.raises(UserError, match=r"hydra.sweep.subdir: .*/1 twice"):
         run_all([trial(tmp_path, 1), trial(tmp_path, 1)], of=of)

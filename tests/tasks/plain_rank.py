@@ -1,4 +1,6 @@
-"""One of two CPU ranks of a plain `L.Trainer`: trains one kind of task, and writes the loss of each step."""
+"""One of two CPU ranks of a plain `L.Trainer`: trains one kind of task, and writes the loss of each
+step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class LossFile(Losses):
         self.folder, self.kind = folder, kind
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        (self.folder / f"{self.kind}-{trainer.global_rank}.json").write_text(json.dumps(self.of_steps))
+        (self.folder / f"{self.kind}-{trainer.global_rank}.json").write_text(
+            json.dumps(self.of_steps)
+        )
 
 
 def mean_losses(folder: Path, kind: str) -> list[float]:
@@ -39,7 +43,13 @@ def main(folder: Path, kind: str) -> None:
     L.seed_everything(3, verbose=False)
     data, task = parts(kind)
     data.config.batch_size = ROWS
-    settings = {"accumulate_grad_batches": ACCUMULATE, "gradient_clip_val": CLIP, "max_epochs": EPOCHS}
+    settings = {
+        "accumulate_grad_batches": ACCUMULATE,
+        "gradient_clip_val": CLIP,
+        "max_epochs": EPOCHS,
+    }
     strategy = DDPStrategy(process_group_backend="gloo")
-    trainer = quiet_trainer(folder, strategy=strategy, devices=2, callbacks=[LossFile(folder, kind)], **settings)
+    trainer = quiet_trainer(
+        folder, strategy=strategy, devices=2, callbacks=[LossFile(folder, kind)], **settings
+    )
     trainer.fit(task, datamodule=data)

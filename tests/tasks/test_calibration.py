@@ -7,12 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flatout.tasks.calibration import _first_half, as_two_classes, best_thresholds, calibrated, calibration_error
+from flatout.tasks.calibration import (
+    _first_half,
+    as_two_classes,
+    best_thresholds,
+    calibrated,
+    calibration_error,
+)
 
 
 def drawn(logits: torch.Tensor) -> torch.Tensor:
     """Targets drawn as likely as the logits say."""
-    return torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(0)).squeeze(1)
+    return torch.multinomial(
+        logits.softmax(-1), 1, generator=torch.Generator().manual_seed(0)
+    ).squeeze(1)
 
 
 @pytest.mark.parametrize("stretched", [0.4, 1.0, 3.0])
@@ -93,6 +101,8 @@ def test_a_threshold_lies_where_f1_is_best_among_equal_probabilities_too() -> No
         has = (torch.rand(200, 1, generator=generator) < shares / 2 + 0.05).float()
 
         def f1(least: float, shares: torch.Tensor = shares, has: torch.Tensor = has) -> float:
-            return float(2 * ((shares >= least) * has).sum() / ((shares >= least).sum() + has.sum()))
+            return float(
+                2 * ((shares >= least) * has).sum() / ((shares >= least).sum() + has.sum())
+            )
 
         assert f1(best_thresholds(shares, has)[0]) == max(map(f1, shares.unique().tolist()))

@@ -18,7 +18,13 @@ LABELS = Labels(Problem.single, ["a", "b", "c"], [6, 3, 1], 10)
 
 
 def task_of(labels: Labels, **settings) -> Classifier:
-    return Classifier(nn.Linear(1, 1), ClassificationConfig(**settings), OptimConfig(), labels=labels, total_steps=1)
+    return Classifier(
+        nn.Linear(1, 1),
+        ClassificationConfig(**settings),
+        OptimConfig(),
+        labels=labels,
+        total_steps=1,
+    )
 
 
 def batch_of(targets: torch.Tensor, num_real: int | None = None) -> FlatBatch:
@@ -58,7 +64,9 @@ def test_weighted_losses_weigh_each_row_by_its_class():
     task = task_of(LABELS, class_weights="auto")
     assert task.config.class_weights is ClassWeights.auto
     each = F.cross_entropy(outputs, targets, reduction="none")
-    torch.testing.assert_close(task.loss(outputs, batch_of(targets)), (each * class_weights(LABELS)[targets]).sum() / 8)
+    torch.testing.assert_close(
+        task.loss(outputs, batch_of(targets)), (each * class_weights(LABELS)[targets]).sum() / 8
+    )
 
 
 def test_numbers_are_learnt_in_their_own_spread_and_answered_in_their_own_unit():
@@ -79,11 +87,17 @@ def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
     outputs, targets = torch.randn(4, 3), torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]])
     batch = batch_of(torch.zeros(4))
     batch.targets, batch.target_offsets = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 3, 3, 4])
-    expected = F.binary_cross_entropy_with_logits(outputs, torch.where(targets == 1, 0.9, 0.1), reduction="sum")
-    torch.testing.assert_close(task_of(labels, label_smoothing=0.2).loss(outputs, batch), expected / 3 / 8)
+    expected = F.binary_cross_entropy_with_logits(
+        outputs, torch.where(targets == 1, 0.9, 0.1), reduction="sum"
+    )
+    torch.testing.assert_close(
+        task_of(labels, label_smoothing=0.2).loss(outputs, batch), expected / 3 / 8
+    )
 
 
-@pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}, {"weights": {"value": 2.0}}])
+@pytest.mark.parametrize(
+    "settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}, {"weights": {"value": 2.0}}]
+)
 def test_a_regression_refuses_what_only_classes_can_have(settings):
     name = next(iter(settings))
     with pytest.raises(UserError, match=rf"task\.{name}: .*, but targets are numbers"):
@@ -100,9 +114,15 @@ def test_classes_weigh_what_a_person_says_and_one_where_nothing_is_said():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weights": {"bb": 2.0}}, r"task\.weights: no class 'bb' \(a, b, c\)\. Did you mean 'b'\?"),
+        (
+            {"weights": {"bb": 2.0}},
+            r"task\.weights: no class 'bb' \(a, b, c\)\. Did you mean 'b'\?",
+        ),
         ({"weights": {"b": -1.0}}, r"task\.weights\.b: -1\.0 \(0 or more\)"),
-        ({"weights": {"b": 2.0}, "class_weights": "auto"}, r"task\.weights: is set with task\.class_weights=auto"),
+        (
+            {"weights": {"b": 2.0}, "class_weights": "auto"},
+            r"task\.weights: is set with task\.class_weights=auto",
+        ),
     ],
 )
 def test_weights_of_no_class_and_two_ways_at_once_are_refused(settings, message):

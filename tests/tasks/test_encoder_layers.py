@@ -17,7 +17,12 @@ from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
 from flatout.models.encoder.layered import LoraConfig
-from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import (
+    FLAT_FAMILIES,
+    Outputs,
+    Transformer,
+    TransformerConfig,
+)
 from flatout.tasks import encoder_layers
 from flatout.tasks.encoder_layers import FrozenPart, StoredStates
 
@@ -25,11 +30,17 @@ CPU = torch.device("cpu")
 LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
 
 
-def frozen(family: str = "bert", layers: Any = 2, kind: str = "single", **settings: Any) -> Transformer:
+def frozen(
+    family: str = "bert", layers: Any = 2, kind: str = "single", **settings: Any
+) -> Transformer:
     """A tiny encoder that drops, of three layers."""
     torch.manual_seed(5)
-    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, freeze_layers=layers, **settings)
-    return config.build(Outputs(["a", "b", "c"], kind), vocabulary_size=90, padding_id=1, separator_id=2)
+    config = TransformerConfig(
+        family=family, hidden=32, layers=3, heads=4, freeze_layers=layers, **settings
+    )
+    return config.build(
+        Outputs(["a", "b", "c"], kind), vocabulary_size=90, padding_id=1, separator_id=2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +49,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Store:
     folder = tmp_path_factory.mktemp("rows")
     writer = StoreWriter(folder)
     tokens = np.random.default_rng(2).integers(3, 90, LENGTHS.sum())
-    writer.split("train", {"tokens": Column("uint16", ragged=True)}).append(tokens=(tokens, LENGTHS))
+    writer.split("train", {"tokens": Column("uint16", ragged=True)}).append(
+        tokens=(tokens, LENGTHS)
+    )
     writer.close({})
     return Store(folder)
 
 
-def stored(network: Transformer, rows: Store, folder: Path, kind: torch.dtype | None = None) -> StoredStates:
+def stored(
+    network: Transformer, rows: Store, folder: Path, kind: torch.dtype | None = None
+) -> StoredStates:
     """What adds stored outputs to batches, written first."""
     part = FrozenPart(network, network.frozen_layers(), CPU, Precision.fp32, kind)
     network.keep_layers_still(part.layers)
@@ -64,17 +79,29 @@ def answered(network: Transformer, batch: FlatBatch) -> tuple[Tensor, dict[str, 
     network.zero_grad()
     outputs = network(batch)
     outputs.square().sum().backward()
-    gradients = {name: each.grad.clone() for name, each in network.named_parameters() if each.grad is not None}
+    gradients = {
+        name: each.grad.clone()
+        for name, each in network.named_parameters()
+        if each.grad is not None
+    }
     return outputs.detach(), gradients
 
 
-@pytest.mark.parametrize(("layers", "kind"), [(1, "single"), (2, "tags"), ("all", "single"), ("all", "tags")])
+@pytest.mark.parametrize(
+    ("layers", "kind"), [(1, "single"), (2, "tags"), ("all", "single"), ("all", "tags")]
+)
 @pytest.mark.parametrize("family", sorted(FLAT_FAMILIES))
 def test_reading_gives_outputs_and_gradients_of_computing(
-    family: str, layers: Any, kind: str, rows: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    layers: Any,
+    kind: str,
+    rows: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encoder_layers, "_BLOCK_TOKENS", 40)  # several blocks
-    layers = "all" if family == "albert" else layers  # which has one layer, gone through again and again
+    # which has one layer, gone through again and again
+    layers = "all" if family == "albert" else layers
     network = frozen(family, layers, kind)
     reads = stored(network, rows, tmp_path / "states")
     for batch in batches_of(rows):
@@ -85,7 +112,11 @@ def test_reading_gives_outputs_and_gradients_of_computing(
         assert found.keys() == wanted.keys() and found
         for name, gradient in wanted.items():
             torch.testing.assert_close(
-                found[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda told, at=name: f"{at}: {told}"
+                found[name],
+                gradient,
+                rtol=1e-4,
+                atol=1e-5,
+                msg=lambda told, at=name: f"{at}: {told}",
             )
 
 
@@ -109,7 +140,9 @@ def test_pieces_of_a_batch_bring_their_own_states(rows: Store, tmp_path: Path) -
         torch.testing.assert_close(torch.cat(pieces), network(batch), rtol=1e-5, atol=1e-6)
 
 
-def test_first_tokens_alone_are_kept_where_nothing_else_is_read(rows: Store, tmp_path: Path) -> None:
+def test_first_tokens_alone_are_kept_where_nothing_else_is_read(
+    rows: Store, tmp_path: Path
+) -> None:
     for layers, kind, numbers in (
         (2, "single", LENGTHS.sum()),
         ("all", "single", len(LENGTHS)),
@@ -124,7 +157,9 @@ def test_sixteen_bits_are_half_and_near(rows: Store, tmp_path: Path) -> None:
     network = frozen()
     exact = stored(network, rows, tmp_path / "exact")
     half = stored(network, rows, tmp_path / "half", torch.bfloat16)
-    sizes = [(tmp_path / name / "train" / "states.bin").stat().st_size for name in ("exact", "half")]
+    sizes = [
+        (tmp_path / name / "train" / "states.bin").stat().st_size for name in ("exact", "half")
+    ]
     assert sizes[0] == 2 * sizes[1]
     network.eval()
     for batch in batches_of(rows):
@@ -142,13 +177,18 @@ def test_a_layer_that_joins_ends_the_reading_and_drops_again(rows: Store, tmp_pa
     assert lower.training and reads(batches_of(rows)[0]).states is None
 
 
-def test_other_frozen_weights_are_refused_while_their_outputs_are_read(rows: Store, tmp_path: Path) -> None:
+def test_other_frozen_weights_are_refused_while_their_outputs_are_read(
+    rows: Store, tmp_path: Path
+) -> None:
     network = frozen()
     state = {name: weight.clone() for name, weight in network.state_dict().items()}
     stored(network, rows, tmp_path / "states")
     network.load_state_dict({**state, "net.classifier.bias": torch.ones(3)})  # the head may change
     state["net.bert.encoder.layer.0.output.dense.weight"][0, 0] += 1e-3
-    with pytest.raises(UserError, match=r"^model\.reuse: the frozen weights loaded here are not those whose outputs"):
+    with pytest.raises(
+        UserError,
+        match=r"^model\.reuse: the frozen weights loaded here are not those whose outputs",
+    ):
         network.load_state_dict(state)
 
 
@@ -164,9 +204,15 @@ def test_layers_count_as_frozen_up_to_the_first_that_trains_anything() -> None:
 
 
 def test_a_head_alone_on_pretrained_layers_has_the_rate_of_a_head() -> None:
-    rates = [TransformerConfig(pretrained="x", freeze_layers=layers).recommended_lr for layers in (0, 4, "all")]
+    rates = [
+        TransformerConfig(pretrained="x", freeze_layers=layers).recommended_lr
+        for layers in (0, 4, "all")
+    ]
     assert rates == [5e-5, 5e-5, 1e-3]
-    assert TransformerConfig(pretrained="x", freeze_layers="all", unfreeze_epochs=1.0).recommended_lr == 5e-5
+    assert (
+        TransformerConfig(pretrained="x", freeze_layers="all", unfreeze_epochs=1.0).recommended_lr
+        == 5e-5
+    )
 
 
 def test_layers_that_are_read_are_not_counted_as_computed(rows: Store, tmp_path: Path) -> None:

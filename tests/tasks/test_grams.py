@@ -1,4 +1,6 @@
-"""Losses over 2-grams are what their formulas say, however a batch is cut; recombined texts teach the composer."""
+"""Losses over 2-grams are what their formulas say, however a batch is cut; recombined texts teach
+the composer.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
+from flatout import (
+    BitMLPConfig,
+    BitsDataConfig,
+    EncodingConfig,
+    GramsConfig,
+    OptimConfig,
+    PeopleConfig,
+)
 from flatout.bits.grams import FIELD_END, LABELS
 from flatout.bits.info import GramLabels
-from flatout.bits.task import GramDecoder, GramLoss, Recombined, gram_loss, gram_weights, recombined_texts
+from flatout.bits.task import (
+    GramDecoder,
+    GramLoss,
+    Recombined,
+    gram_loss,
+    gram_weights,
+    recombined_texts,
+)
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import multi_hot
 from flatout.data.batches.plan import PlanSettings
@@ -20,13 +36,19 @@ from tests.stores import open_store
 
 @pytest.fixture
 def data():
-    return open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
+    return open_store(
+        BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2))
+    )
 
 
 def make_task(data, **settings) -> GramDecoder:
     torch.manual_seed(0)
-    labels = GramLabels(LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"])
-    model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
+    labels = GramLabels(
+        LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"]
+    )
+    model = BitMLPConfig(widths=[8], start="random").build(
+        num_inputs=64, is_set=False, **labels.network_sizes()
+    )
     return GramDecoder(model, GramsConfig(**settings), OptimConfig(), labels=labels, total_steps=10)
 
 
@@ -52,7 +74,9 @@ def test_each_loss_is_its_formula(kind):
 
 def test_rare_grams_weigh_more_up_to_a_limit():
     labels = GramLabels(("aa", "bb", "cc", "dd"), [], [100, 4, 0, 400], 400)
-    assert gram_weights(labels).tolist() == pytest.approx([3**0.5, 99**0.5, 399**0.5, 1.0], rel=1e-3)
+    assert gram_weights(labels).tolist() == pytest.approx(
+        [3**0.5, 99**0.5, 399**0.5, 1.0], rel=1e-3
+    )
 
 
 def test_micro_batches_add_up_to_the_full_batch(data):
@@ -62,7 +86,9 @@ def test_micro_batches_add_up_to_the_full_batch(data):
             task.loss(task.model(batch), batch).backward()
             if batch.ends_step:
                 break
-        return [parameter.grad for parameter in task.model.parameters() if parameter.grad is not None]
+        return [
+            parameter.grad for parameter in task.model.parameters() if parameter.grad is not None
+        ]
 
     whole, parts = gradients(rows_per_batch=48), gradients(rows_per_batch=12, accumulate=4)
     for one, other in zip(whole, parts, strict=True):
@@ -75,8 +101,12 @@ def test_answers_and_trained_detectors_both_have_a_loss(data):
     outputs = task.model(batch)
     hot = batch.multi_hot(task.labels.num_targets)
     count = len(LABELS)
-    answers = F.binary_cross_entropy_with_logits(outputs[:, :count], hot[:, :count], reduction="sum")
-    detections = F.binary_cross_entropy_with_logits(outputs[:, count:], hot[:, count:], reduction="sum")
+    answers = F.binary_cross_entropy_with_logits(
+        outputs[:, :count], hot[:, :count], reduction="sum"
+    )
+    detections = F.binary_cross_entropy_with_logits(
+        outputs[:, count:], hot[:, count:], reduction="sum"
+    )
     torch.testing.assert_close(task.loss(outputs, batch), (answers + 0.5 * detections) / count / 16)
 
 
@@ -87,9 +117,13 @@ def test_ids_beyond_the_classes_are_left_out_of_zeros_and_ones():
 
 
 def test_recombined_people_take_each_field_from_somebody():
-    texts = pa.array([FIELD_END.join(fields) for fields in (["ann", "lee", "1/2"], ["bob", "fox", "3/4"])])
+    texts = pa.array(
+        [FIELD_END.join(fields) for fields in (["ann", "lee", "1/2"], ["bob", "fox", "3/4"])]
+    )
     made = set(recombined_texts(texts, 200, seed=1).to_pylist())
-    assert made == {a + b + c for a in ("ann", "bob") for b in ("lee", "fox") for c in ("1/2", "3/4")}
+    assert made == {
+        a + b + c for a in ("ann", "bob") for b in ("lee", "fox") for c in ("1/2", "3/4")
+    }
     assert recombined_texts(texts, 5, seed=1).equals(recombined_texts(texts, 5, seed=1))
 
 
@@ -111,7 +145,8 @@ def test_recombined_texts_train_the_composer_and_not_the_detectors(data):
     more = task.loss(outputs.detach(), batch) - without.detach()
     more.backward()
     assert more > 0
-    assert task.model.composer[-1].weight.grad.abs().sum() > 0  # the layer before waits for it: it starts at zero
+    # the layer before waits for it: it starts at zero
+    assert task.model.composer[-1].weight.grad.abs().sum() > 0
     assert task.model.detectors.weight.grad is None
 
 

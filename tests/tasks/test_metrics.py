@@ -13,7 +13,9 @@ from flatout.errors import UserError
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
 
 
-def measured(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 7):
+def measured(
+    problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 7
+):
     metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
     for start in range(0, len(targets), batch):
         metrics.update(outputs[start : start + batch], targets[start : start + batch])
@@ -31,14 +33,20 @@ def test_one_class_a_row_equals_scikit_learn(classes, missing):
     true, answer = targets.numpy(), outputs.argmax(-1).numpy()
     assert values["accuracy"] == pytest.approx(sk.accuracy_score(true, answer))
     assert values["micro_f1"] == pytest.approx(sk.f1_score(true, answer, average="micro"))
-    assert values["macro_f1"] == pytest.approx(sk.f1_score(true, answer, average="macro", zero_division=0))
-    assert values["macro_recall"] == pytest.approx(sk.recall_score(true, answer, average="macro", zero_division=0))
+    assert values["macro_f1"] == pytest.approx(
+        sk.f1_score(true, answer, average="macro", zero_division=0)
+    )
+    assert values["macro_recall"] == pytest.approx(
+        sk.recall_score(true, answer, average="macro", zero_division=0)
+    )
     if classes == 2:
         assert values["f1"] == pytest.approx(sk.f1_score(true, answer, zero_division=0))
     if not missing:
         probabilities = outputs.softmax(-1).numpy()
         scores = probabilities[:, 1] if classes == 2 else probabilities
-        assert values["auroc"] == pytest.approx(sk.roc_auc_score(true, scores, multi_class="ovr"), abs=0.01)
+        assert values["auroc"] == pytest.approx(
+            sk.roc_auc_score(true, scores, multi_class="ovr"), abs=0.01
+        )
     elif classes == 2:
         assert np.isnan(values["auroc"])  # one class alone has no curve
 
@@ -60,13 +68,21 @@ def test_a_class_that_every_row_has_takes_no_part_in_the_auroc():
     targets[:, 3] = 0.0
     values = measured(Problem.multi, 4, outputs, targets).compute()
     mixed = [0, 2]
-    assert values["auroc"] == pytest.approx(sk.roc_auc_score(targets[:, mixed], outputs[:, mixed].numpy()), abs=0.01)
-    assert np.isnan(measured(Problem.single, 5, outputs.repeat(1, 2)[:, :5], torch.full((150,), 3)).compute()["auroc"])
+    assert values["auroc"] == pytest.approx(
+        sk.roc_auc_score(targets[:, mixed], outputs[:, mixed].numpy()), abs=0.01
+    )
+    assert np.isnan(
+        measured(Problem.single, 5, outputs.repeat(1, 2)[:, :5], torch.full((150,), 3)).compute()[
+            "auroc"
+        ]
+    )
 
 
 def test_batches_and_the_whole_give_the_same_values():
     outputs, targets = torch.randn(64, 5), torch.randint(0, 5, (64,))
-    in_batches, whole = (measured(Problem.single, 5, outputs, targets, batch).compute() for batch in (7, 64))
+    in_batches, whole = (
+        measured(Problem.single, 5, outputs, targets, batch).compute() for batch in (7, 64)
+    )
     assert in_batches == whole
 
 
@@ -79,7 +95,9 @@ def test_of_two_classes_f1_is_that_of_the_second():
 def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
     outputs, targets = torch.randn(60, 4), torch.randint(0, 4, (60,))
     found = measured(Problem.single, 4, outputs, targets).counted().confusion
-    assert found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
+    assert (
+        found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
+    )
     assert measured(Problem.regression, 1, torch.randn(5, 1), torch.randn(5)).counted() is None
 
 
@@ -87,7 +105,11 @@ def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
 def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(problem):
     outputs, classes = torch.randn(2_000, 40), 40
-    targets = torch.randint(0, 40, (2_000,)) if problem is Problem.single else torch.randint(0, 2, (2_000, 40))
+    targets = (
+        torch.randint(0, 40, (2_000,))
+        if problem is Problem.single
+        else torch.randint(0, 2, (2_000, 40))
+    )
     expected = measured(problem, classes, outputs, targets).compute()
     torch.use_deterministic_algorithms(True)
     try:
@@ -106,7 +128,9 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
     plain.update(scores, targets)
     counted = slice(int(classes == 2), None)  # of two classes one is
     torch.testing.assert_close(metrics.auroc.compute().flatten(), plain.compute()[counted])
-    assert torch.equal(torch.from_numpy(metrics.counted().binned)[:, counted], plain.confmat[:, counted])
+    assert torch.equal(
+        torch.from_numpy(metrics.counted().binned)[:, counted], plain.confmat[:, counted]
+    )
 
 
 def test_scores_that_are_no_numbers_reach_no_threshold():
@@ -115,7 +139,9 @@ def test_scores_that_are_no_numbers_reach_no_threshold():
     metrics = measured(Problem.single, 4, outputs, targets)
     plain = MulticlassAUROC(4, average="none", thresholds=metrics.auroc.edges, validate_args=False)
     plain.update(outputs[outputs.isfinite().all(1)].softmax(-1), targets[outputs.isfinite().all(1)])
-    answered, expected = (torch.from_numpy(each)[..., 1] for each in (metrics.counted().binned, plain.confmat.numpy()))
+    answered, expected = (
+        torch.from_numpy(each)[..., 1] for each in (metrics.counted().binned, plain.confmat.numpy())
+    )
     assert torch.equal(answered, expected)
 
 
@@ -156,7 +182,9 @@ def test_names_are_exactly_what_is_computed(problem):
     }[problem]
     outputs = torch.randn(12, 1 if problem is Problem.regression else 3)
     metrics = measured(problem, 3, outputs, targets)
-    assert list(metrics.compute()) == metrics.names() or set(metrics.compute()) == set(metrics.names())
+    assert list(metrics.compute()) == metrics.names() or set(metrics.compute()) == set(
+        metrics.names()
+    )
     assert monitored_metric(problem) in metrics.names()
 
 
@@ -179,7 +207,9 @@ def test_the_class_table_counts_rows_and_puts_the_commonest_first():
 
 
 def test_an_unknown_metric_names_the_nearest():
-    with pytest.raises(UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"):
+    with pytest.raises(
+        UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"
+    ):
         require_metric("acuracy", ["accuracy", "macro_f1"], "checkpoint.metric")
 
 
@@ -210,7 +240,11 @@ def test_numbers_far_from_zero_have_the_r2_of_their_rows():
     metrics = TaskMetrics.build(Problem.regression, [])
     for rows in torch.arange(40).split(8):
         metrics.update(answers[rows], truths[rows])
-    expected = 1 - ((answers - truths).double() ** 2).sum() / ((truths.double() - truths.double().mean()) ** 2).sum()
+    expected = (
+        1
+        - ((answers - truths).double() ** 2).sum()
+        / ((truths.double() - truths.double().mean()) ** 2).sum()
+    )
     assert metrics.compute()["r2"] == pytest.approx(float(expected), abs=1e-3)
 
 

@@ -1,4 +1,6 @@
-"""Masked words: which tokens are masked, the same loss and gradients as transformers, runs that go on from a run."""
+"""Masked words: which tokens are masked, the same loss and gradients as transformers, runs that go
+on from a run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from flatout import MaskedLanguageConfig, OptimConfig, TextDataConfig, TransformerConfig, UserError, fit, load_predictor
+from flatout import (
+    MaskedLanguageConfig,
+    OptimConfig,
+    TextDataConfig,
+    TransformerConfig,
+    UserError,
+    fit,
+    load_predictor,
+)
 from flatout.data import TextData
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.problem import Problem
@@ -86,13 +96,18 @@ def test_a_row_is_masked_alike_in_any_batch_and_in_pieces_of_it(seed: int, epoch
 
 def test_epochs_seeds_and_rows_are_masked_otherwise() -> None:
     batch = framed([40] * 4)
-    found = [HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
+    found = [
+        HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch)
+        for seed, epoch in ((0, 1), (0, 2), (1, 1))
+    ]
     first, *others = [masked_rows(each) for each in found]
     assert all(first[row] != other[row] for other in others for row in first)
     assert len({tuple(place for place, *_ in each) for each in first.values()}) == 4
 
 
-def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_are_as_likely() -> None:
+def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_are_as_likely() -> (
+    None
+):
     batch = framed([50] * 400)
     masked = HOW.mask(batch, _SPECIAL, seed=3, epoch=1)
     assert masked.places is not None and masked.targets is not None
@@ -121,8 +136,12 @@ def test_rows_that_only_keep_a_rank_in_step_are_not_masked() -> None:
 def built(family: str, compute: str = "auto") -> Transformer:
     torch.manual_seed(3)
     shares = {"dropout": 0.0, "attention_dropout": 0.0}
-    config = TransformerConfig(family=family, hidden=32, layers=3, heads=4, compute=compute, **shares)
-    model = config.build(Outputs([], "words"), vocabulary_size=_WORDS, padding_id=_PADDING, separator_id=None)
+    config = TransformerConfig(
+        family=family, hidden=32, layers=3, heads=4, compute=compute, **shares
+    )
+    model = config.build(
+        Outputs([], "words"), vocabulary_size=_WORDS, padding_id=_PADDING, separator_id=None
+    )
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
     return model.train()
@@ -153,8 +172,12 @@ def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family:
     torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
     loss.backward()
     wanted.backward()
-    found = {name: weight.grad for name, weight in ours.named_parameters() if weight.grad is not None}
-    expected = {name: weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
+    found = {
+        name: weight.grad for name, weight in ours.named_parameters() if weight.grad is not None
+    }
+    expected = {
+        name: weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None
+    }
     assert found.keys() == expected.keys() and found
     for name, gradient in expected.items():
         torch.testing.assert_close(
@@ -162,10 +185,13 @@ def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family:
         )
 
 
-@pytest.mark.parametrize("family", ["bert", "camembert"])  # one declares its head after the encoder, one before
+# one declares its head after the encoder, one before
+@pytest.mark.parametrize("family", ["bert", "camembert"])
 def test_a_weight_of_two_names_is_saved_once_and_loaded_into_both(family: str) -> None:
     one, other = built(family), built(family)
-    state = {name: weight + 1 for name, weight in one.state_dict().items() if weight.is_floating_point()}
+    state = {
+        name: weight + 1 for name, weight in one.state_dict().items() if weight.is_floating_point()
+    }
     assert sum(len(weight) == _WORDS and weight.ndim == 2 for weight in state.values()) == 1
     other.load_state_dict(state, strict=False)
     table = other.net.get_input_embeddings().weight
@@ -188,15 +214,26 @@ def texts(rows: int, seed: int = 0) -> dict[str, list[str]]:
     return {"text": found}
 
 
-def pretrain(folder: Path, rows: int = 500, model: TransformerConfig = SMALL, **settings: Any) -> Result:
-    data = TextDataConfig(train=texts(rows), batch_size=16, max_length=32, cache=str(folder / "cache"))
-    given = {"optim": OptimConfig(lr=5e-3), "epochs": 15, "output": str(folder / "runs"), "logger": "none"}
+def pretrain(
+    folder: Path, rows: int = 500, model: TransformerConfig = SMALL, **settings: Any
+) -> Result:
+    data = TextDataConfig(
+        train=texts(rows), batch_size=16, max_length=32, cache=str(folder / "cache")
+    )
+    given = {
+        "optim": OptimConfig(lr=5e-3),
+        "epochs": 15,
+        "output": str(folder / "runs"),
+        "logger": "none",
+    }
     return fit(data, model, task=MaskedLanguageConfig(mask_share=0.3), **(given | settings))
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return pretrain(tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9), epochs=8)
+    return pretrain(
+        tmp_path_factory.mktemp("pretrained"), optim=OptimConfig(lr=5e-3, ema=0.9), epochs=8
+    )
 
 
 @pytest.mark.soak(seconds=10)
@@ -217,12 +254,16 @@ def test_a_loaded_run_fills_in_masked_words_as_the_run_did(pretrained: Result) -
     assert found[0][0][0].word == "elm"
 
 
-def test_the_export_opens_in_transformers_with_the_same_logits(pretrained: Result, tmp_path: Path, capsys: Any) -> None:
+def test_the_export_opens_in_transformers_with_the_same_logits(
+    pretrained: Result, tmp_path: Path, capsys: Any
+) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     assert verb("export", pretrained.folder, "--out", tmp_path / "plain") == 0
     assert "AutoModelForMaskedLM" in capsys.readouterr().out
-    net, tokenizer = (each.from_pretrained(tmp_path / "plain") for each in (AutoModelForMaskedLM, AutoTokenizer))
+    net, tokenizer = (
+        each.from_pretrained(tmp_path / "plain") for each in (AutoModelForMaskedLM, AutoTokenizer)
+    )
     own = load_predictor(pretrained.folder)
     text = "elm elm [MASK] elm elm elm"
     ids = tokenizer(text)["input_ids"]
@@ -233,7 +274,9 @@ def test_the_export_opens_in_transformers_with_the_same_logits(pretrained: Resul
 
 
 @pytest.mark.parametrize("verb_name", ["predict", "evaluate"])
-def test_verbs_that_answer_rows_refuse_it(verb_name: str, pretrained: Result, tmp_path: Path, capsys: Any) -> None:
+def test_verbs_that_answer_rows_refuse_it(
+    verb_name: str, pretrained: Result, tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "rows.csv").write_text("text,label\nash,a\n")
     assert verb(verb_name, pretrained.folder, tmp_path / "rows.csv") == 2
     assert "answers masked words, not rows" in capsys.readouterr().err
@@ -245,7 +288,9 @@ def labelled(rows: int) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("way", ["run", "model", "export"])
-def test_classes_go_on_from_a_run_and_from_its_export(way: str, pretrained: Result, tmp_path: Path) -> None:
+def test_classes_go_on_from_a_run_and_from_its_export(
+    way: str, pretrained: Result, tmp_path: Path
+) -> None:
     name = pretrained.folder if way == "run" else pretrained.folder / "model"
     if way == "export":
         name = tmp_path / "plain"
@@ -256,7 +301,9 @@ def test_classes_go_on_from_a_run_and_from_its_export(way: str, pretrained: Resu
     weights = load_file(pretrained.folder / "model" / "model.safetensors")
     own = network.state_dict()
     of_encoder = [each for each in weights if each.startswith("net.bert.")]
-    assert len(of_encoder) > 20 and all(torch.equal(own[each], weights[each]) for each in of_encoder)
+    assert len(of_encoder) > 20 and all(
+        torch.equal(own[each], weights[each]) for each in of_encoder
+    )
     vocabularies = (data.info.vocabulary, load_predictor(pretrained.folder).vocabulary)
     words, kept = (each.tokenizer.get_vocab() for each in vocabularies)
     assert words == kept
@@ -289,16 +336,26 @@ def test_accumulated_batches_make_the_same_step_as_one_large_batch(tmp_path: Pat
     calm = TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0)
     found = []
     for size, accumulate in ((32, 1), (8, 4)):
-        data = TextDataConfig(train=texts(150), batch_size=size, accumulate=accumulate, cache=str(tmp_path))
-        settings: dict[str, Any] = {"precision": "fp32", "trainer": {"max_steps": 4}, "logger": "none"}
-        result = fit(data, calm, task=MaskedLanguageConfig(), output=str(tmp_path / f"{size}"), **settings)
+        data = TextDataConfig(
+            train=texts(150), batch_size=size, accumulate=accumulate, cache=str(tmp_path)
+        )
+        settings: dict[str, Any] = {
+            "precision": "fp32",
+            "trainer": {"max_steps": 4},
+            "logger": "none",
+        }
+        result = fit(
+            data, calm, task=MaskedLanguageConfig(), output=str(tmp_path / f"{size}"), **settings
+        )
         found.append(weights_of(result))
     for name, weight in found[0].items():
         torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*number of training batches.*", "ignore:.*TensorBoard support.*"
+    "ignore:.*does not have many workers.*",
+    "ignore:.*number of training batches.*",
+    "ignore:.*TensorBoard support.*",
 )
 def test_it_trains_answers_and_judges_in_a_plain_trainer(tmp_path: Path) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -306,7 +363,13 @@ def test_it_trains_answers_and_judges_in_a_plain_trainer(tmp_path: Path) -> None
     data = TextData(train=texts(300), problem="none", batch_size=16, cache=str(tmp_path))
     model = MaskedLanguageModel(SMALL, optim=OptimConfig(lr=3e-3))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=4, accelerator="cpu", enable_model_summary=False, default_root_dir=tmp_path, **quiet)
+    trainer = L.Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **quiet,
+    )
     trainer.fit(model, datamodule=data)
     (first,) = trainer.test(model, datamodule=data, verbose=False)
     (again,) = trainer.test(model, datamodule=data, verbose=False)
@@ -347,7 +410,9 @@ def test_shares_that_cannot_be_are_refused(settings: dict[str, float], message: 
         ({"family": "gpt2"}, "gpt2 has no head that predicts masked words"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     from flatout import BiLSTMConfig, ClassificationConfig
     from flatout.models.encoder.layered import LoraConfig
 
@@ -367,7 +432,9 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str, tmp
     trainer = {"strategy": changes["strategy"]} if "strategy" in changes else {}
     with pytest.raises(UserError, match=message):
         source = {} if problem is Problem.tags else {"train": texts(40)}
-        data = TextDataConfig(problem=problem, label=changes.get("label"), cache=str(tmp_path), **source)
+        data = TextDataConfig(
+            problem=problem, label=changes.get("label"), cache=str(tmp_path), **source
+        )
         fit(data, model, task=task, trainer=trainer, output=str(tmp_path / "runs"), epochs=1)
 
 
@@ -376,8 +443,12 @@ def test_a_tokenizer_without_a_mask_token_is_refused(pretrained: Result, tmp_pat
 
     tokenizer = load_predictor(pretrained.folder).vocabulary.tokenizer
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(tmp_path / "maskless")
-    data = TextDataConfig(train=texts(40), tokenizer=str(tmp_path / "maskless"), cache=str(tmp_path))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(
+        tmp_path / "maskless"
+    )
+    data = TextDataConfig(
+        train=texts(40), tokenizer=str(tmp_path / "maskless"), cache=str(tmp_path)
+    )
     with pytest.raises(UserError, match=r"data\.tokenizer: .*maskless has no mask token"):
         fit(data, SMALL, task=MaskedLanguageConfig(), output=str(tmp_path / "runs"), epochs=1)
 
@@ -389,8 +460,12 @@ def test_a_classifier_refuses_texts_without_labels(tmp_path: Path) -> None:
         Classifier(SMALL).build(data.info)
 
 
-@pytest.mark.parametrize("harm", ["encoder.json", "model.safetensors", "tokenizer.json", "unfinished", "bilstm"])
-def test_a_run_that_cannot_be_gone_on_from_is_named(harm: str, pretrained: Result, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "harm", ["encoder.json", "model.safetensors", "tokenizer.json", "unfinished", "bilstm"]
+)
+def test_a_run_that_cannot_be_gone_on_from_is_named(
+    harm: str, pretrained: Result, tmp_path: Path
+) -> None:
     import shutil
 
     run = tmp_path / "run"
@@ -406,7 +481,9 @@ def test_a_run_that_cannot_be_gone_on_from_is_named(harm: str, pretrained: Resul
         fit(data, TransformerConfig(pretrained=str(run)), output=str(tmp_path / "runs"), epochs=1)
 
 
-def test_check_ends_with_the_command_that_trains_on_texts_without_labels(tmp_path: Path, capsys: Any) -> None:
+def test_check_ends_with_the_command_that_trains_on_texts_without_labels(
+    tmp_path: Path, capsys: Any
+) -> None:
     (tmp_path / "notes.txt.csv").write_text("text\n" + "\n".join(texts(60)["text"]))
     assert verb("check", tmp_path / "notes.txt.csv", "data.problem=none") == 0
     assert "data.problem=none model=transformer task=mlm" in capsys.readouterr().out

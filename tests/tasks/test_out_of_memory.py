@@ -1,4 +1,6 @@
-"""A step that runs out of memory is repeated in smaller pieces, and the run ends with the weights it would have had."""
+"""A step that runs out of memory is repeated in smaller pieces, and the run ends with the weights
+it would have had.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from flatout import BitMLPConfig, BitsDataConfig, EncodingConfig, GramsConfig, OptimConfig, PeopleConfig
+from flatout import (
+    BitMLPConfig,
+    BitsDataConfig,
+    EncodingConfig,
+    GramsConfig,
+    OptimConfig,
+    PeopleConfig,
+)
 from flatout.bits.grams import LABELS
 from flatout.bits.info import GramLabels
 from flatout.bits.task import GramDecoder, Recombined
@@ -31,8 +40,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`"
 SOAK = pytest.mark.soak(seconds=5)
 LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5] * 3
 EPS = 1e-3
-"""Some gradients of attention are zero but for rounding, which Adam with a smaller one would make into whole steps."""
-PLACES = {"bilstm": "model.output.weight", "textcnn": "model.output.weight", "encoder": "model.net.classifier.weight"}
+"""Some gradients of attention are zero but for rounding, which Adam with a smaller one would make
+into whole steps."""
+PLACES = {
+    "bilstm": "model.output.weight",
+    "textcnn": "model.output.weight",
+    "encoder": "model.net.classifier.weight",
+}
 
 
 class Keep:
@@ -42,7 +56,9 @@ class Keep:
         self.told: list[dict[str, float]] = []
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        self.told.append({name: value for name, value in values.items() if name.startswith("train/")})
+        self.told.append(
+            {name: value for name, value in values.items() if name.startswith("train/")}
+        )
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
 
@@ -57,13 +73,17 @@ def trained(
     if scarce is not None:
         scarce.plant(task)
     loop = loop or FastLoop()
-    quiet_trainer(folder, 1, RunCurves([keep], 1), feed=feed, loop=loop).fit(task, train_dataloaders=feed)
+    quiet_trainer(folder, 1, RunCurves([keep], 1), feed=feed, loop=loop).fit(
+        task, train_dataloaders=feed
+    )
     return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
 
 
 def encoder(outputs: Outputs) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = TransformerConfig(hidden=16, layers=2, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+    config = TransformerConfig(
+        hidden=16, layers=2, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
+    )
     return config.build(outputs, vocabulary_size=50, padding_id=0, separator_id=None)
 
 
@@ -90,7 +110,9 @@ def feed_of(split: Any, rows: int, accumulate: int, layout: Layout = Layout.padd
         pytest.param("encoder", Problem.multi, 8, 1, marks=SOAK),
     ],
 )
-def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path, kind, problem, rows, accumulate):
+def test_losses_and_weights_are_those_of_a_run_with_memory(
+    make_split, tmp_path, kind, problem, rows, accumulate
+):
     split = make_split(LENGTHS, several=problem is Problem.multi)
     if problem is Problem.regression:
         split.columns["targets"] = split.fixed("targets").astype("float32")
@@ -102,7 +124,10 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path,
         scarce = Scarce(3, steps=(1, 2), where=where) if where != "nowhere" else None
         found.append(trained(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
         if scarce is not None:
-            assert set(scarce.fired) == {1} and fast_loop_of(task.trainer).passes.pieces["training"] >= 2
+            assert (
+                set(scarce.fired) == {1}
+                and fast_loop_of(task.trainer).passes.pieces["training"] >= 2
+            )
     told, weights = found[0]
     for others, other_weights in found[1:]:
         assert [pytest.approx(each, abs=1e-5) for each in others] == told
@@ -111,19 +136,29 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(make_split, tmp_path,
 
 def bits_task(data: Any) -> GramDecoder:
     torch.manual_seed(0)
-    labels = GramLabels(LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"])
-    model = BitMLPConfig(widths=[8], start="random").build(num_inputs=64, is_set=False, **labels.network_sizes())
-    task = GramDecoder(model, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), labels=labels, total_steps=20)
+    labels = GramLabels(
+        LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"]
+    )
+    model = BitMLPConfig(widths=[8], start="random").build(
+        num_inputs=64, is_set=False, **labels.network_sizes()
+    )
+    task = GramDecoder(
+        model, GramsConfig(recombine=0.7), OptimConfig(eps=EPS), labels=labels, total_steps=20
+    )
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
     ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
-    task.recombined.append(Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]), labels.num_targets))
+    task.recombined.append(
+        Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]), labels.num_targets)
+    )
     return task
 
 
 @pytest.mark.soak(seconds=4)
 @pytest.mark.parametrize("accumulate", [3, pytest.param(1, marks=SOAK)])
 def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
-    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
+    data = open_store(
+        BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2))
+    )
     found = []
     for where in ("nowhere", "forward", "backward", "model.composer.0.0.weight"):
         task = bits_task(data)
@@ -142,13 +177,18 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
 def test_tags_go_with_their_words(make_split, tmp_path):
     split = make_split(LENGTHS, several=True)
     tokens = split.ragged("tokens")
-    split.columns["targets"] = type(tokens)((tokens.values % 3).astype("int32"), tokens.offsets, tokens.lengths)
+    split.columns["targets"] = type(tokens)(
+        (tokens.values % 3).astype("int32"), tokens.offsets, tokens.lengths
+    )
     names = ["O", "B-x", "I-x"]
     found = []
     for where in ("nowhere", "forward", "backward"):
         labels = TagLabels(names, 4.0, {})
         task = Tagger(
-            encoder(Outputs(names, "tags")), optim=OptimConfig(lr=0.01, eps=EPS), labels=labels, total_steps=12
+            encoder(Outputs(names, "tags")),
+            optim=OptimConfig(lr=0.01, eps=EPS),
+            labels=labels,
+            total_steps=12,
         )
         scarce = Scarce(3, steps=(1,), where=where) if where != "nowhere" else None
         found.append(trained(task, feed_of(split, 8, 1, Layout.flat), tmp_path, scarce))
@@ -164,18 +204,26 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     loop = FastLoop()
     loop.passes.report = lambda *told: heard.append(told)
     trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
-    assert scarce.fired == [0] and loop.passes.pieces["training"] == 2 and loop.passes.times_out == 1
+    assert (
+        scarce.fired == [0] and loop.passes.pieces["training"] == 2 and loop.passes.times_out == 1
+    )
     assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
 @pytest.mark.soak(seconds=3)
 def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_split, tmp_path):
     with pytest.raises(UserError) as caught:
-        trained(classifier("bilstm", Problem.single), feed_of(make_split([7] * 16), 8, 1), tmp_path, Scarce(0))
-    assert str(caught.value) == (
-        "training ran out of memory at step 1: a single row at once, of at most 7 tokens, is too much (CUDA out of"
-        " memory. Tried to allocate 2.00 GiB). Shorten rows with data.max_length, or set precision=bf16. The last"
-        " checkpoint is kept."
+        trained(
+            classifier("bilstm", Problem.single),
+            feed_of(make_split([7] * 16), 8, 1),
+            tmp_path,
+            Scarce(0),
+        )
+    assert (
+        str(caught.value)
+        == "training ran out of memory at step 1: a single row at once, of at most 7 tokens, is too"
+        " much (CUDA out of memory. Tried to allocate 2.00 GiB). Shorten rows with"
+        " data.max_length, or set precision=bf16. The last checkpoint is kept."
     )
 
 
@@ -198,8 +246,12 @@ def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_
     task, scarce = classifier("bilstm", Problem.single), Scarce(6, where="backward")
     made: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
-    task.model.register_forward_pre_hook(lambda *_: alive.append(sum(each() is not None for each in made)))
-    task.model.register_forward_hook(lambda module, inputs, outputs: made.append(weakref.ref(outputs)))
+    task.model.register_forward_pre_hook(
+        lambda *_: alive.append(sum(each() is not None for each in made))
+    )
+    task.model.register_forward_hook(
+        lambda module, inputs, outputs: made.append(weakref.ref(outputs))
+    )
     trained(task, feed_of(make_split([4] * 12), 12, 1), tmp_path, scarce)
     assert scarce.fired == [0]
     assert alive[1] == 0
@@ -220,7 +272,9 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
 
 def test_batch_normalisation_notes_each_row_once(tmp_path):
     """Its means of smaller pieces differ, but those of the failed pass leave no trace."""
-    data = open_store(BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2)))
+    data = open_store(
+        BitsDataConfig(sample=PeopleConfig(rows=120), encoding=EncodingConfig(size=64, hashes=2))
+    )
     found = []
     for pieces, scarce in ((2, None), (1, Scarce(8, where="backward"))):
         task = bits_task(data)
@@ -233,7 +287,9 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
             torch.nn.init.normal_(weight, std=0.1)
         loop = FastLoop()
         loop.passes.pieces["training"] = pieces
-        trained(task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce, loop)
+        trained(
+            task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce, loop
+        )
         found.append(torch.cat([value.flatten().float() for value in model.state_dict().values()]))
     assert torch.equal(*found)
 
@@ -251,18 +307,26 @@ class ScarceState(torch.optim.AdamW):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
         return super().step(closure)
 
-    step.__module__ = "torch.optim.adamw"  # the fast loop leaves optimizers that it does not know to Lightning
+    # the fast loop leaves optimizers that it does not know to Lightning
+    step.__module__ = "torch.optim.adamw"
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(make_split, tmp_path, times, monkeypatch):
+def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(
+    make_split, tmp_path, times, monkeypatch
+):
     monkeypatch.setattr("flatout.engine.optimizer.AdamW", ScarceState)
     monkeypatch.setattr(ScarceState, "lacks", 0)
     split = make_split(LENGTHS)
     _, expected = trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
     monkeypatch.setattr(ScarceState, "lacks", times)
     if times == 1:
-        assert torch.equal(trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)[1], expected)
+        assert torch.equal(
+            trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)[1],
+            expected,
+        )
         return
-    with pytest.raises(UserError, match=r"memory ran out in the first step of the optimizer.*9\.00 GiB"):
+    with pytest.raises(
+        UserError, match=r"memory ran out in the first step of the optimizer.*9\.00 GiB"
+    ):
         trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)

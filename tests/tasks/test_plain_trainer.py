@@ -1,4 +1,6 @@
-"""Tasks in a plain `L.Trainer`: the same losses and weights as with the fast loop, and as `fit` gives them."""
+"""Tasks in a plain `L.Trainer`: the same losses and weights as with the fast loop, and as `fit`
+gives them.
+"""
 
 from __future__ import annotations
 
@@ -46,18 +48,23 @@ pytestmark = pytest.mark.filterwarnings(
 HEADLINES = HeadlinesConfig(rows=300, eval_rows=60, classes=4)
 TAGS = TaggedTweetsConfig(rows=160, eval_rows=40)
 OPTIM = OptimConfig(lr=0.01, eps=1e-6)
-"""AdamW divides a gradient by its own size: with its usual eps a gradient of rounding alone makes a whole step."""
+"""AdamW divides a gradient by its own size: with its usual eps a gradient of rounding alone makes a
+whole step."""
 _BITS = {"encoding": EncodingConfig(size=64, hashes=2), "vocabulary": 100}
 
 
 def parts(kind: str) -> tuple[L.LightningDataModule, L.LightningModule]:
     """A DataModule and a task without dropout, as a user writes them."""
     if kind == "tags":
-        encoder = TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0)
+        encoder = TransformerConfig(
+            hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
+        )
         return TagData(sample=TAGS, batch_size=32, seed=3), Tagger(encoder, optim=OPTIM)
     if kind == "bits":
         bits = BitData(sample=PeopleConfig(rows=300), batch_size=32, seed=3, **_BITS)
-        return bits, GramDecoder(BitMLPConfig(widths=[8], dropout=0.0), GramsConfig(exposure=False), OPTIM)
+        return bits, GramDecoder(
+            BitMLPConfig(widths=[8], dropout=0.0), GramsConfig(exposure=False), OPTIM
+        )
     config = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
     return TextData(sample=HEADLINES, batch_size=32, seed=3), Classifier(config, optim=OPTIM)
 
@@ -70,7 +77,9 @@ def quiet_trainer(folder: Path, **settings: Any) -> L.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    return L.Trainer(**{"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **settings})
+    return L.Trainer(
+        **{"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **settings}
+    )
 
 
 class Losses(L.Callback):
@@ -80,28 +89,40 @@ class Losses(L.Callback):
         self.of_steps: list[float] = []
         self._sum = 0.0
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._sum += float(outputs["loss"])
         if batch.ends_step:
             self.of_steps.append(self._sum)
             self._sum = 0.0
 
 
-def train(kind: str, folder: Path, *callbacks: L.Callback, accumulate: int = 1) -> tuple[list[float], torch.Tensor]:
+def train(
+    kind: str, folder: Path, *callbacks: L.Callback, accumulate: int = 1
+) -> tuple[list[float], torch.Tensor]:
     """The loss of each step of two epochs, and the weights at the end."""
     L.seed_everything(3, verbose=False)
     data, task = parts(kind)
     losses = Losses()
     trainer = quiet_trainer(
-        folder, max_epochs=2, accumulate_grad_batches=accumulate, gradient_clip_val=0.5, callbacks=[*callbacks, losses]
+        folder,
+        max_epochs=2,
+        accumulate_grad_batches=accumulate,
+        gradient_clip_val=0.5,
+        callbacks=[*callbacks, losses],
     )
     trainer.fit(task, datamodule=data)
-    return losses.of_steps, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
+    return losses.of_steps, torch.cat(
+        [weight.detach().flatten() for weight in task.model.parameters()]
+    )
 
 
 @pytest.mark.parametrize("accumulate", at_once(4, of=[1, 4], seconds=1))
 @pytest.mark.parametrize("kind", ["text", "tags", "bits"])
-def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(tmp_path, kind, accumulate):
+def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(
+    tmp_path, kind, accumulate
+):
     plain, plain_weights = train(kind, tmp_path, accumulate=accumulate)
     fast, fast_weights = train(kind, tmp_path, FastLoop(), accumulate=accumulate)
     assert len(plain) > 2
@@ -115,8 +136,12 @@ def test_accumulated_batches_give_the_losses_of_one_large_batch(tmp_path):
         L.seed_everything(3, verbose=False)
         data = TextData(sample=HEADLINES, batch_size=rows)
         losses = Losses()
-        trainer = quiet_trainer(tmp_path, accumulate_grad_batches=accumulate, gradient_clip_val=0.5, callbacks=[losses])
-        task = Classifier(TextCNNConfig(embedding=8, filters=4, dropout=0.0, embedding_dropout=0.0), optim=OPTIM)
+        trainer = quiet_trainer(
+            tmp_path, accumulate_grad_batches=accumulate, gradient_clip_val=0.5, callbacks=[losses]
+        )
+        task = Classifier(
+            TextCNNConfig(embedding=8, filters=4, dropout=0.0, embedding_dropout=0.0), optim=OPTIM
+        )
         trainer.fit(task, datamodule=data)
         found.append(losses.of_steps)
     assert found[1] == pytest.approx(found[0], abs=1e-6)
@@ -124,8 +149,15 @@ def test_accumulated_batches_give_the_losses_of_one_large_batch(tmp_path):
 
 def test_fit_takes_a_datamodule_and_a_task_and_gives_the_losses_of_a_plain_trainer(tmp_path):
     plain, _ = train("text", tmp_path)
-    settings: dict[str, Any] = {"precision": "fp32", "trainer": {"accelerator": "cpu"}, "tune": "off"}
-    settings |= {"monitor": MonitorConfig(flush_every=1, progress=False), "optim": replace(OPTIM, clip=0.5)}
+    settings: dict[str, Any] = {
+        "precision": "fp32",
+        "trainer": {"accelerator": "cpu"},
+        "tune": "off",
+    }
+    settings |= {
+        "monitor": MonitorConfig(flush_every=1, progress=False),
+        "optim": replace(OPTIM, clip=0.5),
+    }
     result = fit(*parts("text"), max_epochs=2, folder=tmp_path / "run", **settings)
     rows = (result.folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
     place = rows[0].split(",").index("train/loss")
@@ -177,20 +209,38 @@ def test_a_task_is_loaded_from_lightning_s_checkpoint(tmp_path, is_own, weights_
     trainer.fit(task, datamodule=data)
     trainer.save_checkpoint(tmp_path / "kept.ckpt")
     given = {"model": Means()} if is_own else {}
-    again = Classifier.load_from_checkpoint(tmp_path / "kept.ckpt", weights_only=weights_only, **given)
+    again = Classifier.load_from_checkpoint(
+        tmp_path / "kept.ckpt", weights_only=weights_only, **given
+    )
     if not is_own:
-        assert again.config == task.config and again.optim.lr == 0.02 and again.model_config == task.model_config
-    found = [quiet_trainer(tmp_path).test(each, datamodule=parts("text")[0], verbose=False) for each in (task, again)]
+        assert (
+            again.config == task.config
+            and again.optim.lr == 0.02
+            and again.model_config == task.model_config
+        )
+    found = [
+        quiet_trainer(tmp_path).test(each, datamodule=parts("text")[0], verbose=False)
+        for each in (task, again)
+    ]
     assert found[0] == found[1]
     again.train()
     torch.testing.assert_close(again.state_dict(), task.state_dict(), atol=0, rtol=0)
 
 
 def test_texts_without_labels_are_predicted_by_a_plain_trainer(tmp_path):
-    rows = [f"{word} of today {number},{topic}" for number in range(60) for word, topic in (("goal", 0), ("soup", 1))]
+    rows = [
+        f"{word} of today {number},{topic}"
+        for number in range(60)
+        for word, topic in (("goal", 0), ("soup", 1))
+    ]
     (tmp_path / "news.csv").write_text("\n".join(["title,topic", *rows]), encoding="utf-8")
     (tmp_path / "new.csv").write_text('title\ngoal of today 3\n""\na soup\ngoal', encoding="utf-8")
-    given = {"source": str(tmp_path / "news.csv"), "text": "title", "label": "topic", "batch_size": 16}
+    given = {
+        "source": str(tmp_path / "news.csv"),
+        "text": "title",
+        "label": "topic",
+        "batch_size": 16,
+    }
     task = Classifier(BiLSTMConfig(hidden=8, embedding=8), optim=OptimConfig(lr=0.05))
     trainer = quiet_trainer(tmp_path, max_epochs=3)
     trainer.fit(task, datamodule=TextData(**given))
@@ -221,26 +271,36 @@ PREDICTED_WRONGLY: list[Any] = [
 
 def test_a_task_without_data_and_without_a_network_says_what_it_lacks(tmp_path):
     trainer = quiet_trainer(tmp_path)
-    with pytest.raises(UserError, match="Classifier: no datamodule says how many classes and words there are"):
+    with pytest.raises(
+        UserError, match="Classifier: no datamodule says how many classes and words there are"
+    ):
         trainer.fit(Classifier(BiLSTMConfig()), train_dataloaders=[0])
 
 
 def test_bits_in_a_classifier_are_refused_in_one_sentence(tmp_path):
     data, _ = parts("bits")
     trainer = quiet_trainer(tmp_path)
-    with pytest.raises(UserError, match=r"Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"):
+    with pytest.raises(
+        UserError, match=r"Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"
+    ):
         trainer.fit(Classifier(BiLSTMConfig()), datamodule=data)
 
 
 def test_a_script_of_a_user_runs_with_mixed_precision_accumulation_and_clipping(tmp_path):
     """The label column has the name that the built-in sample gives to its topics."""
     rows = [
-        f"{word} of today {number},{topic}" for number in range(200) for word, topic in (("goal", "a"), ("soup", "b"))
+        f"{word} of today {number},{topic}"
+        for number in range(200)
+        for word, topic in (("goal", "a"), ("soup", "b"))
     ]
     (tmp_path / "news.csv").write_text("\n".join(["title,topic", *rows]), encoding="utf-8")
     data = TextData(source=str(tmp_path / "news.csv"), text="title", label="topic", batch_size=16)
     task = Classifier(BiLSTMConfig(hidden=8, embedding=8), optim=OPTIM)
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "max_epochs": 5}
+    settings: dict[str, Any] = {
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.5,
+        "max_epochs": 5,
+    }
     trainer = quiet_trainer(tmp_path, precision="bf16-mixed", **settings)
     trainer.fit(task, datamodule=data)
     assert trainer.global_step > 3
@@ -264,7 +324,9 @@ def test_the_mean_of_the_weights_is_the_same_in_both_loops(tmp_path):
         L.seed_everything(3, verbose=False)
         data, task = parts("text")
         task.optim, means = replace(OPTIM, ema=0.9), MeansOfWeights()
-        quiet_trainer(tmp_path, callbacks=[*loop, means], limit_val_batches=0).fit(task, datamodule=data)
+        quiet_trainer(tmp_path, callbacks=[*loop, means], limit_val_batches=0).fit(
+            task, datamodule=data
+        )
         found.append(means.of_steps)
     assert len(found[0]) == len(found[1]) > 5
     for plain, fast in zip(*found, strict=True):
@@ -298,7 +360,9 @@ def thawed_weights(folder: Path, checkpoint: Path | None = None, **settings: Any
     task = Classifier(Opens(), labels=data.info.labels, optim=OPTIM)
     exact = ExactCheckpoint(folder, every_steps=4, every_minutes=None, keep=20)
     settings = {"max_epochs": 3, "enable_checkpointing": True, "limit_val_batches": 0, **settings}
-    quiet_trainer(folder.parent, callbacks=[exact], **settings).fit(task, datamodule=data, ckpt_path=checkpoint)
+    quiet_trainer(folder.parent, callbacks=[exact], **settings).fit(
+        task, datamodule=data, ckpt_path=checkpoint
+    )
     assert task.model.vectors.weight.requires_grad
     return torch.cat([weight.detach().flatten() for weight in task.parameters()])
 
@@ -318,9 +382,15 @@ def test_the_rows_that_a_temperature_is_found_on_are_short_and_long_ones(tmp_pat
     rows = task.gathered(data.feeds.validation, lambda batch: (batch.rows,), most=600)[0].numpy()
     assert len(set(rows)) == len(rows) < len(lengths)
     assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
-    words: dict[str, Any] = {"most": int(lengths.sum() / 4), "in_all": int(lengths.sum())}  # as a tagger counts
-    rows = task.gathered(data.feeds.validation, lambda each: (each.tokens, each.rows), **words)[1].numpy()
-    assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05) and len(rows) < len(lengths) / 2
+    # as a tagger counts
+    words: dict[str, Any] = {"most": int(lengths.sum() / 4), "in_all": int(lengths.sum())}
+    rows = task.gathered(data.feeds.validation, lambda each: (each.tokens, each.rows), **words)[
+        1
+    ].numpy()
+    assert (
+        lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
+        and len(rows) < len(lengths) / 2
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""An interval holds the score that the rows' whole population has, whatever the kind of metric and the batches."""
+"""An interval holds the score that the rows' whole population has, whatever the kind of metric and
+the batches.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.params import at_once
 SIMULATED = 40
 
 
-def judged(problem: Problem, outputs: torch.Tensor, targets: torch.Tensor, classes: int, batch: int = 0) -> TaskMetrics:
+def judged(
+    problem: Problem, outputs: torch.Tensor, targets: torch.Tensor, classes: int, batch: int = 0
+) -> TaskMetrics:
     metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
     for rows in torch.arange(len(targets)).split(batch or len(targets)):
         metrics.update(outputs[rows], targets[rows], rows)
@@ -56,7 +60,9 @@ def test_intervals_hold_the_score_of_the_whole_population(problem, classes):
     whole = judged(problem, *drawn(problem, 30_000, classes), classes).compute()
     held = dict.fromkeys(whole, 0)
     for _ in range(SIMULATED):
-        for name, (low, high) in judged(problem, *drawn(problem, 300, classes), classes).intervals().items():
+        for name, (low, high) in (
+            judged(problem, *drawn(problem, 300, classes), classes).intervals().items()
+        ):
             held[name] += low <= whole[name] <= high
     assert all(count >= 0.86 * SIMULATED for count in held.values()), held
     assert sum(held.values()) < len(held) * SIMULATED  # 95 %, not all of them
@@ -122,11 +128,13 @@ def test_entities_are_resampled_by_rows():
 def test_recordings_are_resampled_whole():
     scores = SequenceScores(40, ["a", "b"], [2.0, 10.0])
     offsets = torch.randn(30)
-    answers = (offsets[:, None] + 0.01 * torch.randn(30, 500)).flatten()  # a recording's errors are nearly all alike
+    # a recording's errors are nearly all alike
+    answers = (offsets[:, None] + 0.01 * torch.randn(30, 500)).flatten()
     both = torch.stack([answers, answers + 0.001], 1)
     scores.add(both, torch.zeros_like(both), torch.arange(30).repeat_interleave(500))
     values, found = scores.values(), scores.intervals()
-    assert set(values) - set(found) <= {"max_error", "r2"}  # what all resamples leave below, and truths without spread
+    # what all resamples leave below, and truths without spread
+    assert set(values) - set(found) <= {"max_error", "r2"}
     for name in ("rmse", "mae", "mse_scaled", "rmse_b"):
         assert found[name][0] < 0.9 * values[name] < 1.1 * values[name] < found[name][1]
     few = SequenceScores(5, ["a"], [1.0])

@@ -1,4 +1,6 @@
-"""Two ranks on recordings train as one rank with all rows: chunks in their lanes, whole recordings, windows."""
+"""Two ranks on recordings train as one rank with all rows: chunks in their lanes, whole recordings,
+windows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import lightning as L
 import pytest
 import torch
 
-from flatout import CellsConfig, CheckpointConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout import (
+    CellsConfig,
+    CheckpointConfig,
+    MonitorConfig,
+    OptimConfig,
+    RNNConfig,
+    SequenceDataConfig,
+    fit,
+)
 from flatout.data import SequenceData
 from flatout.data.batches.flat_batch import cut_batch
 from flatout.distributed.processes import warm_start
@@ -63,7 +73,8 @@ def test_two_ranks_train_as_one_does(tmp_path, way):
 
 @pytest.mark.soak(seconds=15)
 def test_chunks_go_on_where_they_were_on_two_ranks_then_one_then_two(tmp_path):
-    for steps, ranks in ((4, 2), (11, 1), (-1, 2)):  # a recording has three chunks, so both cut each lane's in two
+    # a recording has three chunks, so both cut each lane's in two
+    for steps, ranks in ((4, 2), (11, 1), (-1, 2)):
         found = train(tmp_path / "several", "chunks", ranks, steps, resume="auto")
         expected = train(tmp_path / "one", "chunks", 1, steps, resume="auto")
     assert found.summary["training"]["steps"] == expected.summary["training"]["steps"] == 18
@@ -78,7 +89,9 @@ def test_hidden_states_of_all_ranks_go_on_where_fewer_ranks_do(tmp_path):
     data.setup()
     task = SequenceRegressor(RNNConfig(hidden=8))
     task.build(data.info)
-    task.trainer = L.Trainer(logger=False, enable_checkpointing=False, default_root_dir=tmp_path, barebones=True)
+    task.trainer = L.Trainer(
+        logger=False, enable_checkpointing=False, default_root_dir=tmp_path, barebones=True
+    )
     first, second, *_ = data.train_dataloader()
 
     def answers(*of_ranks: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Recordings in a plain Trainer, in the fast loop and in a run: the same losses; exact resume; errors in own units."""
+"""Recordings in a plain Trainer, in the fast loop and in a run: the same losses; exact resume;
+errors in own units.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from flatout import CellsConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, UserError, fit
+from flatout import (
+    CellsConfig,
+    MonitorConfig,
+    OptimConfig,
+    RNNConfig,
+    SequenceDataConfig,
+    UserError,
+    fit,
+)
 from flatout.data import SequenceData
 from flatout.engine import FastLoop
 from flatout.models.series import flatten, rectangle
@@ -37,11 +47,24 @@ WAYS: dict[str, dict[str, Any]] = {
     "whole": {"batch_size": 4},
     "windows": {"lookback": 12, "stride": 5, "batch_size": 16},
     "chunks": {"chunk": 20, "batch_size": 4},
-    "forecast": {"problem": "forecast", "lookback": 12, "horizon": 3, "stride": 5, "batch_size": 16},
+    "forecast": {
+        "problem": "forecast",
+        "lookback": 12,
+        "horizon": 3,
+        "stride": 5,
+        "batch_size": 16,
+    },
 }
 
 
-def train(way: str, folder: Path, *callbacks: L.Callback, model: Any = RNN, accumulate: int = 1, **settings: Any):
+def train(
+    way: str,
+    folder: Path,
+    *callbacks: L.Callback,
+    model: Any = RNN,
+    accumulate: int = 1,
+    **settings: Any,
+):
     """The loss of each step of two epochs, the weights, and the task."""
     L.seed_everything(3, verbose=False)
     data = SequenceData(sample=CELLS, seed=3, **{**WAYS[way], **settings})
@@ -50,12 +73,18 @@ def train(way: str, folder: Path, *callbacks: L.Callback, model: Any = RNN, accu
     clip: dict[str, Any] = {"gradient_clip_val": 0.5, "accumulate_grad_batches": accumulate}
     trainer = quiet_trainer(folder, max_epochs=2, callbacks=[*callbacks, losses], **clip)
     trainer.fit(task, datamodule=data)
-    return losses.of_steps, torch.cat([weight.detach().flatten() for weight in task.model.parameters()]), task
+    return (
+        losses.of_steps,
+        torch.cat([weight.detach().flatten() for weight in task.model.parameters()]),
+        task,
+    )
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("way", list(WAYS))
-def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(tmp_path, way, accumulate):
+def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(
+    tmp_path, way, accumulate
+):
     plain, plain_weights, _ = train(way, tmp_path, accumulate=accumulate)
     fast, fast_weights, _ = train(way, tmp_path, FastLoop(), accumulate=accumulate)
     assert len(plain) >= 2
@@ -91,7 +120,12 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     _, weights, _ = train("whole", tmp_path)
     data = SequenceDataConfig(sample=CELLS, **WAYS["whole"])
     quick = MonitorConfig(progress=False, verdict=False)
-    settings: dict[str, Any] = {"precision": "fp32", "logger": "none", "monitor": quick, "folder": tmp_path / "run"}
+    settings: dict[str, Any] = {
+        "precision": "fp32",
+        "logger": "none",
+        "monitor": quick,
+        "folder": tmp_path / "run",
+    }
     L.seed_everything(3, verbose=False)
     result = fit(data, RNN, optim=OPTIM, seed=3, max_epochs=2, **settings)
     last = torch.cat([weight.detach().flatten() for weight in result.predictor.model.parameters()])
@@ -99,14 +133,17 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     assert set(result.metrics) >= {"val/rmse", "test/rmse", "test/max_error", "test/r2"}
     baseline = result.summary["baseline"]
     assert (
-        baseline["name"] == "ridge on 16 samples" and "test/rmse of the ridge on the last sample" in baseline["metrics"]
+        baseline["name"] == "ridge on 16 samples"
+        and "test/rmse of the ridge on the last sample" in baseline["metrics"]
     )
     assert result.summary["data"]["sequences"]["floor"] == {"soc": 0.02}
     with (tmp_path / "run" / "recordings.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     errors = [float(row["rmse"]) for row in rows]
     assert len(rows) == 6 and errors == sorted(errors, reverse=True)
-    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(
+        result.metrics["test/rmse"], rel=1e-4
+    )
     with (tmp_path / "run" / "targets.csv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
     assert row["target"] == "soc" and list(row)[1:] == ["rmse", "mae", "max_error", "r2"]
@@ -153,16 +190,22 @@ def test_metrics_are_in_the_unit_of_the_target_and_equal_those_of_numpy(tmp_path
     trainer = quiet_trainer(tmp_path)
     trainer.test(task, datamodule=data, verbose=False)
     answers = trainer.predict(task, datamodule=data)
-    values = torch.cat([each["values"] for each in answers])[torch.cat([each["rows"] for each in answers]).argsort()]
+    values = torch.cat([each["values"] for each in answers])[
+        torch.cat([each["rows"] for each in answers]).argsort()
+    ]
     rows, info = data.info.rows_of("test"), data.info
     ends = rows.offsets + rows.lengths - 1
-    truths = rows.values[ends, -1].astype(np.float64) * info.scaler.factor[-1] + info.scaler.shift[-1]
+    truths = (
+        rows.values[ends, -1].astype(np.float64) * info.scaler.factor[-1] + info.scaler.shift[-1]
+    )
     errors = values[:, 0].double().numpy() - truths
     assert 0.2 < truths.mean() < 1
     assert task.results["rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
     assert task.results["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
     assert task.results["max_error"] == pytest.approx(np.abs(errors).max(), rel=1e-5)
-    assert task.results["r2"] == pytest.approx(1 - (errors**2).sum() / ((truths - truths.mean()) ** 2).sum(), rel=1e-4)
+    assert task.results["r2"] == pytest.approx(
+        1 - (errors**2).sum() / ((truths - truths.mean()) ** 2).sum(), rel=1e-4
+    )
 
 
 class OwnNetwork(nn.Module):
@@ -179,7 +222,10 @@ class OwnNetwork(nn.Module):
 
 
 def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
-    data, trainer = SequenceData(sample=CELLS, **WAYS["whole"]), quiet_trainer(tmp_path, max_epochs=15)
+    data, trainer = (
+        SequenceData(sample=CELLS, **WAYS["whole"]),
+        quiet_trainer(tmp_path, max_epochs=15),
+    )
     task = SequenceRegressor(OwnNetwork(), optim=OptimConfig(lr=0.1))
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)
@@ -187,7 +233,9 @@ def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
     assert task.baselines[1].name == "ridge on the last sample" and task.results["rmse"] < 2 * ridge
     quick: dict[str, Any] = {"logger": "none", "output": str(tmp_path / "runs"), "max_epochs": 1}
     monitor = MonitorConfig(progress=False, verdict=False)
-    result = fit(SequenceDataConfig(sample=CELLS, **WAYS["whole"]), OwnNetwork(), monitor=monitor, **quick)
+    result = fit(
+        SequenceDataConfig(sample=CELLS, **WAYS["whole"]), OwnNetwork(), monitor=monitor, **quick
+    )
     assert result.predictor.answer(np.zeros((5, 3))).shape == (5, 1)
 
 
@@ -196,23 +244,36 @@ def test_errors_of_a_forecast_stand_at_the_steps_of_its_horizon(tmp_path):
     data = SequenceData(sample=CELLS, **WAYS["forecast"])
     quiet_trainer(tmp_path).test(task, datamodule=data, verbose=False)
     kept = keep_answers(task, data.test_dataloader(), "test")
-    assert [place for place, _ in kept.by_time] == [1.0, 2.0, 3.0] and kept.time_name == "sample of the horizon"
+    assert [place for place, _ in kept.by_time] == [
+        1.0,
+        2.0,
+        3.0,
+    ] and kept.time_name == "sample of the horizon"
     whole = np.sqrt(np.mean([error**2 for _, error in kept.by_time]))
     assert whole == pytest.approx(task.results["rmse"], rel=1e-5)
-    assert len(kept.series) == 4 and kept.of_targets == [{"target": "voltage", **task.scores.of_targets["voltage"]}]
+    assert len(kept.series) == 4 and kept.of_targets == [
+        {"target": "voltage", **task.scores.of_targets["voltage"]}
+    ]
 
 
 def test_errors_of_several_targets_and_of_each_recording():
     scores = SequenceScores(2, ["a", "b"], [2.0, 10.0])
-    scores.add(torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]]), torch.zeros(3, 2), torch.tensor([0, 0, 1]))
-    values = scores.values()
-    assert values["rmse_a"] == pytest.approx(2 * (10 / 3) ** 0.5) and values["rmse_b"] == pytest.approx(
-        10 * (1 / 3) ** 0.5
+    scores.add(
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]]),
+        torch.zeros(3, 2),
+        torch.tensor([0, 0, 1]),
     )
+    values = scores.values()
+    assert values["rmse_a"] == pytest.approx(2 * (10 / 3) ** 0.5) and values[
+        "rmse_b"
+    ] == pytest.approx(10 * (1 / 3) ** 0.5)
     assert values["rmse"] == pytest.approx((values["rmse_a"] + values["rmse_b"]) / 2)
     assert values["mse_scaled"] == pytest.approx(11 / 6)
     assert scores.by_recording()["max_error"].tolist() == [[2.0, 10.0], [6.0, 0.0]]
-    assert scores.of_targets["a"]["mae"] == pytest.approx(2 * 4 / 3) and scores.of_targets["b"]["max_error"] == 10
+    assert (
+        scores.of_targets["a"]["mae"] == pytest.approx(2 * 4 / 3)
+        and scores.of_targets["b"]["max_error"] == 10
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,9 +304,16 @@ def test_a_forecast_that_answers_zero_repeats_the_last_value(tmp_path):
 
 def test_labels_of_recordings_are_learnt(tmp_path):
     place = np.arange(20)
-    parts = [{"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]} for n in range(60)]
-    rows = {name: np.concatenate([np.broadcast_to(part[name], 20) for part in parts]) for name in parts[0]}
-    data = SequenceData(source=rows, features=["a"], target="kind", group=["run"], problem="label", batch_size=8)
+    parts = [
+        {"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]} for n in range(60)
+    ]
+    rows = {
+        name: np.concatenate([np.broadcast_to(part[name], 20) for part in parts])
+        for name in parts[0]
+    }
+    data = SequenceData(
+        source=rows, features=["a"], target="kind", group=["run"], problem="label", batch_size=8
+    )
     task = SequenceLabeller(RNNConfig(hidden=8, bidirectional=True), optim=OptimConfig(lr=0.03))
     trainer = quiet_trainer(tmp_path, max_epochs=12)
     trainer.fit(task, datamodule=data)
@@ -254,10 +322,16 @@ def test_labels_of_recordings_are_learnt(tmp_path):
 
 def test_noise_offsets_and_smoothing_change_the_inputs_of_training_alone(tmp_path):
     plain, *_ = train("chunks", tmp_path)
-    for change in ({"noise": {"current": 1.0}}, {"offset": {"current": 1.0}}, {"low_pass": {"current": 0.9}}):
+    for change in (
+        {"noise": {"current": 1.0}},
+        {"offset": {"current": 1.0}},
+        {"low_pass": {"current": 0.9}},
+    ):
         noisy, *_ = train("chunks", tmp_path, **change)
         assert noisy[0] != pytest.approx(plain[0], abs=1e-6)
-    data = SequenceData(sample=CELLS, noise={"current": 1.0}, **WAYS["forecast"], features=["current"])
+    data = SequenceData(
+        sample=CELLS, noise={"current": 1.0}, **WAYS["forecast"], features=["current"]
+    )
     task = SequenceRegressor(RNN)
     data.setup()
     task.take_info(data.info)
@@ -271,9 +345,17 @@ def test_noise_offsets_and_smoothing_change_the_inputs_of_training_alone(tmp_pat
     ("model", "settings", "message"),
     [
         (RNNConfig(bidirectional=True), {}, "model.bidirectional: reads what comes later"),
-        (RNNConfig(smoothing="ema"), {"lookback": 5}, "model.smoothing: ema needs an answer at each time"),
+        (
+            RNNConfig(smoothing="ema"),
+            {"lookback": 5},
+            "model.smoothing: ema needs an answer at each time",
+        ),
         (RNNConfig(residual="ridge"), {}, "model.residual: ridge reads windows. Set data.lookback"),
-        (WindowMLPConfig(), {}, "model: window_mlp reads windows. Set data.lookback, or model=rnn."),
+        (
+            WindowMLPConfig(),
+            {},
+            "model: window_mlp reads windows. Set data.lookback, or model=rnn.",
+        ),
         (WindowMLPConfig(shared=True), {"lookback": 5}, "model.shared: is for forecasts."),
     ],
 )
@@ -292,9 +374,17 @@ def test_a_ridge_on_means_and_ends_stands_beside_labels(target):
     for run in range(60):
         values = random.standard_normal(12 + run % 5) + run % 2
         parts.append(
-            {"run": [run] * len(values), "a": values, "kind": [f"k{run % 2}"] * len(values), "size": values[-1] * 3 + 1}
+            {
+                "run": [run] * len(values),
+                "a": values,
+                "kind": [f"k{run % 2}"] * len(values),
+                "size": values[-1] * 3 + 1,
+            }
         )
-    rows = {name: np.concatenate([np.broadcast_to(part[name], len(part["a"])) for part in parts]) for name in parts[0]}
+    rows = {
+        name: np.concatenate([np.broadcast_to(part[name], len(part["a"])) for part in parts])
+        for name in parts[0]
+    }
     data = SequenceData(source=rows, features=["a"], target=target, group=["run"], problem="label")
     data.setup()
     baseline = judge_label_ridge(data.info)
@@ -303,4 +393,9 @@ def test_a_ridge_on_means_and_ends_stands_beside_labels(target):
         assert baseline["metrics"]["test/accuracy"] == 1.0
         assert 0.2 < baseline["metrics"]["test/accuracy of the commonest class"] < 0.8
     else:
-        assert baseline["metrics"]["test/rmse"] < 0.1 < 1 < baseline["metrics"]["test/rmse of the mean"]
+        assert (
+            baseline["metrics"]["test/rmse"]
+            < 0.1
+            < 1
+            < baseline["metrics"]["test/rmse of the mean"]
+        )

@@ -1,4 +1,6 @@
-"""The training step: its gradients are those of the full batch, and it never waits for the device."""
+"""The training step: its gradients are those of the full batch, and it never waits for
+the device.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def train(
 
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
 @pytest.mark.parametrize("kind", list(SMALL))
-def test_accumulation_gives_the_losses_and_weights_of_the_full_batch(make_split, tmp_path, kind, problem):
+def test_accumulation_gives_the_losses_and_weights_of_the_full_batch(
+    make_split, tmp_path, kind, problem
+):
     lengths = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]  # 11 rows: the last step is a small one
     split = make_split(lengths, several=problem is Problem.multi)
     if problem is Problem.regression:
@@ -101,9 +105,17 @@ def test_accumulation_gives_the_losses_and_weights_of_the_full_batch(make_split,
 
 
 class CountSyncs(TorchDispatchMode):
-    """Counts what makes the host wait for a device: a value read from a tensor, or a shape that depends on one."""
+    """Counts what makes the host wait for a device: a value read from a tensor, or a shape that
+    depends on one.
+    """
 
-    WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::equal")
+    WAITS = (
+        "aten::_local_scalar_dense",
+        "aten::nonzero",
+        "aten::masked_select",
+        "aten::unique_dim",
+        "aten::equal",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,4 +197,6 @@ def test_steps_are_counted_the_same_with_and_without_optimizer_hooks(make_split,
     trainer = quiet_trainer(tmp_path, 1, watch)
     trainer.fit(watched, train_dataloaders=feed)
     assert watch.seen == trainer.global_step == plain.trainer.global_step == 3
-    assert torch.cat([p.detach().flatten() for p in watched.model.parameters()]).tolist() == expected
+    assert (
+        torch.cat([p.detach().flatten() for p in watched.model.parameters()]).tolist() == expected
+    )

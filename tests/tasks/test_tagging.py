@@ -29,15 +29,21 @@ from flatout.tasks.tagging import EntityScores, Tagger, TaggingConfig, TagLabels
 
 TYPES = ["person", "place"]
 NAMES = ["O", "B-person", "I-person", "B-place", "I-place"]
-rows_of_tags = st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12), min_size=1, max_size=8)
+rows_of_tags = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=12), min_size=1, max_size=8
+)
 
 
 def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     lengths = [len(row) for row in rows]
-    return np.array([tag for row in rows for tag in row], np.int64), np.append(0, np.cumsum(lengths)).astype(np.int64)
+    return np.array([tag for row in rows for tag in row], np.int64), np.append(
+        0, np.cumsum(lengths)
+    ).astype(np.int64)
 
 
-def scored(given_rows: list[list[int]], answers: list[list[int]], cut: list[bool] | None = None) -> dict[str, float]:
+def scored(
+    given_rows: list[list[int]], answers: list[list[int]], cut: list[bool] | None = None
+) -> dict[str, float]:
     scores = EntityScores(TYPES)
     tags, offsets = flat(given_rows)
     scores.add(flat(answers)[0], tags, offsets, np.array(cut or [False] * len(given_rows)))
@@ -67,10 +73,18 @@ def test_scores_of_whole_sentences_equal_those_of_seqeval() -> None:
     blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=300, eval_rows=300), "test").blocks(["tags"])
     given_rows = [row for block in blocks for row in block.column("tags").to_pylist()]
     random = np.random.default_rng(0)
-    answers = [[names[random.integers(9)] if random.random() < 0.1 else tag for tag in row] for row in given_rows]
+    answers = [
+        [names[random.integers(9)] if random.random() < 0.1 else tag for tag in row]
+        for row in given_rows
+    ]
     tags, offsets = flat([[names.index(tag) for tag in row] for row in given_rows])
     scores = EntityScores(kinds)
-    scores.add(flat([[names.index(tag) for tag in row] for row in answers])[0], tags, offsets, np.zeros(300, np.bool_))
+    scores.add(
+        flat([[names.index(tag) for tag in row] for row in answers])[0],
+        tags,
+        offsets,
+        np.zeros(300, np.bool_),
+    )
     expected = classification_report(given_rows, answers, output_dict=True)
     for row in scores.per_type():
         theirs = expected[row["class"]]
@@ -83,18 +97,25 @@ def test_scores_of_whole_sentences_equal_those_of_seqeval() -> None:
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "wnut17" / "test.jsonl"
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tweets do not lie beside the checkout")
+@pytest.mark.skipif(
+    not PUBLISHED.exists(), reason="the published tweets do not lie beside the checkout"
+)
 @pytest.mark.parametrize("wrong", [0.02, 0.2])
 def test_scores_of_published_tweets_equal_those_of_seqeval(wrong: float) -> None:
-    """Answers are the given tags with a share of them replaced: entities are cut, joined, moved and renamed."""
+    """Answers are the given tags with a share of them replaced: entities are cut, joined, moved and
+    renamed.
+    """
     from seqeval.metrics import classification_report
 
-    given_rows = [json.loads(line)["tags"] for line in PUBLISHED.read_text(encoding="utf-8").splitlines()]
+    given_rows = [
+        json.loads(line)["tags"] for line in PUBLISHED.read_text(encoding="utf-8").splitlines()
+    ]
     kinds = sorted({tag[2:] for row in given_rows for tag in row if tag != "O"})
     names = ["O", *(f"{letter}-{kind}" for kind in kinds for letter in "BI")]
     random = np.random.default_rng(0)
     answers = [
-        [names[random.integers(len(names))] if random.random() < wrong else tag for tag in row] for row in given_rows
+        [names[random.integers(len(names))] if random.random() < wrong else tag for tag in row]
+        for row in given_rows
     ]
     tags, offsets = flat([[names.index(tag) for tag in row] for row in given_rows])
     scores = EntityScores(kinds)
@@ -133,7 +154,13 @@ def test_entities_beyond_the_longest_row_count_as_missed() -> None:
     values = scores.values()
     assert (values["recall"], values["precision"]) == (0.25, 1.0)
     assert values["word_accuracy"] == pytest.approx(2 / 12)
-    assert scores.per_type()[0] == {"class": "place", "precision": 1.0, "recall": 0.25, "f1": 0.4, "support": 4}
+    assert scores.per_type()[0] == {
+        "class": "place",
+        "precision": 1.0,
+        "recall": 0.25,
+        "f1": 0.4,
+        "support": 4,
+    }
 
 
 def test_scores_of_all_short_rows_equal_those_of_seqeval() -> None:
@@ -156,7 +183,9 @@ TAGS = torch.tensor([0, 1, 0, NO_TAG, 3])
 
 
 def task_of(**settings: Any) -> Tagger:
-    return Tagger(nn.Linear(1, 1), TaggingConfig(**settings), OptimConfig(), labels=LABELS, total_steps=1)
+    return Tagger(
+        nn.Linear(1, 1), TaggingConfig(**settings), OptimConfig(), labels=LABELS, total_steps=1
+    )
 
 
 def loss_of(**settings: Any) -> torch.Tensor:
@@ -179,13 +208,17 @@ def test_each_word_weighs_by_how_rare_its_tag_is():
 def test_tags_weigh_what_a_person_says_and_one_where_nothing_is_said():
     right = of_each_word()[range(4), [0, 1, 0, 3]]
     weights = torch.tensor([0.1, 1.0, 0.1, 3.0])
-    torch.testing.assert_close(loss_of(weights={"O": 0.1, "B-place": 3}), (right * weights).sum() / (2 * 2.0))
+    torch.testing.assert_close(
+        loss_of(weights={"O": 0.1, "B-place": 3}), (right * weights).sum() / (2 * 2.0)
+    )
 
 
 def test_smoothing_spreads_a_share_of_each_tag_over_all():
     each = of_each_word()
     right = each[range(4), [0, 1, 0, 3]]
-    torch.testing.assert_close(loss_of(label_smoothing=0.2), (0.8 * right + 0.2 * each.mean(1)).sum() / (2 * 2.0))
+    torch.testing.assert_close(
+        loss_of(label_smoothing=0.2), (0.8 * right + 0.2 * each.mean(1)).sum() / (2 * 2.0)
+    )
 
 
 def test_tags_are_counted_in_the_training_words(tmp_path):
@@ -202,7 +235,9 @@ def test_tags_are_counted_in_the_training_words(tmp_path):
     task = Tagger(nn.Linear(1, 1), TaggingConfig(class_weights="auto"))
     task.build(data.info)
     blocks = TaggedTweetsTable(sample, "train").blocks(["tags"])
-    counts = Counter(tag for block in blocks for row in block.column("tags").to_pylist() for tag in row)
+    counts = Counter(
+        tag for block in blocks for row in block.column("tags").to_pylist() for tag in row
+    )
     names = task.labels.names
     expected = [counts.total() / (len(names) * counts[name]) for name in names]
     assert task.weights_C.tolist() == pytest.approx(expected)

@@ -1,6 +1,8 @@
-"""What a pretrained encoder says of the texts: the mean over the tokens of each, read once, without padding.
+"""What a pretrained encoder says of the texts: the mean over the tokens of each, read once, without
+padding.
 
-The encoder has not seen the labels, so its numbers may stand beside words and n-grams in every fold.
+The encoder has not seen the labels, so its numbers may stand beside words and n-grams in every
+fold.
 """
 
 from __future__ import annotations
@@ -30,30 +32,49 @@ _PASS_TOKENS, _LOOK_S = 1 << 13, 2.0
 
 
 def read_encoder(
-    model: TransformerConfig, texts: Sequence[str], max_length: int, precision: Precision, limit_s: float, say: Say
+    model: TransformerConfig,
+    texts: Sequence[str],
+    max_length: int,
+    precision: Precision,
+    limit_s: float,
+    say: Say,
 ) -> csr_matrix | None:
-    """A row of length 1 for each text; None where that takes longer than it may, or rows would be padded."""
+    """A row of length 1 for each text; None where that takes longer than it may, or rows would be
+    padded.
+    """
     words = Subwords.load(str(model.pretrained))
     outputs, frame = Outputs(("0", "1"), "single"), words.frame
-    network = model.build(outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator)
+    network = model.build(
+        outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator
+    )
     if not network.is_flat:
         say(f"encoder: left out: {network.why_padded}")
         return None
-    device, network.is_narrow = Ranks().device("auto"), False  # means want all tokens of the last layer
+    # means want all tokens of the last layer
+    device, network.is_narrow = Ranks().device("auto"), False
     network.to(device).eval()
     chosen = choose_precision(precision, device).value
-    encoded = words.encode(pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row()))
+    encoded = words.encode(
+        pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row())
+    )
     column, total = Ragged.of(encoded.tokens, encoded.lengths), len(encoded.tokens)
-    plan = PlanSettings(tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False)
+    plan = PlanSettings(
+        tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False
+    )
     found, read, began = np.empty((0, 0), np.float32), 0, time.perf_counter()
     for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: column}), plan, device=device):
         with torch.no_grad(), arithmetic(chosen, device):
-            means_BH = means_of_rows(network.run_layers(batch), batch.offsets[1:] - batch.offsets[:-1])
+            means_BH = means_of_rows(
+                network.run_layers(batch), batch.offsets[1:] - batch.offsets[:-1]
+            )
         found = found if len(found) else np.empty((len(texts), means_BH.shape[1]), np.float32)
         found[batch.rows] = means_BH.float().cpu()
         read, took = read + batch.num_tokens, time.perf_counter() - began
         if took > _LOOK_S and (whole := took * total / read) > limit_s:
-            say(f"encoder: left out: {len(texts):,} texts take it {whole:.0f} s. Give it more time: for=TIME.")
+            say(
+                f"encoder: left out: {len(texts):,} texts take it {whole:.0f} s. Give it more time:"
+                " for=TIME."
+            )
             return None
     say(f"encoder: {model.pretrained} read {total:,} tokens in {time.perf_counter() - began:.1f} s")
     return csr_matrix(normalize(found))

@@ -1,6 +1,8 @@
-"""What an audit found: at most five findings by what they are worth, each with the next step; lines and page of it.
+"""What an audit found: at most five findings by what they are worth, each with the next step; lines
+and page of it.
 
-And which rows to label next: those that the quick model is least sure of, and that differ from each other.
+And which rows to label next: those that the quick model is least sure of, and that differ from each
+other.
 """
 
 from __future__ import annotations
@@ -63,26 +65,44 @@ def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
 def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     rows, bound, low = measured.rows, measured.forecast, measured.noise[1]
     between = mixed_up(rows.labels, measured.suspects, 1)
-    mixed = "".join(f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between)
+    mixed = "".join(
+        f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between
+    )
     what = f"{len(measured.suspects.places):,} suspects, {wrong_share(measured.noise)}{mixed}"
     gain, least, _ = measured.without_suspects
     decide = f"take out the rows that are right, train with data.exclude={suspects}"
-    step = f"Read {suspects} from the top, {'and correct the tags in your file' if rows.is_tagged else decide}"
-    low = min(low, len(measured.suspects.places) / len(rows))  # no more is won than wrong rows are named
+    step = (
+        f"Read {suspects} from the top,"
+        f" {'and correct the tags in your file' if rows.is_tagged else decide}"
+    )
+    # no more is won than wrong rows are named
+    low = min(low, len(measured.suspects.places) / len(rows))
     won = gain if rows.is_tagged and least > 0 else least
     yield Finding(what, max(low, won) if measured.noise[2] < _UNKNOWN else low, step)
     if bound.low > 0 and not bound.is_useless:
         label = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
-        yield Finding(bound.line(), bound.gain, "Tag more sentences" if rows.is_tagged else label, is_problem=False)
+        yield Finding(
+            bound.line(),
+            bound.gain,
+            "Tag more sentences" if rows.is_tagged else label,
+            is_problem=False,
+        )
     long, lost, least_lost, _ = measured.cut
     if least_lost > 0:
-        yield Finding(f"{long:,} texts are cut by data.max_length", lost, "Set a greater data.max_length")
+        yield Finding(
+            f"{long:,} texts are cut by data.max_length", lost, "Set a greater data.max_length"
+        )
     if rows.conflicts:
         what = f"{rows.conflicts:,} rows have a text that has another label elsewhere"
-        yield Finding(what, rows.conflicts / len(rows) / 2, "Set data.clean.conflicts=drop, or correct them")
+        yield Finding(
+            what, rows.conflicts / len(rows) / 2, "Set data.clean.conflicts=drop, or correct them"
+        )
     for each in slices(measured)[:2]:
         if each.distance < -_FAR:
-            what = f"{each.name}: {100 * each.score:.1f} % of {each.rows:,} rows are answered as labelled"
+            what = (
+                f"{each.name}: {100 * each.score:.1f} % of {each.rows:,} rows are answered as"
+                " labelled"
+            )
             worth = (measured.score[0] - each.score) * each.rows / len(rows)
             yield Finding(what, worth, "Look at such rows first; label more of them")
 
@@ -94,10 +114,14 @@ def slices(measured: Measured) -> list[Slice]:
     ends = [0, *(edges + 1).tolist(), int(words.max()) + 1]
     names = np.array([f"{first} to {last - 1} words" for first, last in itertools.pairwise(ends)])
     by = {"split": rows.splits, "file": rows.files, "column": rows.column}
-    by |= {} if rows.is_tagged else {"length": names[np.searchsorted(edges + 1, words, side="right")]}
+    by |= (
+        {} if rows.is_tagged else {"length": names[np.searchsorted(edges + 1, words, side="right")]}
+    )
     found, known = [], set[bytes]()
     for name, values in by.items():
-        kinds, first, inverse = np.unique(values.astype(str), return_index=True, return_inverse=True)
+        kinds, first, inverse = np.unique(
+            values.astype(str), return_index=True, return_inverse=True
+        )
         is_new = (parting := first[inverse].tobytes()) not in known  # files are often splits
         known.add(parting)
         for number, kind in enumerate(kinds if is_new and len(kinds) > 1 else []):
@@ -117,15 +141,23 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
     luck = f"{196 * np.sqrt(2 * score * (1 - score) / test):.1f} points by chance"
     folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
     again = _span(*sorted(measured.dealt_again))
-    yield f"luck:   folds from {folds} %, dealt again {again} %; on {test:,} test rows two runs differ by {luck}"
+    yield (
+        f"luck:   folds from {folds} %, dealt again {again} %; on {test:,} test rows two runs"
+        f" differ by {luck}"
+    )
     yield f"labels: {len(measured.suspects.places):,} suspects; {wrong_share(measured.noise)}"
     for given, likely, count in mixed_up(rows.labels, measured.suspects):
         yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {count:,} rows"
     gain, least, most = measured.without_suspects
-    yield f"        without the suspects in training: {100 * gain:+.1f} points ({_span(least, most)})"
+    yield (
+        f"        without the suspects in training: {100 * gain:+.1f} points ({_span(least, most)})"
+    )
     long, lost, *_ = measured.cut
     if not rows.is_tagged:
-        yield f"rows:   {long:,} texts are longer than data.max_length; the cut costs {100 * lost:.1f} points"
+        yield (
+            f"rows:   {long:,} texts are longer than data.max_length; the cut costs"
+            f" {100 * lost:.1f} points"
+        )
     if small := small_classes(rows, num_folds):
         named = ", ".join(small[:5]) + (", …" if len(small) > 5 else "")
         yield f"        classes with fewer rows than folds, judged from little: {named}"
@@ -133,19 +165,33 @@ def lines(measured: Measured, num_folds: int) -> Iterator[str]:
 
 
 def wrong_share(noise: Interval) -> str:
-    """The share of wrong labels in words; where the model knows little, or rows are few, it has no bound."""
+    """The share of wrong labels in words; where the model knows little, or rows are few, it has no
+    bound.
+    """
     rate, low, high = noise
     known = f"{100 * rate:.1f} % of the labels look wrong ({_span(low, high)})"
     return known if high < _UNKNOWN else "how many labels are wrong cannot be known from these rows"
 
 
 def write_suspects(measured: Measured, path: Path) -> None:
-    """The suspects as a table, the surest first, with what words and encoder say; `data.exclude` reads it."""
+    """The suspects as a table, the surest first, with what words and encoder say; `data.exclude`
+    reads it.
+    """
     rows, found = measured.rows, measured.suspects
-    table: list[list[object]] = [["row", "file", "split", "text", "given", "likely", "sure", *measured.views, "place"]]
+    table: list[list[object]] = [
+        ["row", "file", "split", "text", "given", "likely", "sure", *measured.views, "place"]
+    ]
     for place, likely, sure in zip(found.places, found.likely, found.sure, strict=True):
-        where = [rows.rows[place], rows.files[place], rows.splits[place], beginning(rows.shown[place])]
-        views = [rows.classes[of_rows[place]] if of_rows[place] >= 0 else "" for of_rows in measured.views.values()]
+        where = [
+            rows.rows[place],
+            rows.files[place],
+            rows.splits[place],
+            beginning(rows.shown[place]),
+        ]
+        views = [
+            rows.classes[of_rows[place]] if of_rows[place] >= 0 else ""
+            for of_rows in measured.views.values()
+        ]
         said = [rows.classes[rows.labels[place]], rows.classes[likely], f"{sure:.3f}", *views]
         table.append([*where, *said, rows.places[place]])
     write_table(path, table)
@@ -169,7 +215,9 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
 
 
 def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:
-    """Rows one after the other: the least sure, less as far as it is like one that is chosen already."""
+    """Rows one after the other: the least sure, less as far as it is like one that is chosen
+    already.
+    """
     pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, int((unsure >= 0).sum()))]
     norms = np.sqrt(np.asarray(features[pool].multiply(features[pool]).sum(axis=1)).ravel())
     near, found = np.zeros(len(pool)), list[int]()
@@ -187,9 +235,14 @@ def beginning(text: str) -> str:
     return printable(text[:120].replace(PAIR, " | "))
 
 
-def write_audit_page(measured: Measured, findings: list[Finding], title: str, command: str, path: Path) -> None:
+def write_audit_page(
+    measured: Measured, findings: list[Finding], title: str, command: str, path: Path
+) -> None:
     rows, found = measured.rows, measured.suspects
-    points = [list(zip(measured.sizes.tolist(), scores, strict=True)) for scores in (1 - measured.errors).tolist()]
+    points = [
+        list(zip(measured.sizes.tolist(), scores, strict=True))
+        for scores in (1 - measured.errors).tolist()
+    ]
     curves = [Curve(f"fold {number}", of_fold) for number, of_fold in enumerate(points, 1)]
     unlike = np.argsort(measured.closeness, kind="stable")[: _SHOWN // 2]
     page = render_text(
@@ -200,12 +253,22 @@ def write_audit_page(measured: Measured, findings: list[Finding], title: str, co
         findings=[[f"{100 * each.worth:.1f}", each.what, each.step] for each in findings],
         suspects=[
             [*_row(measured, place), rows.classes[likely], f"{sure:.3f}"]
-            for place, likely, sure in zip(found.places[:_SHOWN], found.likely, found.sure, strict=False)
+            for place, likely, sure in zip(
+                found.places[:_SHOWN], found.likely, found.sure, strict=False
+            )
         ],
-        mixed=[[rows.classes[a], rows.classes[b], f"{num:,}"] for a, b, num in mixed_up(rows.labels, found, 10)],
-        charts_of_rows=[line_chart("score by rows trained on", curves, x_label="rows", doublings=True)],
+        mixed=[
+            [rows.classes[a], rows.classes[b], f"{num:,}"]
+            for a, b, num in mixed_up(rows.labels, found, 10)
+        ],
+        charts_of_rows=[
+            line_chart("score by rows trained on", curves, x_label="rows", doublings=True)
+        ],
         forecast=measured.forecast.line(),
-        slices=[[each.name, f"{each.rows:,}", f"{100 * each.score:.1f} %"] for each in slices(measured)[:_SHOWN]],
+        slices=[
+            [each.name, f"{each.rows:,}", f"{100 * each.score:.1f} %"]
+            for each in slices(measured)[:_SHOWN]
+        ],
         unlike=[[*_row(measured, place), f"{measured.closeness[place]:.3f}"] for place in unlike],
     )
     write_atomically(path, page)
@@ -225,7 +288,15 @@ def _tiles(measured: Measured) -> list[dict[str, str]]:
     (score, low, high), noise, gain = measured.score, measured.noise, measured.forecast
     return [
         tile(f"{100 * score:.1f} %", "answered as labelled", _span(low, high)),
-        tile(f"{100 * noise[0]:.1f} %" if noise[2] < _UNKNOWN else "?", "labels that look wrong", _span(*noise[1:])),
-        tile(f"{100 * gain.gain:+.1f}", f"points by {gain.more:,} more rows", _span(gain.low, gain.high)),
+        tile(
+            f"{100 * noise[0]:.1f} %" if noise[2] < _UNKNOWN else "?",
+            "labels that look wrong",
+            _span(*noise[1:]),
+        ),
+        tile(
+            f"{100 * gain.gain:+.1f}",
+            f"points by {gain.more:,} more rows",
+            _span(gain.low, gain.high),
+        ),
         tile(f"{len(measured.rows):,}", "rows"),
     ]

@@ -1,11 +1,13 @@
-"""What an audit measures: the quick model in folds, with planted errors, on fewer rows, without suspects, on cut texts.
+"""What an audit measures: the quick model in folds, with planted errors, on fewer rows, without
+suspects, on cut texts.
 
-Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear model. What an encoder
-says of the texts stands beside the words, where there is one. What more rows would bring is a power law through the
-errors at an eighth, a quarter, a half and all of the rows. Each fold has a curve of its own, so the forecast has an
-interval: folds are drawn again, and errors with them. The law falls to nothing (`a n^-b`), or to a floor (`a n^-b +
-c`), or begins at the last doubling. With few rows a model is near chance, so its errors fall faster later. Four points
-cannot tell which, so the interval spans all three.
+Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear
+model. What an encoder says of the texts stands beside the words, where there is one. What more rows
+would bring is a power law through the errors at an eighth, a quarter, a half and all of the rows.
+Each fold has a curve of its own, so the forecast has an interval: folds are drawn again, and errors
+with them. The law falls to nothing (`a n^-b`), or to a floor (`a n^-b + c`), or begins at the last
+doubling. With few rows a model is near chance, so its errors fall faster later. Four points cannot
+tell which, so the interval spans all three.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
 _PLANTED, _MOST_PLANTED, _LEAST_LONG, _DRAWS = 0.05, 0.1, 20, 2_000
-_SURER = 50.0  # strength of the second model: where few labels are wrong, it may follow them more closely
+# strength of the second model: where few labels are wrong, it may follow them more closely
+_SURER = 50.0
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _CURVES, _NO_USE = 120, 0.003
-_SHALLOWEST, _STEEPEST, _LEAST = 1e-3, 1.5, 1e-4  # powers of a law; the least probability of a network that counts
+# powers of a law; the least probability of a network that counts
+_SHALLOWEST, _STEEPEST, _LEAST = 1e-3, 1.5, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +77,58 @@ class Measured:
     dealt_again: NDArray[np.float64]  # the score where the rows are dealt into other folds
     without_suspects: Interval  # what the score gains when the suspects are left out of training
     cut: tuple[int, float, float, float]
-    """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with its interval."""
-    closeness: NDArray[np.float64]  # how like each text is to the mean of the class that it is most like
+    """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with
+    its interval."""
+    # how like each text is to the mean of the class that it is most like
+    closeness: NDArray[np.float64]
     views: dict[str, Integers]
-    """Where an encoder or a network stands beside words: the class that each alone gives; -1: it has read nothing."""
+    """Where an encoder or a network stands beside words: the class that each alone gives; -1: it
+    has read nothing."""
 
 
 def measure(
-    rows: AuditRows, num_folds: int, max_length: int, say: Say, encoded: csr_matrix | None, view: str = "encoder"
+    rows: AuditRows,
+    num_folds: int,
+    max_length: int,
+    say: Say,
+    encoded: csr_matrix | None,
+    view: str = "encoder",
 ) -> Measured:
-    """Run every fold of an audit, on one core. `encoded`: a row for each text, of an encoder or a network (`view`)."""
+    """Run every fold of an audit, on one core.
+
+    `encoded`: a row for each text, of an encoder or a network (`view`).
+    """
     folds, num_classes, reader = deal(rows, num_folds), len(rows.classes), Features()
     words = reader.fit(list(rows.texts))
     trained = _Trained(_beside(words, encoded), folds, num_classes)
-    say(f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds} folds")
+    say(
+        f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds}"
+        " folds"
+    )
     probabilities = trained.answers(rows.labels)
     least = num_folds if (np.bincount(rows.labels) >= num_folds).sum() > 1 else 1
-    suspects = find_suspects(trained.second_look(rows.labels, probabilities, least), rows.labels, least)
+    suspects = find_suspects(
+        trained.second_look(rows.labels, probabilities, least), rows.labels, least
+    )
     better = trained.answers(rows.labels, suspects.places)
     suspects = suspects.in_order_of(1 - better[np.arange(len(rows)), rows.labels])
-    # A word outside that is called an entity stands out more than a wrong type does, which is the usual error.
-    planted, places = plant(rows.labels, suspects.joint, _PLANTED, 0.0 if rows.is_tagged else SPREAD, least)
+    # A word outside that is called an entity stands out more than a wrong type does, which is the
+    # usual error.
+    planted, places = plant(
+        rows.labels, suspects.joint, _PLANTED, 0.0 if rows.is_tagged else SPREAD, least
+    )
     of_planted = margins(trained.answers(planted), planted)
     is_planted = np.isin(np.arange(len(rows)), places)
     noise = noise_rate(of_planted[~is_planted], of_planted[is_planted])
-    if len(places) > _MOST_PLANTED * len(rows):  # so many disturb the model that sound rows look wrong, too
+    # so many disturb the model that sound rows look wrong, too
+    if len(places) > _MOST_PLANTED * len(rows):
         noise = noise[0], 0.0, noise[2]
     is_right = probabilities.argmax(axis=1) == rows.labels
     sizes, errors = _curve(trained, rows, is_right)
     train_rows = rows.of_splits.get("train", 0)
-    others = [replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)]
+    others = [
+        replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)
+    ]
     parts = {} if encoded is None else {"words": words, view: encoded}
     return Measured(
         rows=rows,
@@ -111,22 +137,32 @@ def measure(
         noise=noise,
         sizes=sizes,
         errors=errors,
-        forecast=forecast(sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds),
+        forecast=forecast(
+            sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds
+        ),
         score=_interval(is_right.astype(float)),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
-        dealt_again=np.array([(answers.argmax(axis=1) == rows.labels).mean() for answers in others]),
+        dealt_again=np.array(
+            [(answers.argmax(axis=1) == rows.labels).mean() for answers in others]
+        ),
         without_suspects=_interval((better.argmax(axis=1) == rows.labels).astype(float) - is_right),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
         views={
-            name: np.where(part.getnnz(1), _Trained(part, folds, num_classes).answers(rows.labels).argmax(1), -1)
+            name: np.where(
+                part.getnnz(1),
+                _Trained(part, folds, num_classes).answers(rows.labels).argmax(1),
+                -1,
+            )
             for name, part in parts.items()
         },
     )
 
 
 def rows_of_answers(answers: Floats) -> csr_matrix:
-    """What a network answers, as rows about as long as those of words, to stand beside them; zeros stay zeros."""
+    """What a network answers, as rows about as long as those of words, to stand beside them; zeros
+    stay zeros.
+    """
     return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10 * answers.any(axis=1, keepdims=True))
 
 
@@ -140,16 +176,29 @@ class _Trained:
     folds: Integers
     num_classes: int
 
-    def head(self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH) -> Head:
-        return Head(Problem.single, self.num_classes, strength).fit(self.features[taught], labels[taught])
+    def head(
+        self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH
+    ) -> Head:
+        return Head(Problem.single, self.num_classes, strength).fit(
+            self.features[taught], labels[taught]
+        )
 
     def second_look(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
-        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the second."""
+        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the
+        second.
+        """
         return self.answers(labels, find_suspects(first, labels, least).places, _SURER)
 
-    def answers(self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH) -> Floats:
-        """Probabilities of each row by a model of the other folds, of which some rows may be left out."""
-        found, is_taught = np.empty((len(labels), self.num_classes)), ~np.isin(np.arange(len(labels)), left_out)
+    def answers(
+        self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH
+    ) -> Floats:
+        """Probabilities of each row by a model of the other folds, of which some rows may be left
+        out.
+        """
+        found, is_taught = (
+            np.empty((len(labels), self.num_classes)),
+            ~np.isin(np.arange(len(labels)), left_out),
+        )
         for fold in np.unique(self.folds):
             is_judged = self.folds == fold
             taught = ~is_judged & is_taught
@@ -175,9 +224,16 @@ def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats,
 
 
 def _loss_by_cut(
-    trained: _Trained, reader: Features, rows: AuditRows, is_right: Bools, max_length: int, encoded: csr_matrix | None
+    trained: _Trained,
+    reader: Features,
+    rows: AuditRows,
+    is_right: Bools,
+    max_length: int,
+    encoded: csr_matrix | None,
 ) -> tuple[int, float, float, float]:
-    """What answers lose where a text is cut after `max_length` words, over all rows; an encoder reads as before."""
+    """What answers lose where a text is cut after `max_length` words, over all rows; an encoder
+    reads as before.
+    """
     words = [text.split(maxsplit=max_length) for text in rows.texts]
     is_long = np.array([len(each) > max_length for each in words])
     if is_long.sum() < _LEAST_LONG:
@@ -194,20 +250,32 @@ def _loss_by_cut(
 
 
 def _interval(values: Floats) -> Interval:
-    """Mean of the rows' values, and its 95 % interval by bootstrap: each value is drawn as often as chance has it."""
+    """Mean of the rows' values, and its 95 % interval by bootstrap: each value is drawn as often as
+    chance has it.
+    """
     kinds, counts = np.unique(values, return_counts=True)
-    draws = np.random.default_rng(0).multinomial(len(values), counts / len(values), _DRAWS) @ kinds / len(values)
+    draws = (
+        np.random.default_rng(0).multinomial(len(values), counts / len(values), _DRAWS)
+        @ kinds
+        / len(values)
+    )
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 
 def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDArray[np.float64]:
-    is_of = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))), (num_classes, len(labels)))
+    is_of = csr_matrix(
+        (np.ones(len(labels)), (labels, np.arange(len(labels)))), (num_classes, len(labels))
+    )
     return (normalize(features) @ normalize(is_of @ features).T).max(axis=1).toarray().ravel()
 
 
-def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None) -> Forecast:
-    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows where it is given."""
+def forecast(
+    sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None
+) -> Forecast:
+    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows
+    where it is given.
+    """
     random, gains = np.random.default_rng(0), list[float]()
     for _ in range(_CURVES):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
@@ -221,7 +289,11 @@ def forecast(sizes: Floats, errors: Floats, rows_now: int, more: int, judged: in
 
 def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
     shares, errors = sizes / sizes[-1], np.maximum(errors, 1e-4)
-    laws = [_fit(shares, errors, False), _fit(shares, errors, True), _fit(shares[-2:], errors[-2:], False)]
+    laws = [
+        _fit(shares, errors, False),
+        _fit(shares, errors, True),
+        _fit(shares[-2:], errors[-2:], False),
+    ]
     now, then = np.array([rows_now, rows_now + more]) / sizes[-1]
     return [float(law(now) - law(then)) for law in laws]
 
@@ -232,7 +304,9 @@ def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray]
 
     start = [errors[-1] / 2, 0.5, errors[-1] / 2] if has_floor else [errors[-1], 0.3]
     bounds = ([0.0, _SHALLOWEST, 0.0][: len(start)], [2.0, _STEEPEST, 1.0][: len(start)])
-    found = least_squares(lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200).x
+    found = least_squares(
+        lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200
+    ).x
     return lambda size: law(size, *found)
 
 

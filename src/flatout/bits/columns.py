@@ -1,7 +1,9 @@
-"""Encodings as tables hold them: bit strings (0 and 1, hexadecimal, base64), bytes, lists and sets of numbers.
+"""Encodings as tables hold them: bit strings (0 and 1, hexadecimal, base64), bytes, lists and sets
+of numbers.
 
-A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form is that of most of
-the first values and must hold for all; what does not fit is named by row and character. `encoded` writes such a column.
+A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form
+is that of most of the first values and must hold for all; what does not fit is named by row and
+character. `encoded` writes such a column.
 """
 
 from __future__ import annotations
@@ -23,10 +25,17 @@ from flatout.data.tables.table import Table, are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
 _FOREIGN, _LONGEST_SHOWN, _LOOKED_AT = 255, 24, 100
-_CORRECT, _NAME_FORM = "Correct this row.", "Correct this row, or name the form of all rows: data.form=hex."
+_CORRECT, _NAME_FORM = (
+    "Correct this row.",
+    "Correct this row, or name the form of all rows: data.form=hex.",
+)
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")  # names of a column that names each record, where the settings name none
-COLUMN = {EncodingKind.bloom: "bloomfilter", EncodingKind.minhash: "minhash", EncodingKind.twostep: "twostephash"}
+COLUMN = {
+    EncodingKind.bloom: "bloomfilter",
+    EncodingKind.minhash: "minhash",
+    EncodingKind.twostep: "twostephash",
+}
 """Name of the column that each encoding is written to."""
 Form = StrEnum("Form", "auto binary hex base64 packed numbers")
 _BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
@@ -46,13 +55,19 @@ class BitColumn:
 
     def __init__(self, name: str, source: str, form: Form = Form.auto) -> None:
         self.name, self.source, self.form = name, source, form
-        self.num_bits: int | None = None  # bits of every record, known after the first block; None for sets of numbers
+        # bits of every record, known after the first block; None for sets of numbers
+        self.num_bits: int | None = None
         self._width = 0  # characters of every record of a text, known after the first block
 
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
-        """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the source, from 0."""
+        """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the
+        source, from 0.
+        """
         if column.null_count:
-            self._fail(rows[int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])], "no value")
+            self._fail(
+                rows[int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])],
+                "no value",
+            )
         if is_list(column.type) and column.flatten().null_count:
             self._fail(rows[0], "a list without one of its values, in this row or below")
         if self.form is Form.auto:
@@ -65,7 +80,11 @@ class BitColumn:
             return self._characters(column.cast(pa.large_string()), rows)
         except pa.ArrowException as error:
             hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
-            found = error if isinstance(error, pa.ArrowInvalid) else f"{column.type}, not the form {self.form}"
+            found = (
+                error
+                if isinstance(error, pa.ArrowInvalid)
+                else f"{column.type}, not the form {self.form}"
+            )
             what = f"column {self.name!r} of {self.source} holds {found}"
             raise UserError("data.bits", what, hint=hint) from None
 
@@ -74,7 +93,8 @@ class BitColumn:
         if is_list(kind):
             values = column.flatten()
             are_bits = pa.types.is_boolean(values.type) or pa.types.is_uint8(values.type)
-            if not are_bits and pa.types.is_integer(values.type) and len(values):  # zeros and ones alone are no set
+            # zeros and ones alone are no set
+            if not are_bits and pa.types.is_integer(values.type) and len(values):
                 are_bits = set(pc.min_max(values).as_py().values()) <= {0, 1}
             return Form.packed if are_bits else Form.numbers
         if are_bytes(kind):
@@ -82,7 +102,8 @@ class BitColumn:
         what = f"column {self.name!r} of {self.source} holds {kind}"
         allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
         require(is_text(kind), "data.bits", what, allowed=allowed, hint=_NAME_IT)
-        forms = Counter(map(written_form, column.slice(0, _LOOKED_AT).to_pylist()))  # one odd row decides nothing
+        # one odd row decides nothing
+        forms = Counter(map(written_form, column.slice(0, _LOOKED_AT).to_pylist()))
         return max(forms, key=forms.__getitem__, default=Form.binary)
 
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
@@ -90,10 +111,18 @@ class BitColumn:
             texts = pc.utf8_rtrim(texts, "=")
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         bits = _BITS_A_CHARACTER[self.form]
-        fitting = [each for each in lengths.tolist() if self.num_bits == (each * bits + 7 * (bits < 6)) // 8 * 8]
+        fitting = [
+            each
+            for each in lengths.tolist()
+            if self.num_bits == (each * bits + 7 * (bits < 6)) // 8 * 8
+        ]
         width = self._width or Counter(fitting or lengths.tolist()).most_common(1)[0][0]
         if (odd := np.flatnonzero(lengths != width)).size:
-            self._fail(rows[odd[0]], f"{int(lengths[odd[0]]):,} characters where others have {width:,}", _CORRECT)
+            self._fail(
+                rows[odd[0]],
+                f"{int(lengths[odd[0]]):,} characters where others have {width:,}",
+                _CORRECT,
+            )
         if width == 0:
             self._fail(rows[0], "no value", _CORRECT)
         digits = _TABLES[self.form][bytes_of(texts)[0]].reshape(len(texts), width)
@@ -109,12 +138,17 @@ class BitColumn:
         """Bytes that are packed already, or lists of zeros and ones."""
         if has_bytes := are_bytes(column.type):
             data = column.to_pylist()
-            lengths, values = np.array(list(map(len, data))), np.frombuffer(b"".join(data), dtype=np.uint8)
+            lengths, values = (
+                np.array(list(map(len, data))),
+                np.frombuffer(b"".join(data), dtype=np.uint8),
+            )
         else:
             lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
             values = column.flatten().cast(pa.uint8()).to_numpy(zero_copy_only=False)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
-            self._fail(rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}")
+            self._fail(
+                rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}"
+            )
         table = values.reshape(len(column), -1)
         if not has_bytes and table.size and table.max() <= 1:
             table = np.packbits(table, axis=1)
@@ -135,12 +169,18 @@ class BitColumn:
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
         """Texts such as `[12, 7]`, `{12, 7}` or `12 7` as lists."""
         texts = column.cast(pa.string())
-        is_right = pc.match_substring_regex(texts, r"^[\s\[\](){},;|0-9]*$").to_numpy(zero_copy_only=False)
+        is_right = pc.match_substring_regex(texts, r"^[\s\[\](){},;|0-9]*$").to_numpy(
+            zero_copy_only=False
+        )
         if not is_right.all():
             row = int((~is_right).argmax())
             self._fail(rows[row], f"{texts[row].as_py()[:_LONGEST_SHOWN]!r} is no set of numbers")
         spaced = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, "[^0-9]+", " "))
-        lists = pc.if_else(pc.equal(spaced, ""), pa.scalar([], pa.list_(pa.string())), pc.split_pattern(spaced, " "))
+        lists = pc.if_else(
+            pc.equal(spaced, ""),
+            pa.scalar([], pa.list_(pa.string())),
+            pc.split_pattern(spaced, " "),
+        )
         return lists.cast(pa.list_(pa.int64()))
 
     def _fail(self, row: int, what: str, hint: str = _NAME_FORM) -> None:
@@ -156,11 +196,15 @@ def written_form(value: str) -> Form:
         r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+": Form.numbers,
         r"[A-Za-z0-9+/]+=*": Form.base64,
     }
-    return next((form for pattern, form in patterns.items() if re.fullmatch(pattern, value)), Form.binary)
+    return next(
+        (form for pattern, form in patterns.items() if re.fullmatch(pattern, value)), Form.binary
+    )
 
 
 def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
-    """Digits of 1, 4 or 6 bits as bytes, left to right; base64 leaves out what does not fill a byte."""
+    """Digits of 1, 4 or 6 bits as bytes, left to right; base64 leaves out what does not fill a
+    byte.
+    """
     if bits == 1:
         return np.packbits(digits, axis=1)
     if bits == 4:
@@ -185,7 +229,9 @@ def write_bits(packed: Packed, form: Form) -> pa.Array:
         digits = np.packbits(sixes, axis=2)[:, :, 0] >> 2
     characters = np.frombuffer(_DIGITS[form], dtype=np.uint8)[digits]
     offsets = np.arange(len(data) + 1, dtype=np.int64) * characters.shape[1]
-    return pa.LargeStringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(characters.tobytes()))
+    return pa.LargeStringArray.from_buffers(
+        len(data), pa.py_buffer(offsets), pa.py_buffer(characters.tobytes())
+    )
 
 
 def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:
@@ -194,7 +240,9 @@ def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Arra
 
 
 def uid_of(columns: Sequence[str], uid: str = UIDS[0]) -> str | None:
-    """The column that names each record: the one that is asked for, else one that is called so; None: there is none."""
+    """The column that names each record: the one that is asked for, else one that is called so;
+    None: there is none.
+    """
     usual = (name for known in UIDS for name in columns if name.lower() == known)
     return uid if uid in columns else next(usual, None)
 
@@ -207,15 +255,29 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
     is_known = numbers[places] == values
     row = np.repeat(np.arange(len(lengths)), lengths)[is_known]
-    return places[is_known].astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)
+    return places[is_known].astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(
+        np.int32
+    )
 
 
 def encoded(
-    table: Table, columns: list[str], config: EncodingConfig, form: Form, *, uid: str | None, drops_text: bool
+    table: Table,
+    columns: list[str],
+    config: EncodingConfig,
+    form: Form,
+    *,
+    uid: str | None,
+    drops_text: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads them again."""
+    """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads
+    them again.
+    """
     encoder, name = config.build(), COLUMN[config.kind]
-    others = [each for each in table.columns if each not in (*columns, name) and (not drops_text or each == uid)]
+    others = [
+        each
+        for each in table.columns
+        if each not in (*columns, name) and (not drops_text or each == uid)
+    ]
     before = [] if drops_text else columns
     for block in table.blocks([*columns, *others]):
         made = encoder.encode(raw_texts([block.column(column) for column in columns]))

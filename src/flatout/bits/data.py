@@ -1,11 +1,12 @@
 """`BitData`: a table of people as a Lightning DataModule, and how a store is made of the table.
 
-Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store. The plain text is every
-column before the encoding and the one that names each record, unless settings name others; the encoding is found by its
-usual names. A mistake is reported with file and row before anything is encoded. Two passes over the source, by the
-block: the first numbers the grams (and the numbers of a two-step hash) that the training rows hold, the second writes.
-1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps three things: its encoding, its grams, and
-its plain text, which shows after training how much of it was rebuilt.
+Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store. The
+plain text is every column before the encoding and the one that names each record, unless settings
+name others; the encoding is found by its usual names. A mistake is reported with file and row
+before anything is encoded. Two passes over the source, by the block: the first numbers the grams
+(and the numbers of a two-step hash) that the training rows hold, the second writes. 1,024 bits are
+128 bytes on disk, in memory and on the bus. Each record keeps three things: its encoding, its
+grams, and its plain text, which shows after training how much of it was rebuilt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from numpy.typing import NDArray
 
 from flatout.bits.columns import UIDS, BitColumn, Form, known_numbers, uid_of
 from flatout.bits.encodings import EncodingKind, Packed, Sets
-from flatout.bits.grams import FIELD_END, LABEL_INDEX, LABELS, GramIndex, padded, plain_texts, raw_texts, targets_of
+from flatout.bits.grams import (
+    FIELD_END,
+    LABEL_INDEX,
+    LABELS,
+    GramIndex,
+    padded,
+    plain_texts,
+    raw_texts,
+    targets_of,
+)
 from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleTable
 from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
@@ -34,7 +44,15 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, bytes_of, hash_texts, split_by_hash
-from flatout.data.tables.table import Table, decoded, is_missing, is_plain, is_text, mask_of, require_columns
+from flatout.data.tables.table import (
+    Table,
+    decoded,
+    is_missing,
+    is_plain,
+    is_text,
+    mask_of,
+    require_columns,
+)
 from flatout.errors import UserError, require
 
 _ROWS_NAMED, _MOST_HASHED = 5, 6_144
@@ -42,7 +60,8 @@ _NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname].
 
 
 class BitData(StoreData[BitsDataConfig, BitInfo]):
-    """Records of people with their encodings, or encoded here; the 2-grams of a record are its labels.
+    """Records of people with their encodings, or encoded here; the 2-grams of a record are its
+    labels.
 
     >>> data = BitData(source="people.csv", bits="bloomfilter", batch_size=256)  # doctest: +SKIP
     >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
@@ -74,16 +93,24 @@ class BitsPreparation:
     def __init__(self, config: BitsDataConfig) -> None:
         self.config = config
         keys = zip(SPLITS, ("source", "validation", "test"), strict=True)
-        given = {split: (f"data.{key}", value) for split, key in keys if (value := getattr(config, key)) is not None}
+        given = {
+            split: (f"data.{key}", value)
+            for split, key in keys
+            if (value := getattr(config, key)) is not None
+        }
         self.tables: dict[str, Table] = {
-            split: open_source(value, where=where, reading=config.read) for split, (where, value) in given.items()
+            split: open_source(value, where=where, reading=config.read)
+            for split, (where, value) in given.items()
         } or {"train": PeopleTable(config.sample)}
         source = self.tables["train"]
-        self.bits = self._bits_column(source)  # column of the encodings; None where records are encoded here
+        # column of the encodings; None where records are encoded here
+        self.bits = self._bits_column(source)
         if config.uid != UIDS[0]:
             require_columns(source, {"data.uid": config.uid})
-        self.uid = uid_of(source.columns, config.uid)  # column that names each record; None where there is none
-        self.columns = self._text_columns(source)  # columns of plain text, in the order in which they are joined
+        # column that names each record; None where there is none
+        self.uid = uid_of(source.columns, config.uid)
+        # columns of plain text, in the order in which they are joined
+        self.columns = self._text_columns(source)
         wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
         for table in self.tables.values():
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
@@ -100,7 +127,11 @@ class BitsPreparation:
             "form": config.form.value,
             "encoding": None if self.bits else config.encoding.without_secret(),
             "vocabulary": config.vocabulary,
-            "split": {"validation_share": validation_share, "test_share": test_share, "seed": config.split_seed},
+            "split": {
+                "validation_share": validation_share,
+                "test_share": test_share,
+                "seed": config.split_seed,
+            },
             "schema": SCHEMA,
         }
         store, report = cache.open_or_build(source, recipe, partial(self._build, fingerprints))
@@ -128,7 +159,9 @@ class BitsPreparation:
         }
 
     def _survey(self, progress: Progress) -> _Survey:
-        """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids are checked."""
+        """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids
+        are checked.
+        """
         survey = _Survey()
         counts: Counter[int] = Counter()
         encode = self._reader() if self._holds_sets() else None
@@ -149,57 +182,86 @@ class BitsPreparation:
                 counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
         survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
         if counts:
-            commonest = sorted(counts, key=lambda number: (-counts[number], number))[: self.config.vocabulary]
+            commonest = sorted(counts, key=lambda number: (-counts[number], number))[
+                : self.config.vocabulary
+            ]
             survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
             survey.num_inputs = len(commonest)
         elif encode is None:
-            survey.num_inputs = self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
+            survey.num_inputs = (
+                self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
+            )
         what = f"no records are left for training in {self.tables['train'].name}"
         hint = "Give more records, or lower data.validation_share and data.test_share."
         require(bool(survey.num_rows), "data.source", what, hint=hint)
         return survey
 
     def _holds_sets(self) -> bool:
-        """Whether encodings are sets of numbers, read off the first records where no setting says so."""
+        """Whether encodings are sets of numbers, read off the first records where no setting says
+        so.
+        """
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
         table, read = self.tables["train"], self._reader()
         for block in table.blocks([self.bits], rows_per_block=64):
             read(Record([], block.column(self.bits), np.arange(block.num_rows), table.name))
             return self._column.form is Form.numbers
-        raise UserError("data.source", f"no records in {table.name}", hint="Name a file with records.")
+        raise UserError(
+            "data.source", f"no records in {table.name}", hint="Name a file with records."
+        )
 
-    def _write(self, writer: StoreWriter, survey: _Survey, progress: Progress) -> dict[str, dict[str, int]]:
-        """Second pass, over all records; of each split its rows, and its bytes of bits or numbers of sets."""
+    def _write(
+        self, writer: StoreWriter, survey: _Survey, progress: Progress
+    ) -> dict[str, dict[str, int]]:
+        """Second pass, over all records; of each split its rows, and its bytes of bits or numbers
+        of sets.
+        """
         is_set = survey.numbers is not None
         kind = smallest_token_type(survey.num_inputs)
-        tokens = Column(kind, ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
+        tokens = (
+            Column(kind, ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
+        )
         targets, texts = Column("uint16", ragged=True), Column("uint8", ragged=True)
         columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
-        writers = {split: writer.split(split, columns) for split in self.config.split_names(self.tables)}
+        writers = {
+            split: writer.split(split, columns) for split in self.config.split_names(self.tables)
+        }
         totals = {split: {"rows": 0, "tokens": 0} for split in writers}
         encode, differ, firsts = self._reader(), is_set, list[Packed]()
         for split, record in self.records(progress.task("writing")):
             raw = record.raw
             encoding = encode(record)
-            encoded = known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
+            encoded = (
+                known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
+            )
             # Texts are the fields of each record, lower-cased and parted, as UTF-8.
-            parted = pc.binary_join_element_wise(*record.fields, pa.scalar(FIELD_END, pa.large_string()))
+            parted = pc.binary_join_element_wise(
+                *record.fields, pa.scalar(FIELD_END, pa.large_string())
+            )
             data, bounds = bytes_of(pc.utf8_lower(parted))
             stored, grams = (data, np.diff(bounds).astype(np.int32)), targets_of(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split]["rows"] += len(raw)
-            totals[split]["tokens"] += len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
+            totals[split]["tokens"] += (
+                len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
+            )
             if split == "train" and not is_set:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
                 firsts = firsts or [*encoded[:1]]
                 differ = differ or bool(len(encoded) and np.not_equal(encoded, firsts[0]).any())
         what = f"every record of {self.tables['train'].name} has the same bits"
-        require(differ or totals["train"]["rows"] < 2, "data.bits", what, hint="Name the column of the encodings.")
+        require(
+            differ or totals["train"]["rows"] < 2,
+            "data.bits",
+            what,
+            hint="Name the column of the encodings.",
+        )
         for split, total in totals.items():
             where = f"data.{split}" if split in self.tables else "data.source"
             what = f"no records are left for the {split} split of {self.tables['train'].name}"
-            hint = f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+            hint = (
+                f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+            )
             require(total["rows"] > 0, where, what, hint=hint)
         return totals
 
@@ -226,14 +288,19 @@ class BitsPreparation:
             about = f"sets of {totals['train']['tokens'] / rows:.0f} known numbers a record"
             about += f", {survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
         else:
-            about = f"{survey.bits_set / max(1, rows):.1f} of {survey.num_inputs:,} bits set on average"
+            about = (
+                f"{survey.bits_set / max(1, rows):.1f} of {survey.num_inputs:,} bits set on average"
+            )
         lines.append(f"encoding: {self._encoding_line()}, {about}")
         seen = f"{int((survey.label_counts > 0).sum()):,} of {len(LABELS):,} seen in training"
         kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
         pairs = f"{kept}{len(survey.hashed):,} different pairs in the raw texts"
         lines.append(f"2-grams: {survey.num_labels / max(1, rows):.1f} a record, {seen}; {pairs}")
         if survey.without_label:
-            lines.append(f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram kept")
+            lines.append(
+                f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram"
+                " kept"
+            )
         return lines
 
     def _encoding_line(self) -> str:
@@ -241,7 +308,9 @@ class BitsPreparation:
             return self.config.encoding.line()
         return f"column {self.bits} of {self.tables['train'].name}, read as {self._column.form}"
 
-    def records(self, advance: Callable[[int], None], *, with_bits: bool = True) -> Iterator[tuple[str, Record]]:
+    def records(
+        self, advance: Callable[[int], None], *, with_bits: bool = True
+    ) -> Iterator[tuple[str, Record]]:
         """Every record with the split it belongs to."""
         bits_column = self.bits if with_bits else None
         wanted = [*self.columns, bits_column] if bits_column else self.columns
@@ -250,12 +319,19 @@ class BitsPreparation:
             for rows, block in table.numbered([*wanted, uid] if uid else wanted):
                 if uid:
                     self._require_uids(block.column(uid), rows, table.name)
-                fields = [self._text(block.column(column), column, table.name) for column in self.columns]
+                fields = [
+                    self._text(block.column(column), column, table.name) for column in self.columns
+                ]
                 bits = block.column(bits_column) if bits_column else None
                 for split, mask in self._assigned(name, fields):
                     keep = pa.array(mask)
                     own = [column.filter(keep) for column in fields]
-                    yield split, Record(own, None if bits is None else bits.filter(keep), rows[mask], table.name)
+                    yield (
+                        split,
+                        Record(
+                            own, None if bits is None else bits.filter(keep), rows[mask], table.name
+                        ),
+                    )
                 advance(block.num_rows)
 
     def _bits_column(self, table: Table) -> str | None:
@@ -265,7 +341,12 @@ class BitsPreparation:
         found = [name for name in table.columns if name.lower() in KNOWN_BITS]
         if len(found) > 1:
             hint = f"Name one: data.bits={found[0]}."
-            raise UserError("data.bits", f"{table.name} has several encodings", allowed=", ".join(found), hint=hint)
+            raise UserError(
+                "data.bits",
+                f"{table.name} has several encodings",
+                allowed=", ".join(found),
+                hint=hint,
+            )
         return found[0] if found else None
 
     def _text_columns(self, table: Table) -> list[str]:
@@ -277,7 +358,9 @@ class BitsPreparation:
         end = table.columns.index(self.bits) if self.bits else len(table.columns)
         found = [name for name in table.columns[:end] if name != self.uid]
         what = f"no column of {table.name} stands before the encoding"
-        require(bool(found), "data.columns", what, allowed=", ".join(table.columns), hint=_NAME_TEXTS)
+        require(
+            bool(found), "data.columns", what, allowed=", ".join(table.columns), hint=_NAME_TEXTS
+        )
         return found
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
@@ -286,22 +369,35 @@ class BitsPreparation:
             what = f"column {name!r} of {source} holds {column.type}"
             require(is_plain(column.type), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
         # The character that parts fields in the store is no part of anybody's name.
-        return pc.replace_substring(pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " ")
+        return pc.replace_substring(
+            pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " "
+        )
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
         without = rows[mask_of(is_missing(uids, Problem.single))]
-        named = ", ".join([*(str(row + 1) for row in without[:_ROWS_NAMED]), *["…"] * (len(without) > _ROWS_NAMED)])
+        named = ", ".join(
+            [
+                *(str(row + 1) for row in without[:_ROWS_NAMED]),
+                *["…"] * (len(without) > _ROWS_NAMED),
+            ]
+        )
         hint = "Fill it in, or name another column: data.uid=COLUMN."
         require(not len(without), "data.uid", f"{source}: no {self.uid} in row {named}", hint=hint)
 
-    def _assigned(self, name: str, fields: list[pa.Array]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    def _assigned(
+        self, name: str, fields: list[pa.Array]
+    ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         validation_share, test_share = self.config.taken_shares(self.tables)
         if name != "train" or not (validation_share or test_share):
             yield name, np.ones(len(fields[0]), np.bool_)
             return
         hashes = hash_texts(raw_texts(fields), self.config.split_seed)
         splits = split_by_hash(hashes, validation_share=validation_share, test_share=test_share)
-        yield from ((split, splits == number) for number, split in enumerate(SPLITS) if (splits == number).any())
+        yield from (
+            (split, splits == number)
+            for number, split in enumerate(SPLITS)
+            if (splits == number).any()
+        )
 
 
 class _Survey:

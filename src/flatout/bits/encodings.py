@@ -1,10 +1,11 @@
 """Encodings of records: Bloom filter, tabulation MinHash and two-step hash, whole columns at once.
 
-Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort over the rows of
-its grams. Bits leave packed, eight to a byte, the first bit of a record in the highest bit of its first byte. A gram is
-hashed once, however many records hold it, so the hash functions may be the real, slow ones; each follows from a secret.
-Sources: Bloom filters of 2-grams (Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion
-(Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
+Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort
+over the rows of its grams. Bits leave packed, eight to a byte, the first bit of a record in the
+highest bit of its first byte. A gram is hashed once, however many records hold it, so the hash
+functions may be the real, slow ones; each follows from a secret. Sources: Bloom filters of 2-grams
+(Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion (Armknecht, Heng,
+Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from numpy.typing import NDArray
 from flatout.bits.grams import GramIndex, distinct, padded
 from flatout.errors import check_settings, require, setting
 
-_BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24  # a block's gathered table rows should stay in the cache
+# a block's gathered table rows should stay in the cache
+_BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24
 _ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
 Packed = NDArray[np.uint8]
-Sets = tuple[NDArray[np.int32], NDArray[np.int32]]  # numbers row after row, and how many each row has
+# numbers row after row, and how many each row has
+Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
 _KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
 EncodingKind = StrEnum("EncodingKind", "bloom minhash twostep")
 Hashing = StrEnum("Hashing", "keyed double")
@@ -38,38 +41,72 @@ Hashing = StrEnum("Hashing", "keyed double")
 class EncodingConfig:
     """An encoding of records, and its strength."""
 
-    kind: EncodingKind = setting(EncodingKind.bloom, "Bloom filter, tabulation MinHash (bits), two-step hash (sets).")
+    kind: EncodingKind = setting(
+        EncodingKind.bloom, "Bloom filter, tabulation MinHash (bits), two-step hash (sets)."
+    )
     size: int = setting(
         1024,
         "Bits of a Bloom filter, MinHash functions, or columns of a two-step hash.",
         least=1,
         allowed="a whole number, 1 or more; bits of a filter: a multiple of 8, at most 65,536",
     )
-    hashes: int = setting(10, "Bits a gram sets in a Bloom filter, or rows of a two-step hash.", least=1)
-    hashing: Hashing = setting(Hashing.keyed, "Bloom filter: keyed BLAKE2b, or double hashing by HMAC-SHA1 and -MD5.")
-    padding: bool = setting(True, "Whether a blank stands before and after the text, which marks its ends.")
+    hashes: int = setting(
+        10, "Bits a gram sets in a Bloom filter, or rows of a two-step hash.", least=1
+    )
+    hashing: Hashing = setting(
+        Hashing.keyed, "Bloom filter: keyed BLAKE2b, or double hashing by HMAC-SHA1 and -MD5."
+    )
+    padding: bool = setting(
+        True, "Whether a blank stands before and after the text, which marks its ends."
+    )
     secret: str = setting(
         "flatout",
         "What the hash functions follow from; who knows it can encode guesses.",
         example="'data.encoding.secret=${oc.env:FLATOUT_SECRET}'",
     )
-    fold: int = setting(0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0, most=13)
-    diffusion: int = setting(0, "Bloom filter: bits whose XOR a bit is.", least=0, allowed="0 to the filter's bits")
+    fold: int = setting(
+        0, "Bloom filter: times the filter is halved by XOR of its halves.", least=0, most=13
+    )
+    diffusion: int = setting(
+        0, "Bloom filter: bits whose XOR a bit is.", least=0, allowed="0 to the filter's bits"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "encoding")
-        for name, usual in (("fold", 0), ("diffusion", 0), ("hashing", Hashing.keyed), ("hashes", 10)):
-            is_read = self.kind is EncodingKind.bloom or (name == "hashes" and self.kind is EncodingKind.twostep)
-            what, hint = f"{(value := getattr(self, name))} does not apply to {self.kind}", f"Set it to {usual}"
-            require(is_read or value == usual, f"encoding.{name}", what, hint=f"{hint}, or the kind to bloom.")
+        for name, usual in (
+            ("fold", 0),
+            ("diffusion", 0),
+            ("hashing", Hashing.keyed),
+            ("hashes", 10),
+        ):
+            is_read = self.kind is EncodingKind.bloom or (
+                name == "hashes" and self.kind is EncodingKind.twostep
+            )
+            what, hint = (
+                f"{(value := getattr(self, name))} does not apply to {self.kind}",
+                f"Set it to {usual}",
+            )
+            require(
+                is_read or value == usual,
+                f"encoding.{name}",
+                what,
+                hint=f"{hint}, or the kind to bloom.",
+            )
         if self.kind is EncodingKind.twostep:
             fits = self.hashes <= _MOST_HASHES_TWO_STEP
-            require(fits, "encoding.hashes", f"{self.hashes}", allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep")
+            require(
+                fits,
+                "encoding.hashes",
+                f"{self.hashes}",
+                allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep",
+            )
             return
         step = 8 << self.fold
         allowed, hint = f"a multiple of {step} here", f"Set it to {-(-self.size // step) * step}."
         require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=allowed, hint=hint)
-        require(self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits")
+        require(
+            self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits"
+        )
         what = f"{self.diffusion} of {self.size} bits"
         hint = f"Set it to {self.num_bits} or less, or make the filter larger."
         require(self.diffusion <= self.num_bits, "encoding.diffusion", what, hint=hint)
@@ -85,8 +122,12 @@ class EncodingConfig:
         return BloomEncoder(self) if self.kind is EncodingKind.bloom else MinHashEncoder(self)
 
     def without_secret(self) -> dict[str, Any]:
-        """The settings, with a digest in place of the secret: enough to tell two encodings apart."""
-        digest = hashlib.blake2b(self.secret.encode(), digest_size=16, person=b"flatout").hexdigest()
+        """The settings, with a digest in place of the secret: enough to tell two
+        encodings apart.
+        """
+        digest = hashlib.blake2b(
+            self.secret.encode(), digest_size=16, person=b"flatout"
+        ).hexdigest()
         return asdict(self) | {"secret": digest}
 
     def line(self) -> str:
@@ -97,7 +138,9 @@ class EncodingConfig:
             return f"two-step hash, {self.hashes} rows of {self.size} columns"
         extras = [f"folded {self.fold}×"] if self.fold else []
         extras += [f"diffused over {self.diffusion} bits"] if self.diffusion else []
-        return ", ".join([f"Bloom filter of {self.size} bits, {self.hashes} a gram ({self.hashing})", *extras])
+        return ", ".join(
+            [f"Bloom filter of {self.size} bits, {self.hashes} a gram ({self.hashing})", *extras]
+        )
 
 
 class Encoder(ABC):
@@ -115,11 +158,15 @@ class Encoder(ABC):
         self._hash_new_grams()
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         encoded = np.zeros((len(raw), self.config.num_bits // 8), dtype=np.uint8)
-        step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize))
+        step = max(
+            16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize)
+        )
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
             if len(filled := np.flatnonzero(np.diff(bounds))):
-                encoded[start + filled] = self._united(ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0])
+                encoded[start + filled] = self._united(
+                    ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0]
+                )
         return encoded
 
     @abstractmethod
@@ -142,7 +189,11 @@ class BloomEncoder(Encoder):
         self._table = np.zeros((0, config.size // 8), dtype=np.uint8)
         self._sources: NDArray[np.int64] | None = None
         if config.diffusion:
-            order = random_stream(config.secret, "diffusion").random((config.num_bits,) * 2).argsort(axis=1)
+            order = (
+                random_stream(config.secret, "diffusion")
+                .random((config.num_bits,) * 2)
+                .argsort(axis=1)
+            )
             self._sources = order[:, : config.diffusion]
 
     def _hash_new_grams(self) -> None:
@@ -169,13 +220,16 @@ class BloomEncoder(Encoder):
 class MinHashEncoder(Encoder):
     """Each function keeps the lowest bit of the least hash among a record's grams."""
 
-    # Hashes are only ever compared, so each function's hashes are replaced by their ranks among all grams, with the bit
-    # that is kept in the last place: four times less to read than 64-bit hashes, and the same answer.
+    # Hashes are only ever compared, so each function's hashes are replaced by their ranks among all
+    # grams, with the bit that is kept in the last place: four times less to read than 64-bit
+    # hashes, and the same answer.
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
         self._key = derived_keys(config.secret, 1)[0]
-        self._tables = random_stream(config.secret, "tabulation").integers(0, 2**64, (8, 256, config.size), np.uint64)
+        self._tables = random_stream(config.secret, "tabulation").integers(
+            0, 2**64, (8, 256, config.size), np.uint64
+        )
         self._hashes = np.zeros((0, config.size), dtype=np.uint64)
         self._table = np.zeros((0, config.size), dtype=np.uint32)
 
@@ -189,16 +243,22 @@ class MinHashEncoder(Encoder):
         self._table = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
 
     def hashes(self, gram: str) -> NDArray[np.uint64]:
-        """`[functions]` independent 64-bit hashes by simple tabulation: eight bytes look up eight random numbers."""
+        """`[functions]` independent 64-bit hashes by simple tabulation: eight bytes look up eight
+        random numbers.
+        """
         digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
         return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
     def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
-        return np.packbits((np.minimum.reduceat(self._table[ids], starts, axis=0) & 1).astype(np.uint8), axis=1)
+        return np.packbits(
+            (np.minimum.reduceat(self._table[ids], starts, axis=0) & 1).astype(np.uint8), axis=1
+        )
 
 
 class TwoStepEncoder:
-    """One bit a row of a matrix for each gram; then each column that holds bits is a number, of it and its bits."""
+    """One bit a row of a matrix for each gram; then each column that holds bits is a number, of it
+    and its bits.
+    """
 
     def __init__(self, config: EncodingConfig) -> None:
         self.config = config
@@ -220,13 +280,20 @@ class TwoStepEncoder:
 
     def _hash_new_grams(self) -> None:
         new, size = self.grams.names[len(self._columns) :], self.config.size
-        found = [keyed_positions(gram, key=key, hashes=1, size=size) for gram in new for key in self._keys]
-        self._columns = np.concatenate([self._columns, np.array(found, np.int64).reshape(-1, self.config.hashes)])
+        found = [
+            keyed_positions(gram, key=key, hashes=1, size=size)
+            for gram in new
+            for key in self._keys
+        ]
+        self._columns = np.concatenate(
+            [self._columns, np.array(found, np.int64).reshape(-1, self.config.hashes)]
+        )
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
         hashes = self.config.hashes
         cells = self._columns[ids] * hashes + np.arange(hashes)
-        cells, counts = distinct(cells.ravel(), lengths * hashes)  # one entry for each bit of a record's matrix
+        # one entry for each bit of a record's matrix
+        cells, counts = distinct(cells.ravel(), lengths * hashes)
         row = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
         column, hash_row = np.divmod(cells.astype(np.int64), hashes)
         places = row * self.config.size + column
@@ -248,14 +315,18 @@ def derived_keys(secret: str, count: int) -> list[bytes]:
 
 
 def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[int]:
-    """`hashes` positions below `size` from keyed BLAKE2b, two bytes each; the way of the clkhash library."""
+    """`hashes` positions below `size` from keyed BLAKE2b, two bytes each; the way of the clkhash
+    library.
+    """
     salts = (str(digest).encode() for digest in range(-(-hashes // _NUMBERS_A_DIGEST)))
     made = b"".join(hashlib.blake2b(gram.encode(), key=key, salt=salt).digest() for salt in salts)
     return [number % size for number in np.frombuffer(made, dtype="<u2")[:hashes].tolist()]
 
 
 def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int) -> list[int]:
-    """`hashes` positions in equal steps: HMAC-SHA1 says where to start, HMAC-MD5 how far to step."""
+    """`hashes` positions in equal steps: HMAC-SHA1 says where to start, HMAC-MD5 how
+    far to step.
+    """
     start = int.from_bytes(hmac.new(keys[0], gram.encode(), hashlib.sha1).digest(), "big")
     step = int.from_bytes(hmac.new(keys[1], gram.encode(), hashlib.md5).digest(), "big")
     return [(start + number * step) % size for number in range(hashes)]
@@ -263,14 +334,20 @@ def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int
 
 def random_stream(secret: str, purpose: str) -> np.random.Generator:
     """Random numbers that follow from a secret, another stream for each purpose."""
-    seed = hashlib.blake2b(purpose.encode(), key=hashlib.sha256(secret.encode()).digest(), digest_size=16).digest()
+    seed = hashlib.blake2b(
+        purpose.encode(), key=hashlib.sha256(secret.encode()).digest(), digest_size=16
+    ).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "big")))
 
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
-    """64-bit numbers spread one to one, by the secret: instead of a real encoder's random numbers, not as a cipher."""
+    """64-bit numbers spread one to one, by the secret: instead of a real encoder's random numbers,
+    not as a cipher.
+    """
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
-    for key, factor in zip(keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True):
+    for key, factor in zip(
+        keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True
+    ):
         values = (values ^ key) * np.uint64(factor)
         values ^= values >> np.uint64(31)
     return values

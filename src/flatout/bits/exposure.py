@@ -1,7 +1,8 @@
 """How much an encoding gives away, as numbers: what the exposure report and `flatout compare` show.
 
-Everything is measured on records that took no part in training. Three questions: how much of a record's 2-grams can be
-read, how many known pairs of text and encoding that takes, and how many records are thereby known by name.
+Everything is measured on records that took no part in training. Three questions: how much of a
+record's 2-grams can be read, how many known pairs of text and encoding that takes, and how many
+records are thereby known by name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
 from flatout.bits.reconstruct import Rates, Reconstructor, rates
-from flatout.bits.ridge import COMMONEST, EVERYBODY, MOST_RECORDS, PENALTIES, RidgeSums, start_detectors
+from flatout.bits.ridge import (
+    COMMONEST,
+    EVERYBODY,
+    MOST_RECORDS,
+    PENALTIES,
+    RidgeSums,
+    start_detectors,
+)
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feed, Feeds
@@ -42,7 +50,9 @@ _NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
 
 
 def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Counts:
-    """`[3, C]`: in how many of the records each gram is there, answered, and rightly so, from `[N, C]` of each."""
+    """`[3, C]`: in how many of the records each gram is there, answered, and rightly so, from `[N,
+    C]` of each.
+    """
     answered, there = probabilities >= threshold, targets > 0
     return np.stack([each.sum(0).cpu().numpy() for each in (there, answered, answered & there)])
 
@@ -75,17 +85,27 @@ def conclusion(dice: float, trivial: float, rates: Rates) -> list[str]:
     """What the numbers mean, in plain words."""
     gained = (dice - trivial) / max(1e-9, 1 - trivial)
     if gained < _NOTHING:
-        first = "Hardly anything more than common knowledge could be read off these encodings by this attack."
+        first = (
+            "Hardly anything more than common knowledge could be read off these encodings by this"
+            " attack."
+        )
     else:
         share = "Some" if gained < _LITTLE else "Much" if gained < _MUCH else "Nearly all"
         first = f"{share} of the plain text can be read off these encodings."
     return [
-        f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the commonest ones for"
-        f" everybody reaches {trivial:.3f}.",
-        f"{rates.at_1:.1%} of {rates.num_records:,} unseen records were rebuilt letter by letter at the first try,"
-        f" {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the first tries were another text.",
-        "This measures one attack: by one who knows the plain text of as many encoded records as were trained on. A low"
-        " figure is no proof of safety against others.",
+        (
+            f"{first} Of an unseen record's 2-grams, a Dice of {dice:.3f} was reached; guessing the"
+            f" commonest ones for everybody reaches {trivial:.3f}."
+        ),
+        (
+            f"{rates.at_1:.1%} of {rates.num_records:,} unseen records were rebuilt letter by"
+            f" letter at the first try, {rates.at_10:.1%} within ten; {rates.wrong:.1%} of the"
+            " first tries were another text."
+        ),
+        (
+            "This measures one attack: by one who knows the plain text of as many encoded records"
+            " as were trained on. A low figure is no proof of safety against others."
+        ),
     ]
 
 
@@ -111,7 +131,11 @@ class ExposureStudy:
             "schema": 1,
             "encoding": self.data.facts["about"],
             "source": self.data.source,
-            "records": {"train": self.labels.num_rows, "judged": self.held.split.num_rows, "rebuilt": len(rows)},
+            "records": {
+                "train": self.labels.num_rows,
+                "judged": self.held.split.num_rows,
+                "rebuilt": len(rows),
+            },
             "scores": scores,
             "methods": {
                 "this model": scores["dice"],
@@ -128,27 +152,41 @@ class ExposureStudy:
 
     @torch.inference_mode()
     def _answers(self) -> list[Tensor]:
-        """Row numbers, probabilities, detected grams and targets of some thousand records, on the host."""
+        """Row numbers, probabilities, detected grams and targets of some thousand records, on the
+        host.
+        """
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
         model = self.task.model
         assert isinstance(model, BitMLP), "only a BitMLP detects hashed grams"
         for batch in self.held.afresh():
             targets = batch.multi_hot(self.labels.num_outputs)
-            answers, detected = self.task.answers(batch).sigmoid(), model.detect(batch).float().sigmoid()
-            found.append(tuple(real_rows(values, batch).cpu() for values in (batch.rows, answers, detected, targets)))
+            answers, detected = (
+                self.task.answers(batch).sigmoid(),
+                model.detect(batch).float().sigmoid(),
+            )
+            found.append(
+                tuple(
+                    real_rows(values, batch).cpu()
+                    for values in (batch.rows, answers, detected, targets)
+                )
+            )
             if sum(len(rows) for rows, *_ in found) >= _JUDGED:
                 break
         return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
-        """Dice after few, more and all known pairs; ridge and the network's detectors are solved for each."""
+        """Dice after few, more and all known pairs; ridge and the network's detectors are solved
+        for each.
+        """
         train, model = self.feeds.train, copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
         sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
         sums = RidgeSums(self.data, self.labels, train.device)
-        refits = model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
+        refits = (
+            model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
+        )
         penalties: tuple[float, ...] = PENALTIES
         for size in sums.read(train, sizes):
             answers, hashed = sums.best(self.feeds.validation, self.labels.parts, penalties)
@@ -169,7 +207,9 @@ class ExposureStudy:
         for feed in (self.feeds.validation, self.held):
             metrics.reset()
             for batch in feed.afresh():
-                metrics.update(model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels))
+                metrics.update(
+                    model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels)
+                )
             values = metrics.compute()
             metrics.given = metrics.threshold
         return values["dice"]
@@ -182,7 +222,12 @@ class ExposureStudy:
 
 
 def report_exposure(
-    task: GramDecoder, predictor: GramPredictor, feeds: Feeds, summary: dict[str, Any], folder: Path, log: RunLog
+    task: GramDecoder,
+    predictor: GramPredictor,
+    feeds: Feeds,
+    summary: dict[str, Any],
+    folder: Path,
+    log: RunLog,
 ) -> None:
     """Write `exposure.html` and `exposure.json`, and report their conclusion."""
     if not task.config.exposure:

@@ -1,4 +1,6 @@
-"""`exposure.html`: what an encoding reveals, on one page, and `exposure.json` with the same numbers."""
+"""`exposure.html`: what an encoding reveals, on one page, and `exposure.json` with the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ PAGE, NUMBERS = "exposure.html", "exposure.json"
 
 def write_exposure(folder: Path, exposure: Mapping[str, Any]) -> None:
     """Write both files into a run folder."""
-    (folder / NUMBERS).write_text(json.dumps(json_safe(exposure), indent=1, ensure_ascii=False), encoding="utf-8")
+    (folder / NUMBERS).write_text(
+        json.dumps(json_safe(exposure), indent=1, ensure_ascii=False), encoding="utf-8"
+    )
     (folder / PAGE).write_text(page(exposure), encoding="utf-8")
 
 
 def read_exposure(folder: Path) -> dict[str, Any]:
     """The numbers of a run's exposure report."""
-    if_missing = "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
-    return read_json(folder, NUMBERS, if_missing, "Write it again by python -m train with task.exposure=true.")
+    if_missing = (
+        "Name a finished run on bit strings, below outputs/; task.exposure=true writes the file."
+    )
+    return read_json(
+        folder, NUMBERS, if_missing, "Write it again by python -m train with task.exposure=true."
+    )
 
 
 def page(exposure: Mapping[str, Any]) -> str:
@@ -31,11 +39,18 @@ def page(exposure: Mapping[str, Any]) -> str:
     common = [Curve("model", [(row["from"], row["dice"]) for row in exposure["frequency"]])]
     learning = []
     for name in ("model", "ridge"):
-        if points := [(point["records"], point[name]) for point in exposure["learning"] if name in point]:
+        if points := [
+            (point["records"], point[name]) for point in exposure["learning"] if name in point
+        ]:
             learning.append(Curve(name, points))
     charts = [
         line_chart("Dice over known records", learning, x_label="known records", doublings=True),
-        line_chart("Dice over how common a 2-gram is", common, x_label="training records that hold it", doublings=True),
+        line_chart(
+            "Dice over how common a 2-gram is",
+            common,
+            x_label="training records that hold it",
+            doublings=True,
+        ),
     ]
     scores, rebuilt = exposure["scores"], exposure["reconstruction"]["alone"]
     tiles = [
@@ -44,7 +59,10 @@ def page(exposure: Mapping[str, Any]) -> str:
         tile(f"{rebuilt['at_1']:.1%}", "texts rebuilt at the first try"),
     ]
     columns = ("at_1", "at_5", "at_10", "wrong", "without")
-    shares = ["from the encoding and the order of letters", *(f"{rebuilt[key]:.1%}" for key in columns)]
+    shares = [
+        "from the encoding and the order of letters",
+        *(f"{rebuilt[key]:.1%}" for key in columns),
+    ]
     return render_text(
         "exposure.html",
         encoding=exposure["encoding"],

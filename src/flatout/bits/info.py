@@ -18,7 +18,8 @@ class GramLabels:
     """What the model's outputs mean."""
 
     names: tuple[str, ...]  # the grams that are answered, in the order of the outputs
-    hashed: list[str]  # the grams that were hashed, as far as training texts tell; outputs after the answers
+    # the grams that were hashed, as far as training texts tell; outputs after the answers
+    hashed: list[str]
     counts: list[int]  # training records that hold each answer
     num_rows: int  # training records
 
@@ -37,9 +38,14 @@ class GramLabels:
         return slice(0, self.num_outputs), slice(self.num_outputs, self.num_targets)
 
     def network_sizes(self) -> dict[str, Any]:
-        """What a network is built for: each answer's number among the hashed grams, or -1, and how many these are."""
+        """What a network is built for: each answer's number among the hashed grams, or -1, and how
+        many these are.
+        """
         places = {name: number for number, name in enumerate(self.hashed)}
-        return {"hashed_of_label": [places.get(name, -1) for name in self.names], "num_hashed": len(self.hashed)}
+        return {
+            "hashed_of_label": [places.get(name, -1) for name in self.names],
+            "num_hashed": len(self.hashed),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,9 @@ class BitInfo(DataInfo):
     @property
     def labels(self) -> GramLabels:
         facts = self.facts
-        return GramLabels(LABELS, facts["hashed"], facts["class_counts"], facts["splits"]["train"]["rows"])
+        return GramLabels(
+            LABELS, facts["hashed"], facts["class_counts"], facts["splits"]["train"]["rows"]
+        )
 
     @property
     def is_set(self) -> bool:
@@ -75,11 +83,18 @@ class BitInfo(DataInfo):
         """Raw texts of a split, fields parted by FIELD_END."""
         rows = self.store.splits[split]
         column = rows.ragged("texts")
-        buffers = [None, pa.py_buffer(np.ascontiguousarray(column.offsets)), pa.py_buffer(column.values)]
+        buffers = [
+            None,
+            pa.py_buffer(np.ascontiguousarray(column.offsets)),
+            pa.py_buffer(column.values),
+        ]
         return pa.Array.from_buffers(pa.large_string(), rows.num_rows, buffers)
 
     def summary(self) -> dict[str, Any]:
         splits = self.facts["splits"]
-        rows, tokens = {name: counts["rows"] for name, counts in splits.items()}, splits["train"]["tokens"]
+        rows, tokens = (
+            {name: counts["rows"] for name, counts in splits.items()},
+            splits["train"]["tokens"],
+        )
         sizes = {"tokens": tokens, "mean_length": tokens / max(1, rows["train"])}
         return {"rows": rows, "classes": len(LABELS), **sizes, "truncated_rows": 0}

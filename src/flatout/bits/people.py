@@ -1,8 +1,10 @@
-"""The built-in people: given name, surname, birthday and a number, any number of them, the same on every machine.
+"""The built-in people: given name, surname, birthday and a number, any number of them, the same on
+every machine.
 
-Common names come from a short list of our own, the rest from syllables; both follow a long-tailed frequency law, so a
-few names are on every page and most are rare. Rows are made in blocks of a fixed size, each from its own random stream.
-On request some records carry a typing error in their name: a letter replaced, left out, or changed with its neighbour.
+Common names come from a short list of our own, the rest from syllables; both follow a long-tailed
+frequency law, so a few names are on every page and most are rare. Rows are made in blocks of a
+fixed size, each from its own random stream. On request some records carry a typing error in their
+name: a letter replaced, left out, or changed with its neighbour.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ _BLOCK, _FIRST_UID = 16_384, 100_001
 _NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
-_GIVEN, _SURNAMES, _SYLLABLES = _WRITTEN["given"].split(), _WRITTEN["surnames"].split(), _WRITTEN["syllables"]
+_GIVEN, _SURNAMES, _SYLLABLES = (
+    _WRITTEN["given"].split(),
+    _WRITTEN["surnames"].split(),
+    _WRITTEN["syllables"],
+)
 _YOUNGEST, _YEARS = 2006, 72
 _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
@@ -39,7 +45,9 @@ class PeopleConfig(SampleConfig):
     """How many people are made up, and how well they are typed."""
 
     rows: int = setting(20_000, "People.", least=1)
-    typos: float = setting(0.0, "Share of records with one typing error in the name.", least=0, most=1)
+    typos: float = setting(
+        0.0, "Share of records with one typing error in the name.", least=0, most=1
+    )
     seed: int = setting(11, "Another seed, other people.", least=0, most=LARGEST_SEED)
 
 
@@ -53,11 +61,19 @@ class PeopleTable(Table):
         self.config, self.num_rows = config, config.rows
 
     def fingerprint(self) -> str:
-        return xxhash.xxh3_128_hexdigest(f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}".encode())
+        return xxhash.xxh3_128_hexdigest(
+            f"people {GENERATOR_VERSION} {sorted(asdict(self.config).items())}".encode()
+        )
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         for number in range(-(-self.num_rows // _BLOCK)):
-            block = _block(self.config, number).slice(0, self.num_rows - number * _BLOCK).select(list(columns))
+            block = (
+                _block(self.config, number)
+                .slice(0, self.num_rows - number * _BLOCK)
+                .select(list(columns))
+            )
             yield from pa.Table.from_batches([block]).to_batches(rows_per_block)
 
 
@@ -82,17 +98,24 @@ def _birthdays(random: np.random.Generator) -> pa.Array:
     months = random.integers(0, 12, _BLOCK)
     days = (random.random(_BLOCK) * _DAYS[months]).astype(np.int64) + 1
     years = _YOUNGEST - (random.beta(1.4, 1.6, _BLOCK) * _YEARS).astype(np.int64)
-    return pc.binary_join_element_wise(*(pa.array(each).cast(pa.string()) for each in (months + 1, days, years)), "/")
+    return pc.binary_join_element_wise(
+        *(pa.array(each).cast(pa.string()) for each in (months + 1, days, years)), "/"
+    )
 
 
 def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:
-    """The chosen names with one error each: a letter replaced, changed with the next one, or left out."""
-    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[names.offset : names.offset + len(names) + 1]
+    """The chosen names with one error each: a letter replaced, changed with the next one, or left
+    out.
+    """
+    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[
+        names.offset : names.offset + len(names) + 1
+    ]
     letters = np.frombuffer(names.buffers()[2], dtype=np.uint8)[: offsets[-1]].copy()
     rows = np.flatnonzero(chosen)
     lengths = np.diff(offsets)[rows]
     kind = random.integers(0, 3, len(rows))
-    place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)  # the first letter stays
+    # the first letter stays
+    place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)
     replaced, turned, dropped = (place[kind == number] for number in range(3))
     letters[replaced] = random.integers(ord("a"), ord("z") + 1, len(replaced))
     letters[turned], letters[turned + 1] = letters[turned + 1].copy(), letters[turned].copy()
@@ -109,5 +132,8 @@ def _names() -> tuple[pa.Array, pa.Array]:
     random = np.random.Generator(np.random.Philox(key=[2009, 0]))
     taken = {*_GIVEN, *_SURNAMES}
     given = [*_GIVEN, *made_up_words(random, _NUM_GIVEN - len(_GIVEN), taken, _SYLLABLES)]
-    surnames = [*_SURNAMES, *made_up_words(random, _NUM_SURNAMES - len(_SURNAMES), taken, _SYLLABLES)]
+    surnames = [
+        *_SURNAMES,
+        *made_up_words(random, _NUM_SURNAMES - len(_SURNAMES), taken, _SYLLABLES),
+    ]
     return pc.utf8_capitalize(pa.array(given)), pc.utf8_capitalize(pa.array(surnames))

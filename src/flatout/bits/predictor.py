@@ -1,4 +1,6 @@
-"""A trained reader of encodings: bit strings (or sets of numbers) in, 2-grams with probabilities out."""
+"""A trained reader of encodings: bit strings (or sets of numbers) in, 2-grams with probabilities
+out.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
 from flatout.errors import UserError
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    ModelFolder,
+    RunPredictor,
+    Scored,
+    in_order,
+)
 from flatout.models.bit_mlp import BitMLP
 from flatout.models.lean import even_sigmoid
 
@@ -53,7 +63,8 @@ class GramPredictor(RunPredictor):
     labels: GramLabels
     num_inputs: int  # bits of an encoding, or numbers that have an input each
     threshold: float  # least probability of a gram that is answered
-    numbers: NDArray[np.int64] | None  # the numbers of a two-step hash that have an input each; None for bits
+    # the numbers of a two-step hash that have an input each; None for bits
+    numbers: NDArray[np.int64] | None
     bits_column: str
     text_columns: list[str]
     form: Form  # how the bits of the training records were written
@@ -81,7 +92,9 @@ class GramPredictor(RunPredictor):
         labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
         data = settings["data"]
         return cls(
-            model=folder.network(num_inputs=data["num_inputs"], is_set=data["is_set"], **labels.network_sizes()),
+            model=folder.network(
+                num_inputs=data["num_inputs"], is_set=data["is_set"], **labels.network_sizes()
+            ),
             labels=labels,
             num_inputs=data["num_inputs"],
             threshold=settings["threshold"],
@@ -93,7 +106,11 @@ class GramPredictor(RunPredictor):
         )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        data = {"is_set": self.numbers is not None, "num_inputs": self.num_inputs, "bits_column": self.bits_column}
+        data = {
+            "is_set": self.numbers is not None,
+            "num_inputs": self.num_inputs,
+            "bits_column": self.bits_column,
+        }
         data |= {"text_columns": self.text_columns, "form": self.form.value}
         settings = {"problem": self.problems[0], "threshold": self.threshold, "data": data}
         written = ModelFolder(folder)
@@ -104,20 +121,34 @@ class GramPredictor(RunPredictor):
             written.write_json(NUMBERS, self.numbers.tolist())
 
     def predict(self, rows: Sequence[Any]) -> list[GramPrediction]:
-        """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or sets of numbers."""
+        """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or
+        sets of numbers.
+        """
         given = self.rows_in_memory(rows, [self.bits_column])
-        return self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows"))) if given else []
+        return (
+            self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows")))
+            if given
+            else []
+        )
 
-    def encodings(self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str = "") -> Packed | Sets:
+    def encodings(
+        self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str = ""
+    ) -> Packed | Sets:
         """A column of encodings as the model reads them; what does not fit is named by row."""
-        reader = BitColumn(name or self.bits_column, source, Form.numbers if self.numbers is not None else self.form)
+        reader = BitColumn(
+            name or self.bits_column,
+            source,
+            Form.numbers if self.numbers is not None else self.form,
+        )
         if self.numbers is None:
             reader.num_bits = self.num_inputs
         return reader.read(column, rows)
 
     def outputs(self, encodings: Packed | Sets) -> Tensor:
         """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
-        return self._each(encodings, lambda batch: finished_answers(self.model, self.labels.num_outputs, batch))
+        return self._each(
+            encodings, lambda batch: finished_answers(self.model, self.labels.num_outputs, batch)
+        )
 
     def detected(self, encodings: Packed | Sets) -> Tensor:
         """`[N, H]` probabilities of the grams that were hashed."""
@@ -133,7 +164,9 @@ class GramPredictor(RunPredictor):
         for row in probabilities:
             places = torch.nonzero(row >= self.threshold).squeeze(1)
             order = places[row[places].argsort(descending=True, stable=True)]
-            found.append(GramPrediction([self.labels.names[int(i)] for i in order], row[order].tolist()))
+            found.append(
+                GramPrediction([self.labels.names[int(i)] for i in order], row[order].tolist())
+            )
         return found
 
     @torch.inference_mode()
@@ -155,21 +188,34 @@ class GramPredictor(RunPredictor):
     def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
         column = options.bits or self.bits_column
         require_columns(table, {"--bits": column})
-        return (row for _, block in self.blocks(table, [column]) for row in block.column(0).to_pylist())
+        return (
+            row for _, block in self.blocks(table, [column]) for row in block.column(0).to_pylist()
+        )
 
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[GramPredictor]) -> Iterator[Answered]:
+    def answer_table(
+        self, table: Table, options: FileOptions, others: Sequence[GramPredictor]
+    ) -> Iterator[Answered]:
         """Grams and their probabilities, and rebuilt texts where they are asked for."""
         column = options.bits or self.bits_column
         require_columns(table, {"--bits": column})
         reconstructor = Reconstructor(self.labels.hashed, self.order) if options.rebuild else None
 
-        def answer(predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]) -> Answered:
+        def answer(
+            predictor: GramPredictor, piece: tuple[NDArray[np.int64], pa.RecordBatch]
+        ) -> Answered:
             rows, block = piece
             encodings = predictor.encodings(block.column(column), rows, table.name, column)
-            found = self.chosen(pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold)
+            found = self.chosen(
+                pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold
+            )
             if reconstructor is not None:
-                texts = [list(each) for each in reconstructor.candidates(predictor.detected(encodings).numpy())]
-                found["rebuilt"] = pa.array([each[0] if each else None for each in texts], pa.string())
+                texts = [
+                    list(each)
+                    for each in reconstructor.candidates(predictor.detected(encodings).numpy())
+                ]
+                found["rebuilt"] = pa.array(
+                    [each[0] if each else None for each in texts], pa.string()
+                )
                 found["candidates"] = pa.array(texts, pa.list_(pa.string()))
             return Answered.beside(block, found)
 
@@ -185,7 +231,9 @@ class GramPredictor(RunPredictor):
             require_columns(table, {"plain text of the records": name})
         metrics, total = GramMetrics(self.threshold), 0
         labelled = self._labelled(table, bits)
-        for probabilities, targets in in_order(lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled):
+        for probabilities, targets in in_order(
+            lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled
+        ):
             metrics.update(probabilities, targets, torch.arange(total, total + len(targets)))
             total += len(targets)
             advance(len(targets))
@@ -194,7 +242,9 @@ class GramPredictor(RunPredictor):
 
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
         for rows, block in self.blocks(table, [bits, *self.text_columns]):
-            ids, lengths = LABEL_INDEX.rows(plain_texts(raw_texts([block.column(name) for name in self.text_columns])))
+            ids, lengths = LABEL_INDEX.rows(
+                plain_texts(raw_texts([block.column(name) for name in self.text_columns]))
+            )
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
             targets = multi_hot(torch.from_numpy(ids), offsets, self.labels.num_outputs)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets

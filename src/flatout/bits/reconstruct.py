@@ -1,8 +1,9 @@
 """From probabilities of 2-grams to the texts they may have come from, best first.
 
-A text is a walk over its grams: each begins with the letter that the one before ended on, the first with a blank, the
-last ends on one. A beam of the best walks is kept for each record, over its most probable grams only; a walk's score is
-the log-likelihood of its set of grams, plus how usual its letters are one after the other in the training texts.
+A text is a walk over its grams: each begins with the letter that the one before ended on, the first
+with a blank, the last ends on one. A beam of the best walks is kept for each record, over its most
+probable grams only; a walk's score is the log-likelihood of its set of grams, plus how usual its
+letters are one after the other in the training texts.
 
 Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
 """
@@ -36,19 +37,31 @@ Candidates = dict[str, float]  # texts for one record with their scores, the lik
 
 
 class LetterOrder:
-    """What texts look like: how likely a letter is after two others, and the shapes that whole texts have."""
+    """What texts look like: how likely a letter is after two others, and the shapes that whole
+    texts have.
+    """
 
-    def __init__(self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int) -> None:
-        # `log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters of the longest
-        # text there may be; `shapes`: of the texts learnt from; a text of any other shape is less likely.
+    def __init__(
+        self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int
+    ) -> None:
+        # `log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters
+        # of the longest text there may be; `shapes`: of the texts learnt from; a text of any other
+        # shape is less likely.
         self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
         self.letters = sorted({letter for gram in grams for letter in gram})
 
     @classmethod
     def learn(cls, texts: pa.Array, grams: Sequence[str]) -> LetterOrder:
-        """From raw texts; letters after a gram are counted, then smoothed by letters after its second letter."""
+        """From raw texts; letters after a gram are counted, then smoothed by letters after its
+        second letter.
+        """
         longest = int(pc.max(pc.utf8_length(texts)).as_py() or 0) + _LONGER
-        order = cls(grams, np.empty((0, 0), np.float32), {shape_of(text) for text in texts.to_pylist()}, longest)
+        order = cls(
+            grams,
+            np.empty((0, 0), np.float32),
+            {shape_of(text) for text in texts.to_pylist()},
+            longest,
+        )
         count = len(order.letters)
         points, offsets = code_points(padded(texts))
         number_of = np.full(0x110000, -1, dtype=np.int32)
@@ -59,13 +72,18 @@ class LetterOrder:
         triples = number_of[points][np.flatnonzero(inside) + np.arange(3)[:, None]]
         triples = triples[:, (triples >= 0).all(axis=0)]
         ids = np.array([[number_of[ord(letter)] for letter in gram] for gram in grams])
-        after_one = np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count) + 0.1
+        after_one = (
+            np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count)
+            + 0.1
+        )
         seen = 2 * (after_one / after_one.sum(axis=1, keepdims=True))[ids[:, 1]]
         place_of = np.full(count * count, -1)
         place_of[ids[:, 0] * count + ids[:, 1]] = np.arange(len(grams))
         places = place_of[triples[0] * count + triples[1]]
         is_known = places >= 0
-        after_two = np.bincount(places[is_known] * count + triples[2][is_known], minlength=len(grams) * count)
+        after_two = np.bincount(
+            places[is_known] * count + triples[2][is_known], minlength=len(grams) * count
+        )
         seen += after_two.reshape(len(grams), count)
         order.log_next = np.log(seen / seen.sum(axis=1, keepdims=True)).astype(np.float32)
         return order
@@ -78,7 +96,12 @@ class LetterOrder:
     def load(cls, path: Path, grams: Sequence[str]) -> LetterOrder:
         with safe_open(path, framework="numpy") as file:
             about = file.metadata()
-            return cls(grams, file.get_tensor("log_next"), json.loads(about["shapes"]), int(about["longest"]))
+            return cls(
+                grams,
+                file.get_tensor("log_next"),
+                json.loads(about["shapes"]),
+                int(about["longest"]),
+            )
 
 
 class Reconstructor:
@@ -112,7 +135,9 @@ class Reconstructor:
             beam.step(length)
             if not (beam.score_RW > _NEVER / 2).any():  # no walk can go on
                 break
-        for edges_E, paths_KL, scores_K in zip(edges_RE, beam.done_path, beam.done_score, strict=True):
+        for edges_E, paths_KL, scores_K in zip(
+            edges_RE, beam.done_path, beam.done_score, strict=True
+        ):
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
 
     def _read(self, walks: NDArray[np.int32], scores: Floats) -> Candidates:
@@ -131,13 +156,19 @@ class _Beam:
     """The best walks of some hundred records at once, and the best of those that have ended."""
 
     def __init__(
-        self, gain_RE: Floats, step_REE: Floats, starts_RE: Floats, ends_RE: NDArray[np.bool_], longest: int
+        self,
+        gain_RE: Floats,
+        step_REE: Floats,
+        starts_RE: Floats,
+        ends_RE: NDArray[np.bool_],
+        longest: int,
     ) -> None:
         """`ends_RE`: the edges that a walk ends on."""
         self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
-        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)  # so a walk's used edges are one number
+        # so a walk's used edges are one number
+        self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
         self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
         self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
         self.used_RW = self.bit_E[self.last_RW]
@@ -147,17 +178,25 @@ class _Beam:
         self.done_path = np.full((records, _KEPT, longest), -1, dtype=np.int8)
 
     def step(self, length: int) -> None:
-        """Extend every walk by every edge that follows; the best stay, those that end are remembered."""
-        worth = np.where((self.used_RW[:, :, None] & self.bit_E) == 0, self.gain_RE[:, None, :], _REPEAT)
+        """Extend every walk by every edge that follows; the best stay, those that end are
+        remembered.
+        """
+        worth = np.where(
+            (self.used_RW[:, :, None] & self.bit_E) == 0, self.gain_RE[:, None, :], _REPEAT
+        )
         rows = np.arange(len(self.gain_RE))[:, None]
-        reached = (self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]).reshape(len(rows), -1)
+        reached = (self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]).reshape(
+            len(rows), -1
+        )
         best = np.argpartition(-reached, self.walks - 1, axis=1)[:, : self.walks]
         came, self.last_RW = np.divmod(best, len(self.bit_E))
         self.score_RW = np.take_along_axis(reached, best, axis=1)
         self.used_RW = np.take_along_axis(self.used_RW, came, axis=1) | self.bit_E[self.last_RW]
         self.path_RWL = np.take_along_axis(self.path_RWL, came[:, :, None], axis=1)
         self.path_RWL[:, :, length] = self.last_RW
-        is_end = (self.score_RW > _NEVER / 2) & np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
+        is_end = (self.score_RW > _NEVER / 2) & np.take_along_axis(
+            self.ends_RE, self.last_RW, axis=1
+        )
         scores = np.concatenate([self.done_score, np.where(is_end, self.score_RW, _NEVER)], axis=1)
         kept = np.argpartition(-scores, _KEPT - 1, axis=1)[:, :_KEPT]
         self.done_score = np.take_along_axis(scores, kept, axis=1)
@@ -167,7 +206,9 @@ class _Beam:
 
 
 def shape_of(text: str) -> str:
-    """A text with every run of letters as one `a` and every digit as `0`: `ann lee 2/5/1994` is `a a 0/0/0000`."""
+    """A text with every run of letters as one `a` and every digit as `0`: `ann lee 2/5/1994` is `a
+    a 0/0/0000`.
+    """
     return _DIGIT.sub("0", _LETTERS.sub("a", text))
 
 
@@ -186,7 +227,11 @@ class Rates:
 def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
     """How often the right text is found; both in raw form."""
     total, both = max(1, len(texts)), list(zip(candidates, texts, strict=True))
-    at_1, at_5, at_10 = (sum(text in list(found)[:most] for found, text in both) for most in (1, 5, 10))
+    at_1, at_5, at_10 = (
+        sum(text in list(found)[:most] for found, text in both) for most in (1, 5, 10)
+    )
     without = sum(not found for found in candidates)
     wrong = len(texts) - at_1 - without
-    return Rates(at_1 / total, at_5 / total, at_10 / total, wrong / total, without / total, len(texts))
+    return Rates(
+        at_1 / total, at_5 / total, at_10 / total, wrong / total, without / total, len(texts)
+    )

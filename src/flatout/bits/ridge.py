@@ -1,8 +1,10 @@
-"""Ridge regression from encodings to grams: the baseline, the start of detectors, and a vote in the end.
+"""Ridge regression from encodings to grams: the baseline, the start of detectors, and a vote in the
+end.
 
-It has a closed form, needs one pass over the batches and a solve, and on Bloom filters it is very good: a gram's bits
-are always on together, which a linear function sees. The strength of the penalty is chosen on the validation records.
-Sums are kept of inputs x inputs; records beyond some hundred thousand change nothing, so no more are read.
+It has a closed form, needs one pass over the batches and a solve, and on Bloom filters it is very
+good: a gram's bits are always on together, which a linear function sees. The strength of the
+penalty is chosen on the validation records. Sums are kept of inputs x inputs; records beyond some
+hundred thousand change nothing, so no more are read.
 
 Shapes: N records, D inputs, G grams.
 """
@@ -27,14 +29,18 @@ MOST_RECORDS = 131_072
 _MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 COMMONEST = 20
-EVERYBODY = f"dice of the {COMMONEST} commonest"  # name of the trivial baseline: the same grams for every record
-_STEEPNESS = 15.0  # a detector's logits a unit of ridge's score: 0 for an absent gram, 1 for a present one
+# name of the trivial baseline: the same grams for every record
+EVERYBODY = f"dice of the {COMMONEST} commonest"
+# a detector's logits a unit of ridge's score: 0 for an absent gram, 1 for a present one
+_STEEPNESS = 15.0
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ridge:
-    """A linear function from inputs to a score for each gram, near 1 where it is there and near 0 where not."""
+    """A linear function from inputs to a score for each gram, near 1 where it is there and near 0
+    where not.
+    """
 
     weight: Tensor  # [D, G]
     bias: Tensor  # [G]
@@ -53,22 +59,36 @@ class Ridge:
 
 
 class RidgeSums:
-    """What a closed form needs to know of the training records; more of them can be added at any time."""
+    """What a closed form needs to know of the training records; more of them can be added at any
+    time.
+    """
 
     def __init__(self, info: BitInfo, labels: GramLabels, device: torch.device) -> None:
-        self.num_inputs, self.is_set, self.num_grams = info.num_inputs, info.is_set, labels.num_targets
+        self.num_inputs, self.is_set, self.num_grams = (
+            info.num_inputs,
+            info.is_set,
+            labels.num_targets,
+        )
         self.inputs_DD = torch.zeros(self.num_inputs, self.num_inputs, device=device)
         self.grams_DG = torch.zeros(self.num_inputs, self.num_grams, device=device)
-        self.sum_D, self.sum_G = self.inputs_DD.new_zeros(self.num_inputs), self.grams_DG.new_zeros(self.num_grams)
+        self.sum_D, self.sum_G = (
+            self.inputs_DD.new_zeros(self.num_inputs),
+            self.grams_DG.new_zeros(self.num_grams),
+        )
         self.num_records = 0
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
         for batch in feed.afresh():
-            yield inputs_of(batch, self.num_inputs, is_set=self.is_set), batch.multi_hot(self.num_grams)
+            yield (
+                inputs_of(batch, self.num_inputs, is_set=self.is_set),
+                batch.multi_hot(self.num_grams),
+            )
 
     def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:
-        """Add training records; says how many there are at each of the sizes, and at the end of the records."""
+        """Add training records; says how many there are at each of the sizes, and at the end of the
+        records.
+        """
         waiting = sorted(sizes)
         for inputs_ND, grams_NG in self.blocks(train):
             start = 0
@@ -90,7 +110,9 @@ class RidgeSums:
         self.num_records += len(inputs_ND)
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Weights `[D, G]` and bias `[G]`; inputs are nearly dependent, so in double precision where that is quick."""
+        """Weights `[D, G]` and bias `[G]`; inputs are nearly dependent, so in double precision
+        where that is quick.
+        """
         count, wide = self.num_records, torch.float64
         mean_D, mean_G = self.sum_D.to(wide) / count, self.sum_G.to(wide) / count
         products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
@@ -103,8 +125,12 @@ class RidgeSums:
         weight_DG = torch.cholesky_solve(products_DG.to(factor_DD.dtype), factor_DD).to(wide)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
-    def best(self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES) -> list[Ridge]:
-        """For each part of the grams the penalty and the threshold that read most off the validation records."""
+    def best(
+        self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES
+    ) -> list[Ridge]:
+        """For each part of the grams the penalty and the threshold that read most off the
+        validation records.
+        """
         found: list[list[Ridge]] = [[] for _ in parts]
         held: list[tuple[Tensor, Tensor]] = []
         for block in self.blocks(validation):
@@ -118,43 +144,74 @@ class RidgeSums:
                 for inputs_ND, grams_NG in held:
                     metrics.update(inputs_ND @ weight[:, part] + bias[part], grams_NG[:, part])
                 dice = metrics.compute()["dice"]
-                rising.append(Ridge(weight[:, part], bias[part], penalty, metrics.threshold, dice, self.num_records))
-            if all(len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice for rising in found):
+                rising.append(
+                    Ridge(
+                        weight[:, part],
+                        bias[part],
+                        penalty,
+                        metrics.threshold,
+                        dice,
+                        self.num_records,
+                    )
+                )
+            if all(
+                len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice
+                for rising in found
+            ):
                 break  # scores rise to one best penalty and fall from there
         return [max(rising, key=lambda ridge: ridge.dice) for rising in found]
 
 
 def inputs_of(batch: FlatBatch, num_inputs: int, *, is_set: bool) -> Tensor:
     """`[B, D]` of zeros and ones."""
-    return multi_hot(batch.tokens, batch.offsets, num_inputs) if is_set else batch.bits(torch.float32)
+    return (
+        multi_hot(batch.tokens, batch.offsets, num_inputs) if is_set else batch.bits(torch.float32)
+    )
 
 
-def start_at_ridge(network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+def start_at_ridge(
+    network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog
+) -> dict[str, Any]:
     """Solve ridge regression and start a network's detectors there; the baseline's figures."""
     sums = RidgeSums(info, labels, feeds.train.device)
     next(sums.read(feeds.train))
     baseline, hashed = sums.best(feeds.validation, labels.parts)
-    evidence = f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
+    evidence = (
+        f"Dice {baseline.dice:.4f} on the validation records, from {baseline.num_records:,} records"
+    )
     penalties = ", ".join(f"{penalty:g}" for penalty in PENALTIES)
     log.decision("ridge penalty", baseline.penalty, f"the best of {penalties}", evidence)
     if isinstance(network, BitMLP):
         if network.ridge is not None:
-            network.start_at(network.ridge, baseline.weight, baseline.bias + (0.5 - baseline.threshold))
+            network.start_at(
+                network.ridge, baseline.weight, baseline.bias + (0.5 - baseline.threshold)
+            )
         if network.detectors is not None and network.starts_at_ridge:
             start_detectors(network, hashed)
             evidence = f"Dice {hashed.dice:.4f} of the hashed grams on the validation records"
             log.decision("detectors", "ridge", "solved in closed form", evidence)
-    return {"baseline": {"name": "ridge regression", "metrics": _baselines(labels, sums, baseline, feeds)}}
+    return {
+        "baseline": {
+            "name": "ridge regression",
+            "metrics": _baselines(labels, sums, baseline, feeds),
+        }
+    }
 
 
 def start_detectors(network: BitMLP, hashed: Ridge) -> None:
     assert network.detectors is not None, "this model has no detectors"
-    network.start_at(network.detectors, _STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold))
+    network.start_at(
+        network.detectors, _STEEPNESS * hashed.weight, _STEEPNESS * (hashed.bias - hashed.threshold)
+    )
 
 
 @torch.inference_mode()
 def choose_ridge_share(
-    network: nn.Module, answers: Callable[[FlatBatch], Tensor], num_labels: int, validation: Feed, log: RunLog
+    network: nn.Module,
+    answers: Callable[[FlatBatch], Tensor],
+    num_labels: int,
+    validation: Feed,
+    log: RunLog,
 ) -> None:
     """How large a vote ridge regression gets, by the validation records."""
     if not isinstance(network, BitMLP) or network.ridge is None:
@@ -179,7 +236,10 @@ def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) 
     for split, feed in (("val", feeds.validation), ("test", feeds.test)):
         if feed is None:
             continue
-        by_ridge, by_all = GramMetrics(ridge.threshold, is_alone=True), GramMetrics(0.5, is_alone=True)
+        by_ridge, by_all = (
+            GramMetrics(ridge.threshold, is_alone=True),
+            GramMetrics(0.5, is_alone=True),
+        )
         for inputs_ND, grams_NG in sums.blocks(feed):
             targets = grams_NG[:, : labels.num_outputs]
             by_ridge.update(ridge.scores(inputs_ND), targets)

@@ -1,7 +1,9 @@
-"""How much of each record's grams is found out: Dice, precision, recall and F1 a record, and the share of exact sets.
+"""How much of each record's grams is found out: Dice, precision, recall and F1 a record, and the
+share of exact sets.
 
-Everything is counted at 256 thresholds at once, in one pass: a record's answers are sorted into buckets by their score,
-and sums over buckets from above give what a threshold would have answered. So no answer is kept.
+Everything is counted at 256 thresholds at once, in one pass: a record's answers are sorted into
+buckets by their score, and sums over buckets from above give what a threshold would have answered.
+So no answer is kept.
 
 Shapes: B records, G grams, T thresholds.
 """
@@ -31,17 +33,23 @@ class GramMetrics(Metric):
         self.given, self.of_rows = threshold, RowSums(len(NAMES) + 1)
         self.threshold = 0.5 if threshold is None else threshold
         """Least score that counts as an answer; found by `compute` where none is given."""
-        self.add_state("sums", torch.zeros(len(NAMES), THRESHOLDS, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "sums", torch.zeros(len(NAMES), THRESHOLDS, dtype=torch.float64), dist_reduce_fx="sum"
+        )
         self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        """Scores `[B, G]` from 0 to 1, targets of zeros and ones; `rows`: numbers of the records, for intervals."""
+        """Scores `[B, G]` from 0 to 1, targets of zeros and ones; `rows`: numbers of the records,
+        for intervals.
+        """
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
         found_BT = _at_least(zeros_BT.scatter_add(1, buckets_BG, targets))
         scores_BT = record_scores(found_BT, answered_BT, targets.sum(1, keepdim=True))
-        self.sums += torch.stack([values.sum(0).double() for values in scores_BT]).to(self.sums.device)
+        self.sums += torch.stack([values.sum(0).double() for values in scores_BT]).to(
+            self.sums.device
+        )
         self.total += len(scores)
         if rows is not None:
             parts = [values[:, self._place()] for values in scores_BT]
@@ -54,7 +62,10 @@ class GramMetrics(Metric):
         return {name: float(means[row, self._place()]) for row, name in enumerate(NAMES)}
 
     def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
-        """The 95 % interval of each score, of the records whose numbers were given. On every rank at once."""
+        """The 95 % interval of each score, of the records whose numbers were given.
+
+        On every rank at once.
+        """
 
         def values_of(sums: Tensor) -> dict[str, Tensor]:
             return {name: sums[..., row] / sums[..., -1] for row, name in enumerate(NAMES)}
@@ -70,7 +81,9 @@ class GramMetrics(Metric):
 
 
 def record_scores(found: Tensor, answered: Tensor, there: Tensor) -> tuple[Tensor, ...]:
-    """Dice, precision, recall, F1 and exactness from counts of each record; 1 where none is there nor answered."""
+    """Dice, precision, recall, F1 and exactness from counts of each record; 1 where none is there
+    nor answered.
+    """
     both_empty = (answered + there) == 0
     dice = torch.where(both_empty, 1.0, 2 * found / (answered + there).clamp(min=1))
     precision = torch.where(both_empty, 1.0, found / answered.clamp(min=1))

@@ -1,4 +1,6 @@
-"""Settings of tables of people: which columns are encodings and plain text, and how records are encoded here."""
+"""Settings of tables of people: which columns are encodings and plain text, and how records are
+encoded here.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class BitsDataConfig(FeedingConfig):
 
     source: Any = setting(
         None,
-        "File with the records (csv, tsv, json, jsonl, parquet, npy, hdf5); null: the built-in people. From "
-        "Python also a mapping of columns, or a pandas, pyarrow or datasets table.",
+        "File with the records (csv, tsv, json, jsonl, parquet, npy, hdf5); null: the built-in"
+        " people. From Python also a mapping of columns, or a pandas, pyarrow or datasets table.",
         allowed=SOURCES,
         example="people.csv",
     )
@@ -34,26 +36,44 @@ class BitsDataConfig(FeedingConfig):
     )
     test: Any = setting(
         None,
-        "File with the test records; null: taken from the source when no validation file is given either.",
+        "File with the test records; null: taken from the source when no validation file is given"
+        " either.",
         allowed=FILES,
         example="data.source=people.csv data.test=more.csv",
     )
     columns: list[str] | None = setting(
-        None, "Columns of plain text, as they were encoded; null: all before the bits but uid.", example="[name,born]"
+        None,
+        "Columns of plain text, as they were encoded; null: all before the bits but uid.",
+        example="[name,born]",
     )
     bits: str | None = setting(
         None,
-        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where there is "
-        "one, else the records are encoded here.",
+        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where"
+        " there is one, else the records are encoded here.",
         example="filter",
     )
-    form: Form = setting(Form.auto, "Bits: binary (0, 1), hex, base64, packed (bytes, lists), numbers (sets) or auto.")
-    uid: str = setting("uid", "Column that names each record, else one called uid or id; may be missing.", example="id")
-    encoding: EncodingConfig = setting(EncodingConfig, "How records are encoded that come without bits.")
-    sample: PeopleConfig = setting(PeopleConfig, "The built-in people, used when there is no source.")
-    vocabulary: int = setting(4096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1)
+    form: Form = setting(
+        Form.auto,
+        "Bits: binary (0, 1), hex, base64, packed (bytes, lists), numbers (sets) or auto.",
+    )
+    uid: str = setting(
+        "uid",
+        "Column that names each record, else one called uid or id; may be missing.",
+        example="id",
+    )
+    encoding: EncodingConfig = setting(
+        EncodingConfig, "How records are encoded that come without bits."
+    )
+    sample: PeopleConfig = setting(
+        PeopleConfig, "The built-in people, used when there is no source."
+    )
+    vocabulary: int = setting(
+        4096, "Numbers of a two-step hash that have an input each, the commonest first.", least=1
+    )
     batch_size: int = setting(256, "Records one device computes at once.", least=1)
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
-        require_other_files({"source": self.source, "validation": self.validation, "test": self.test}, ("source",))
+        require_other_files(
+            {"source": self.source, "validation": self.validation, "test": self.test}, ("source",)
+        )

@@ -1,8 +1,10 @@
-"""Encodings to 2-grams: several labels a record, a threshold found on the validation records, scores a record.
+"""Encodings to 2-grams: several labels a record, a threshold found on the validation records,
+scores a record.
 
-The model answers the grams of the plain text and, beside them, every gram that was hashed; both have a loss. Training
-texts can also be *recombined*: the given name of one record with the surname of a second and the birthday of a third.
-The encoding of that text is not known, but none is needed to train the part that makes answers of detected grams.
+The model answers the grams of the plain text and, beside them, every gram that was hashed; both
+have a loss. Training texts can also be *recombined*: the given name of one record with the surname
+of a second and the birthday of a third. The encoding of that text is not known, but none is needed
+to train the part that makes answers of detected grams.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ class GramsConfig:
 
     loss: GramLoss = setting(
         GramLoss.bce,
-        "bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with margin 1; "
-        "focal: sure answers weigh less.",
+        "bce: cross-entropy; weighted: rare grams weigh more; soft_margin: a smooth hinge with"
+        " margin 1; focal: sure answers weigh less.",
     )
-    detector_weight: float = setting(1.0, "Weight of the hashed grams' loss, where detectors are trained.", least=0)
-    recombine: float = setting(0.5, "Recombined texts a step, for each record of the batch; 0: none.", least=0)
+    detector_weight: float = setting(
+        1.0, "Weight of the hashed grams' loss, where detectors are trained.", least=0
+    )
+    recombine: float = setting(
+        0.5, "Recombined texts a step, for each record of the batch; 0: none.", least=0
+    )
     exposure: bool = setting(True, "Whether an exposure report is written when training is over.")
 
     def __post_init__(self) -> None:
@@ -70,8 +76,13 @@ class GramDecoder(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = f"{type(info).__name__} has no grams", "Use Classifier for texts and Tagger for tags."
-        require(isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, hint=hint)
+        what, hint = (
+            f"{type(info).__name__} has no grams",
+            "Use Classifier for texts and Tagger for tags.",
+        )
+        require(
+            isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, hint=hint
+        )
         self.take_labels(info.labels)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
@@ -82,7 +93,9 @@ class GramDecoder(Task):
         if self._recombine(feeds, seed + feeds.train.plan.rank):
             evidence = f"fields of the {self.labels.num_rows:,} training texts, recombined"
             value = f"{self.config.recombine:g} a record"
-            log.decision("recombined texts", value, "they teach the composer without an encoding", evidence)
+            log.decision(
+                "recombined texts", value, "they teach the composer without an encoding", evidence
+            )
         return facts
 
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
@@ -90,13 +103,20 @@ class GramDecoder(Task):
         self._recombine(feeds, seed)
 
     def _recombine(self, feeds: Feeds, seed: int) -> bool:
-        """Make texts of people that do not exist, of the training records' fields; False where none are of use."""
+        """Make texts of people that do not exist, of the training records' fields; False where none
+        are of use.
+        """
         if not self.config.recombine or getattr(self.model, "detectors", None) is None:
             return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
         ids, lengths = targets_of(texts, GramIndex(self.labels.hashed, is_frozen=True))
-        offsets, device = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64))), feeds.train.device
-        made = Recombined(torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets)
+        offsets, device = (
+            torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64))),
+            feeds.train.device,
+        )
+        made = Recombined(
+            torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets
+        )
         self.recombined.append(made)
         return True
 
@@ -107,7 +127,9 @@ class GramDecoder(Task):
         return {}
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
-        return config.build(num_inputs=info.num_inputs, is_set=info.is_set, **self.labels.network_sizes())
+        return config.build(
+            num_inputs=info.num_inputs, is_set=info.is_set, **self.labels.network_sizes()
+        )
 
     @property
     def threshold(self) -> float:
@@ -121,12 +143,16 @@ class GramDecoder(Task):
         total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
         if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
             detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
-            losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
+            losses = (
+                F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
+            )
             total = total + self.config.detector_weight * losses
         compose = getattr(self.model, "compose", None) if self.recombined else None
         if compose is not None and (count := self._recombined_of(batch)):
             known = self.recombined[0].take(count)
-            total = total + self._answers_loss(compose(known[:, num_labels:]), known[:, :num_labels])
+            total = total + self._answers_loss(
+                compose(known[:, num_labels:]), known[:, :num_labels]
+            )
         return total / batch.step_rows
 
     def begin_step(self) -> None:
@@ -144,7 +170,9 @@ class GramDecoder(Task):
             self.recombined[0].next = self._step_began_at
 
     def _recombined_of(self, batch: FlatBatch) -> int:
-        """How many recombined texts go with a batch; pieces of one share what the whole would take."""
+        """How many recombined texts go with a batch; pieces of one share what the whole
+        would take.
+        """
         before, whole = batch.cut_from or (0, batch.num_real)
         wanted = max(1, round(self.config.recombine * whole))
         if batch.cut_from is None:
@@ -157,7 +185,9 @@ class GramDecoder(Task):
     def position_state(self) -> dict[str, Any]:
         if not self.recombined:
             return {}
-        return {"recombined": self._step_began_at if self._is_within_step else self.recombined[0].next}
+        return {
+            "recombined": self._step_began_at if self._is_within_step else self.recombined[0].next
+        }
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         if self.recombined:
@@ -181,15 +211,22 @@ class GramDecoder(Task):
         """`[B, C]` logits of the answers; when training is over, as a finished model gives them."""
         num_outputs = self.labels.num_outputs
         if self.is_finished:
-            return self.answer_in_pieces(batch, lambda part: finished_answers(self.model, num_outputs, part))
+            return self.answer_in_pieces(
+                batch, lambda part: finished_answers(self.model, num_outputs, part)
+            )
         return self.outputs(batch)[:, :num_outputs].float()
 
     def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum over records of the mean over answers."""
-        return gram_loss(self.config.loss, outputs.float(), targets, self.weights_C) / self.labels.num_outputs
+        return (
+            gram_loss(self.config.loss, outputs.float(), targets, self.weights_C)
+            / self.labels.num_outputs
+        )
 
 
-def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+def gram_loss(
+    kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """Sum of the losses of all answers."""
     if kind is GramLoss.soft_margin:
         return F.softplus(1 - logits * (2 * targets - 1)).sum()
@@ -200,23 +237,31 @@ def gram_loss(kind: GramLoss, logits: Tensor, targets: Tensor, weights: Tensor |
 
 
 def gram_weights(labels: GramLabels) -> Tensor:
-    """Weight of a gram that is there against one that is not: the root of absent / present, at most 20."""
+    """Weight of a gram that is there against one that is not: the root of absent / present, at most
+    20.
+    """
     counts = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
     return ((labels.num_rows - counts).clamp(min=1) / counts).sqrt().clamp(1.0, _MOST_WEIGHT)
 
 
 def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
-    """`count` raw texts made of fields of different records; `texts` hold their fields parted by FIELD_END."""
+    """`count` raw texts made of fields of different records; `texts` hold their fields parted by
+    FIELD_END.
+    """
     random = np.random.Generator(np.random.Philox(key=[seed, 1]))
     fields = pc.split_pattern(texts, FIELD_END)
     num_fields = len(fields[0].as_py())
     values = fields.flatten()
-    chosen = [random.integers(0, len(texts), count) * num_fields + number for number in range(num_fields)]
+    chosen = [
+        random.integers(0, len(texts), count) * num_fields + number for number in range(num_fields)
+    ]
     return raw_texts([values.take(pa.array(places)) for places in chosen])
 
 
 class Recombined:
-    """Grams of texts that were put together from parts of the training texts, taken round and round."""
+    """Grams of texts that were put together from parts of the training texts, taken round and
+    round.
+    """
 
     def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
         self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
@@ -237,4 +282,6 @@ class Recombined:
         start, stop = self.next, self.next + count
         self.next = stop
         first, last = self.bounds[start], self.bounds[stop]
-        return multi_hot(self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets)
+        return multi_hot(
+            self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets
+        )

@@ -1,4 +1,5 @@
-"""The clocks of a training: phases and lengths of steps without a wait for the device, and what lies between steps.
+"""The clocks of a training: phases and lengths of steps without a wait for the device, and what
+lies between steps.
 
 Between steps are logging, checkpoints, validations, and others' callbacks.
 """
@@ -24,8 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flatout.engine.lightning_internals import PHASES, overrides
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
-PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")  # `other` is what is left: the framework
-_LOOK_CLOSELY_AT = range(20, 23)  # steps in which the reads of a callback are counted; counting takes time itself
+# `other` is what is left: the framework
+PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
+# steps in which the reads of a callback are counted; counting takes time itself
+_LOOK_CLOSELY_AT = range(20, 23)
 _HOOKS = {
     **dict.fromkeys(("on_train_epoch_start", "on_train_batch_start", "on_train_epoch_end"), ""),
     **dict.fromkeys(("on_before_backward", "on_after_backward", "on_before_zero_grad"), "backward"),
@@ -38,19 +41,27 @@ Kind = TypeVar("Kind", bound="Sums")
 
 
 class Clock:
-    """Counts what each part takes that is no phase of a step, and what each watched callback takes."""
+    """Counts what each part takes that is no phase of a step, and what each watched
+    callback takes.
+    """
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys((*BETWEEN_STEPS, "callbacks"), 0.0)
         self.outside_s = 0.0  # seconds of it between two steps
-        self.inside_s = {"backward": 0.0, "optimizer": 0.0}  # seconds of the callbacks inside each phase
-        self.edge: Callable[[int], None] | None = None  # told where the optimizer ends, before callbacks that wait
+        # seconds of the callbacks inside each phase
+        self.inside_s = {"backward": 0.0, "optimizer": 0.0}
+        # told where the optimizer ends, before callbacks that wait
+        self.edge: Callable[[int], None] | None = None
         self.callbacks: dict[str, float] = {}  # seconds of each watched callback
-        self.reads: dict[str, int] = {}  # how often each made the host wait for the device, in steps looked at closely
-        self.counts = dict.fromkeys(BETWEEN_STEPS, 0)  # number of flushes, checkpoints and validations
+        # how often each made the host wait for the device, in steps looked at closely
+        self.reads: dict[str, int] = {}
+        # number of flushes, checkpoints and validations
+        self.counts = dict.fromkeys(BETWEEN_STEPS, 0)
         self.looks_closely = False
-        self.compiled: dict[str, float] = {}  # what torch.compile had done after the first few steps, in which it must
-        self._planted: list[tuple[Any, str, Any, Any]] = []  # object, name, what was set, and what it had before
+        # what torch.compile had done after the first few steps, in which it must
+        self.compiled: dict[str, float] = {}
+        # object, name, what was set, and what it had before
+        self._planted: list[tuple[Any, str, Any, Any]] = []
         self._is_spending = False
 
     @property
@@ -85,7 +96,9 @@ class Clock:
             self.compiled = compiled_so_far()
 
     def plant(self, part: Any, name: str, value: Any) -> None:
-        """Set a method, or a partial of one, on an object over its class's until training ends; both can be pickled."""
+        """Set a method, or a partial of one, on an object over its class's until training ends;
+        both can be pickled.
+        """
         self._planted.append((part, name, value, vars(part).get(name)))
         vars(part)[name] = value
 
@@ -96,7 +109,11 @@ class Clock:
             self.callbacks.setdefault(name, 0.0)
             for hook, phase in _HOOKS.items():
                 if overrides(callback, hook, L.Callback):
-                    self.plant(callback, hook, partial(self._run_timed, name, getattr(callback, hook), phase))
+                    self.plant(
+                        callback,
+                        hook,
+                        partial(self._run_timed, name, getattr(callback, hook), phase),
+                    )
 
     def leave(self) -> None:
         """Put back what was there before."""
@@ -107,7 +124,9 @@ class Clock:
                     vars(part)[name] = before
         self._planted, self.edge = [], None
 
-    def _run_timed(self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any) -> Any:
+    def _run_timed(
+        self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any
+    ) -> Any:
         if self.edge is not None and phase == "after the optimizer":
             self.edge(3)
         began, outside_s = time.perf_counter(), self.outside_s
@@ -119,7 +138,8 @@ class Clock:
             self.reads[name] = self.reads.get(name, 0) + reads.count
             return answer
         finally:
-            seconds = time.perf_counter() - began - (self.outside_s - outside_s)  # it may have saved a checkpoint
+            # it may have saved a checkpoint
+            seconds = time.perf_counter() - began - (self.outside_s - outside_s)
             if not self.looks_closely:
                 self.callbacks[name] += seconds
                 self.spent["callbacks"] += seconds
@@ -132,15 +152,22 @@ class Clock:
 
 
 def compiled_so_far() -> dict[str, float]:
-    """Graphs that torch.compile has made in this process, and the seconds it took; empty where it never ran."""
+    """Graphs that torch.compile has made in this process, and the seconds it took; empty where it
+    never ran.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None or not (graphs := float(dynamo.counters["stats"].get("unique_graphs", 0))):
         return {}
-    return {"graphs": graphs, "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9}
+    return {
+        "graphs": graphs,
+        "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9,
+    }
 
 
 class _Reads(TorchDispatchMode):
-    """Counts the reads of numbers from the device: at each the host waits for all that it has enqueued."""
+    """Counts the reads of numbers from the device: at each the host waits for all that it has
+    enqueued.
+    """
 
     _ASKING: ClassVar = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
     _COPYING: ClassVar = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
@@ -151,7 +178,9 @@ class _Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        comes_over = func in self._COPYING and answer.device.type == "cpu" and args[-1].device.type != "cpu"
+        comes_over = (
+            func in self._COPYING and answer.device.type == "cpu" and args[-1].device.type != "cpu"
+        )
         self.count += func in self._ASKING or comes_over
         return answer
 
@@ -221,12 +250,16 @@ class StepTimes:
         self.first += seconds[: max(0, apart)]
         rest = np.asarray(seconds[max(0, apart) :])
         if len(rest):
-            places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(self._FINENESS)
+            places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(
+                self._FINENESS
+            )
             places = places.astype(np.int64).clip(0, len(self.counts) - 1)
             self.counts += np.bincount(places, minlength=len(self.counts))
 
     def percentile(self, share: float) -> float | None:
-        """Seconds that this share of all steps after the first few stayed below; None before there are any."""
+        """Seconds that this share of all steps after the first few stayed below; None before there
+        are any.
+        """
         total = int(self.counts.sum())
         if not total:
             return None
@@ -235,7 +268,10 @@ class StepTimes:
 
     def state_dict(self) -> dict[str, Any]:
         places = np.nonzero(self.counts)[0]
-        return {"first": self.first, "counts": [[int(place), int(self.counts[place])] for place in places]}
+        return {
+            "first": self.first,
+            "counts": [[int(place), int(self.counts[place])] for place in places],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first = list(state["first"])
@@ -249,7 +285,8 @@ class _Passing:
     """The events of one batch that the device will have passed some time."""
 
     events: list[Any]
-    outside_s: float | None = None  # where it ends a step: seconds since the one before that belong to no step
+    # where it ends a step: seconds since the one before that belong to no step
+    outside_s: float | None = None
 
 
 class DeviceTimes:
@@ -267,7 +304,9 @@ class DeviceTimes:
         return type(self), (self._make,)
 
     def edge(self, number: int) -> float:
-        """The host's clock at the edge of a phase: 0 begins a batch, 1 to 3 end its phases, of pieces the first's."""
+        """The host's clock at the edge of a phase: 0 begins a batch, 1 to 3 end its phases, of
+        pieces the first's.
+        """
         if number == 0:
             self._free += self._open
             self._open = []
@@ -287,7 +326,9 @@ class DeviceTimes:
             self._passing[-1].outside_s = outside_s
 
     def take(self) -> tuple[dict[str, float], list[float]]:
-        """Seconds of each phase in the batches that the device has finished, and of each optimizer step among them."""
+        """Seconds of each phase in the batches that the device has finished, and of each optimizer
+        step among them.
+        """
         seconds, steps_s = dict.fromkeys(PHASES, 0.0), []
         while self._passing and self._passing[0].events[-1].query():
             batch = self._passing.popleft()
@@ -300,7 +341,9 @@ class DeviceTimes:
         return seconds, steps_s
 
     def _end_step(self, events: list[Any], outside_s: float) -> float:
-        """Seconds of a step that ends with these events, of which it keeps the last; of the first, of this batch."""
+        """Seconds of a step that ends with these events, of which it keeps the last; of the first,
+        of this batch.
+        """
         seconds = events[0].elapsed_time(events[-1]) / 1000
         if self._last is not None:
             seconds = max(seconds, self._last.elapsed_time(events[-1]) / 1000 - outside_s)
@@ -310,7 +353,9 @@ class DeviceTimes:
 
 
 class HookTimes:
-    """Phases of a batch between Lightning's hooks; the wait, all between two batches, has Lightning's work in it."""
+    """Phases of a batch between Lightning's hooks; the wait, all between two batches, has
+    Lightning's work in it.
+    """
 
     _PARTS = ("wait", *PHASES)
 

@@ -1,7 +1,8 @@
 """The frame of a callback with curves: count each batch on the host, log every n optimizer steps.
 
-Nothing here waits for the device. Curves reach all loggers of the Trainer in one call a flush: after every n optimizer
-steps, before each validation, and at the end of each epoch; at the step that Lightning gives what a module logs there.
+Nothing here waits for the device. Curves reach all loggers of the Trainer in one call a flush:
+after every n optimizer steps, before each validation, and at the end of each epoch; at the step
+that Lightning gives what a module logs there.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from flatout.errors import require
 
 
 class CurveSource(Callback):
-    """A callback that logs its own curves; a subclass defines what it counts and what it takes from its counts."""
+    """A callback that logs its own curves; a subclass defines what it counts and what it takes from
+    its counts.
+    """
 
-    parts: tuple[CurveSource, ...] = ()  # sources that count for this one: they hear of everything that it hears of
+    # sources that count for this one: they hear of everything that it hears of
+    parts: tuple[CurveSource, ...] = ()
 
     def __init__(self, every_n_steps: int = 50) -> None:
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
@@ -41,12 +45,16 @@ class CurveSource(Callback):
             part.count(batch)
 
     def end_step(self, step: int) -> None:
-        """A batch has ended with a step, of however many optimizers; it is the number `step`, from 1."""
+        """A batch has ended with a step, of however many optimizers; it is the number `step`, from
+        1.
+        """
         for part in self.parts:
             part.end_step(step)
 
     def settle(self) -> None:
-        """Training is complete: what came after the last flush joins the total, such as a checkpoint."""
+        """Training is complete: what came after the last flush joins the total, such as a
+        checkpoint.
+        """
         for part in self.parts:
             part.settle()
 
@@ -90,7 +98,12 @@ class CurveSource(Callback):
         self.begin(trainer, pl_module)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._batches_since += 1
         self.count(batch)
@@ -120,7 +133,9 @@ class CurveSource(Callback):
         self.settle()
         self.end()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self.end()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -1,7 +1,9 @@
-"""Curves of the card and of the machine: a thread samples them each second, so no step waits for a driver or a file.
+"""Curves of the card and of the machine: a thread samples them each second, so no step waits for a
+driver or a file.
 
-A flush takes the means since the last one; `summary` gives medians over the whole training. On the first rank only. The
-machine's figures come from psutil and from the files of control groups: a machine's own promise too much.
+A flush takes the means since the last one; `summary` gives medians over the whole training. On the
+first rank only. The machine's figures come from psutil and from the files of control groups: a
+machine's own promise too much.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from flatout.run_log import Say
 
 
 class Host:
-    """Rates since the last sample, and memory in use; the first sample counts from the construction."""
+    """Rates since the last sample, and memory in use; the first sample counts from the
+    construction.
+    """
 
     name = "host"
 
@@ -64,8 +68,13 @@ class Host:
     def _counters(self) -> dict[str, float]:
         """What only ever grows."""
         cores, swap, disk = psutil.cpu_times(), psutil.swap_memory(), psutil.disk_io_counters()
-        # Guests' time is in the users' already; a host that takes the cores away leaves them neither busy nor idle.
-        parts = {name: value for name, value in cores._asdict().items() if name not in ("guest", "guest_nice", "steal")}
+        # Guests' time is in the users' already; a host that takes the cores away leaves them
+        # neither busy nor idle.
+        parts = {
+            name: value
+            for name, value in cores._asdict().items()
+            if name not in ("guest", "guest_nice", "steal")
+        }
         idle = parts.get("idle", 0.0) + parts.get("iowait", 0.0)
         found = {
             "seconds": time.perf_counter(),
@@ -80,11 +89,14 @@ class Host:
         return found | cpu_periods(self.root)
 
 
-Source = Host | Card  # what is asked for its numbers now, by curve name, and for facts that are no curve
+# what is asked for its numbers now, by curve name, and for facts that are no curve
+Source = Host | Card
 
 
 class Watch:
-    """A thread that samples its sources from entering to leaving; without any source there is no thread."""
+    """A thread that samples its sources from entering to leaving; without any source there is no
+    thread.
+    """
 
     def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = 1.0) -> None:
         self.sources, self.say, self.every_s = list(sources), say, every_s
@@ -94,10 +106,13 @@ class Watch:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self.is_needed: Callable[[], bool] = lambda: True  # whether to go on: an error may end training unheard
+        # whether to go on: an error may end training unheard
+        self.is_needed: Callable[[], bool] = lambda: True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has what was sampled, and neither thread nor sources: some are handles of a driver."""
+        """A copy has what was sampled, and neither thread nor sources: some are handles of a
+        driver.
+        """
         return type(self), ([], self.say, self.every_s), {"_all": self._all, "_taken": self._taken}
 
     def __enter__(self) -> Watch:
@@ -110,7 +125,8 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         if self._thread is not None:
-            self._thread.join(self.every_s)  # a driver that hangs is not waited for: the thread is a daemon
+            # a driver that hangs is not waited for: the thread is a daemon
+            self._thread.join(self.every_s)
             self._thread = None
 
     def take(self) -> dict[str, float]:
@@ -121,13 +137,19 @@ class Watch:
         return {name: statistics.fmean(values) for name, values in fresh.items() if values}
 
     def summary(self) -> dict[str, dict[str, object]]:
-        """Medians of all samples, and the facts, source by source; empty where there are no samples."""
+        """Medians of all samples, and the facts, source by source; empty where there are no
+        samples.
+        """
         with self._lock:
             seen = {name: statistics.median(values) for name, values in self._all.items()}
         found: dict[str, dict[str, object]] = {}
         for source in self.sources:
             prefix = f"{source.name}/"
-            own = {name.removeprefix(prefix): value for name, value in seen.items() if name.startswith(prefix)}
+            own = {
+                name.removeprefix(prefix): value
+                for name, value in seen.items()
+                if name.startswith(prefix)
+            }
             if own:
                 found[source.name] = own | source.facts()
         return found
@@ -136,7 +158,8 @@ class Watch:
         for source in list(self._answering):
             try:
                 seen = source.sample()
-            except Exception as error:  # each driver raises its own classes, and a monitor must not end training
+            except Exception as error:
+                # each driver raises its own classes, and a monitor must not end training
                 self._answering.remove(source)
                 self.say(f"{source.name}: no longer watched ({error}); training continues")
                 continue
@@ -173,7 +196,11 @@ class HardwareMonitor(CurveSource):
         if is_second(self, trainer):
             self.say("HardwareMonitor: another one watches already; this one logs nothing")
             return
-        here = hardware_of(trainer.strategy.root_device) if trainer.is_global_zero and self.sources is None else []
+        here = (
+            hardware_of(trainer.strategy.root_device)
+            if trainer.is_global_zero and self.sources is None
+            else []
+        )
         if self.sources is None or not self.watch.sources:  # a copy's watch has none
             self.watch = Watch(self.sources or here, self.say, self.every_s)
         self.watch.is_needed = lambda: trainer.state.status == TrainerStatus.RUNNING

@@ -1,7 +1,8 @@
 """The loggers of a run: TensorBoard, CSV, W&B, MLflow, or your own, several at once.
 
-They are Lightning's loggers, in the Trainer, so what a module or a callback logs reaches them too. A run adds two
-things. A logger that fails is dropped with one warning, and training continues. All folders lie inside the run folder.
+They are Lightning's loggers, in the Trainer, so what a module or a callback logs reaches them too.
+A run adds two things. A logger that fails is dropped with one warning, and training continues. All
+folders lie inside the run folder.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ class RunPlace:
 
     folder: Path
     experiment: str
-    resumed_from: int | None = None  # the step that a resumed run continues from; 0: no checkpoint yet; None: a new run
+    # the step that a resumed run continues from; 0: no checkpoint yet; None: a new run
+    resumed_from: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
 class TensorBoardConfig:
     """An event file in the run folder."""
 
-    flush_seconds: int = setting(120, "Seconds until new points are on disk at the latest.", least=1)
+    flush_seconds: int = setting(
+        120, "Seconds until new points are on disk at the latest.", least=1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "logger.tensorboard")
@@ -48,21 +52,29 @@ class TensorBoardConfig:
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
         settings: dict[str, Any] = {"purge_step": purge, "flush_secs": self.flush_seconds}
-        return RunTensorBoard(str(place.folder), name="", version="", default_hp_metric=False, **settings)
+        return RunTensorBoard(
+            str(place.folder), name="", version="", default_hp_metric=False, **settings
+        )
 
 
 @dataclass(kw_only=True, slots=True)
 class CSVConfig:
     """Lightning's table of all that is logged, in a folder of the run folder."""
 
-    folder: str = setting("csv", "Its folder; a resumed run begins another table.", allowed="a name", example="curves")
+    folder: str = setting(
+        "csv", "Its folder; a resumed run begins another table.", allowed="a name", example="curves"
+    )
 
     def __post_init__(self) -> None:
-        require(is_plain_part(self.folder), "logger.csv.folder", f"{self.folder!r}", allowed="a name")
+        require(
+            is_plain_part(self.folder), "logger.csv.folder", f"{self.folder!r}", allowed="a name"
+        )
 
     def build(self, place: RunPlace) -> Logger:
         version = f"from-step-{place.resumed_from}" if place.resumed_from else ""
-        return CSVLogger(str(place.folder), name=self.folder, version=version, flush_logs_every_n_steps=1)
+        return CSVLogger(
+            str(place.folder), name=self.folder, version=version, flush_logs_every_n_steps=1
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +86,9 @@ class WandbConfig:
     entity: str | None = setting(None, "User or team; null: yours.", example="my_team")
     group: str | None = setting(None, "Group of runs in the project.", example="lstm")
     tags: list[str] = setting(list, "Tags of the run.", example="[lstm,news]")
-    offline: bool = setting(False, "Nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same.")
+    offline: bool = setting(
+        False, "Nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same."
+    )
 
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger
@@ -97,8 +111,12 @@ class WandbConfig:
 class MLflowConfig:
     """A run in MLflow."""
 
-    tracking_uri: str | None = setting(None, "Null: MLFLOW_TRACKING_URI, or in the run.", example="http://server:5000")
-    experiment: str | None = setting(None, "Its experiment; null: the experiment's name.", example="news")
+    tracking_uri: str | None = setting(
+        None, "Null: MLFLOW_TRACKING_URI, or in the run.", example="http://server:5000"
+    )
+    experiment: str | None = setting(
+        None, "Its experiment; null: the experiment's name.", example="news"
+    )
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 
     def build(self, place: RunPlace) -> Logger:
@@ -121,12 +139,19 @@ class MLflowConfig:
         return logger
 
 
-LOGGERS = {"tensorboard": TensorBoardConfig, "csv": CSVConfig, "wandb": WandbConfig, "mlflow": MLflowConfig}
+LOGGERS = {
+    "tensorboard": TensorBoardConfig,
+    "csv": CSVConfig,
+    "wandb": WandbConfig,
+    "mlflow": MLflowConfig,
+}
 """The settings class behind each name of `conf/logger/`."""
 
 
 def chosen_loggers(value: Any) -> dict[str, Any]:
-    """Loggers by name: settings of ours, or Lightning loggers, from a name, several names, or a mapping."""
+    """Loggers by name: settings of ours, or Lightning loggers, from a name, several names, or a
+    mapping.
+    """
     if value is None:
         value = "tensorboard"
     if value is False or value == "none":
@@ -142,17 +167,28 @@ def chosen_loggers(value: Any) -> dict[str, Any]:
         names = {name: LOGGERS[name]() for name in names if name != "none"}
     for name, each in names.items():
         is_logger = isinstance(each, (Logger, *LOGGERS.values()))
-        require(is_logger, f"logger.{name}", f"{type(each).__name__} is no logger", allowed=", ".join(LOGGERS))
+        require(
+            is_logger,
+            f"logger.{name}",
+            f"{type(each).__name__} is no logger",
+            allowed=", ".join(LOGGERS),
+        )
         package = next((package for package, kind in LOGGERS.items() if type(each) is kind), "csv")
-        if package != "csv" and importlib.util.find_spec(package) is None:  # each other's package has its name
+        # each other's package has its name
+        if package != "csv" and importlib.util.find_spec(package) is None:
             others = ", ".join(each for each in LOGGERS if each not in (package, "wandb", "mlflow"))
-            what, hint = f"the package {package} is not installed", f"pip install 'flatout[{package}]'."
+            what, hint = (
+                f"the package {package} is not installed",
+                f"pip install 'flatout[{package}]'.",
+            )
             raise UserError(f"logger={package}", what, allowed=f"{others} need no extra", hint=hint)
     return dict(names)
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """The event file lies in the run folder itself; settings come at the end, with the final metrics."""
+    """The event file lies in the run folder itself; settings come at the end, with the final
+    metrics.
+    """
 
     def save(self) -> None:
         """The writer flushes by time; a flush at each point would wait for the disk."""
@@ -172,14 +208,20 @@ class RunLoggers:
         settings: Mapping[str, Any] | None = None,
         charts: dict[str, dict[str, list[Any]]] | None = None,
     ) -> None:
-        """`metrics`: names that the run logs itself, at their own step. `charts`: layout of TensorBoard's curves."""
+        """`metrics`: names that the run logs itself, at their own step.
+
+        `charts`: layout of TensorBoard's curves.
+        """
         self.loggers, self.settings, self.charts = dict(loggers), settings or {}, charts
         self._metrics = frozenset(metrics)
-        self._write: dict[str, Callable[..., Any]] = {}  # `log_metrics` of each logger that still works
+        # `log_metrics` of each logger that still works
+        self._write: dict[str, Callable[..., Any]] = {}
         self._is_open = False
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:
-        """The argument `logger` of Lightning's Trainer; ranks after the first have one that writes nothing."""
+        """The argument `logger` of Lightning's Trainer; ranks after the first have one that writes
+        nothing.
+        """
         return (list(self.loggers.values()) or False) if is_first else [DummyLogger()]
 
     def __enter__(self) -> RunLoggers:
@@ -204,7 +246,9 @@ class RunLoggers:
             write(values, step)
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Log the metrics of a validation; Lightning logs those that the run does not log itself."""
+        """Log the metrics of a validation; Lightning logs those that the run does not
+        log itself.
+        """
         if self._metrics:
             self.on_flush(step, epoch, values)
 
@@ -219,7 +263,9 @@ class RunLoggers:
         """Leaving the context closes the loggers, after the final metrics."""
 
     def _open(self, logger: Logger) -> None:
-        """Start a logger and log the settings; a missing key of W&B or a wrong address shows here."""
+        """Start a logger and log the settings; a missing key of W&B or a wrong address
+        shows here.
+        """
         experiment = getattr(logger, "experiment", None)
         if not isinstance(logger, RunTensorBoard):
             logger.log_hyperparams(dict(self.settings))
@@ -237,7 +283,8 @@ class RunLoggers:
                 write(kept, step)
 
         vars(logger)["log_metrics"] = log_metrics
-        vars(logger)["finalize"] = lambda status: None  # Lightning calls it after fit, after validate and after test
+        # Lightning calls it after fit, after validate and after test
+        vars(logger)["finalize"] = lambda status: None
 
     def _guarded(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -254,13 +301,19 @@ class RunLoggers:
         return guarded
 
 
-def build_loggers(chosen: Mapping[str, Any], place: RunPlace, more: Any = None) -> dict[str, Logger]:
-    """Lightning's loggers by name; `more`: the argument `logger` that settings of the Trainer carry."""
+def build_loggers(
+    chosen: Mapping[str, Any], place: RunPlace, more: Any = None
+) -> dict[str, Logger]:
+    """Lightning's loggers by name; `more`: the argument `logger` that settings of the Trainer
+    carry.
+    """
     found: dict[str, Logger] = {}
     for name, each in chosen.items():
         with _starting(name):
             found[name] = each if isinstance(each, Logger) else each.build(place)
-    extra: Iterable[Any] = [more] if isinstance(more, Logger) else more if isinstance(more, list | tuple) else []
+    extra: Iterable[Any] = (
+        [more] if isinstance(more, Logger) else more if isinstance(more, list | tuple) else []
+    )
     return found | {f"trainer.logger {number}": each for number, each in enumerate(extra, 1)}
 
 
@@ -279,8 +332,11 @@ def _starting(name: str) -> Iterator[None]:
             yield
     except UserError:
         raise
-    except Exception as error:  # packages of loggers share no class; any of theirs means: cannot start
-        raise UserError(f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without.") from None
+    except Exception as error:
+        # packages of loggers share no class; any of theirs means: cannot start
+        raise UserError(
+            f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without."
+        ) from None
 
 
 @contextmanager

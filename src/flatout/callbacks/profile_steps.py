@@ -1,7 +1,8 @@
 """torch's profiler over one window of steps: the operators of a step, and the time of each.
 
-The window has some steps to warm up, then those that are kept: as a trace for Perfetto (ui.perfetto.dev) and as a table
-of the slowest operators. Weights and losses are those of a run without it. It lies between two validations.
+The window has some steps to warm up, then those that are kept: as a trace for Perfetto
+(ui.perfetto.dev) and as a table of the slowest operators. Weights and losses are those of a run
+without it. It lies between two validations.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from flatout.run_log import Say
 TRACE, TABLE = "trace.json.gz", "operators.csv"
 _MOST_OPERATORS = 10
 _ENDLESS = 1 << 62
-_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")  # hooks that Lightning passes over after the window
+# hooks that Lightning passes over after the window
+_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")
 _MOST_PLACES = 64  # stretches between two validations to search for one that is long enough
 
 
@@ -38,10 +40,14 @@ _MOST_PLACES = 64  # stretches between two validations to search for one that is
 class ProfileConfig:
     """Which steps are profiled; monitor=profile switches it on."""
 
-    enabled: bool = setting(False, "Whether some steps are profiled, into trace and table.", example="monitor=profile")
+    enabled: bool = setting(
+        False, "Whether some steps are profiled, into trace and table.", example="monitor=profile"
+    )
     wait: int = setting(20, "Optimizer steps before the profiler starts.", least=0)
     warmup: int = setting(3, "Steps that the profiler runs for but does not keep.", least=1)
-    active: int = setting(8, "Steps that are kept.", least=1, most=1000, hint="A trace of more is large.")
+    active: int = setting(
+        8, "Steps that are kept.", least=1, most=1000, hint="A trace of more is large."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "monitor.profile")
@@ -67,8 +73,12 @@ class Operator(NamedTuple):
     share: float
 
 
-def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[int], int]) -> Window | None:
-    """Where the profiler looks, of steps `done` to `total`; `next_break`: the first step after the next pause."""
+def window(
+    config: ProfileConfig, done: int, total: int, next_break: Callable[[int], int]
+) -> Window | None:
+    """Where the profiler looks, of steps `done` to `total`; `next_break`: the first step after the
+    next pause.
+    """
     wanted, first = config.warmup + config.active, min(done + config.wait, total)
 
     def places_from(place: int) -> list[int]:
@@ -80,7 +90,9 @@ def window(config: ProfileConfig, done: int, total: int, next_break: Callable[[i
     def length(place: int) -> int:
         return min(wanted, next_break(place) - place, total - place)
 
-    best = max([*places_from(first), max(done, min(first, total - wanted)), *places_from(done)], key=length)
+    best = max(
+        [*places_from(first), max(done, min(first, total - wanted)), *places_from(done)], key=length
+    )
     steps = length(best)
     if steps < 1:
         return None
@@ -94,7 +106,13 @@ class ProfileSteps(Callback):
     _trainer: L.Trainer  # the one whose steps are profiled
 
     def __init__(
-        self, *, wait: int = 20, warmup: int = 3, active: int = 8, folder: str | Path | None = None, say: Say = print
+        self,
+        *,
+        wait: int = 20,
+        warmup: int = 3,
+        active: int = 8,
+        folder: str | Path | None = None,
+        say: Say = print,
     ) -> None:
         """`folder`: where the trace and the table go; None: the folder of the Trainer's logger."""
         self.config = ProfileConfig(enabled=True, wait=wait, warmup=warmup, active=active)
@@ -124,7 +142,8 @@ class ProfileSteps(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if trainer.global_step == self._seen or self.window is None:
             return
-        self._seen, self._done = trainer.global_step, self._done + 1  # a step of several optimizers is one
+        # a step of several optimizers is one
+        self._seen, self._done = trainer.global_step, self._done + 1
         if self._profiler is not None:
             self._kept = max(0, self._done - self.window.start - self.window.warmup)
             self._profiler.step()
@@ -147,10 +166,14 @@ class ProfileSteps(Callback):
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
         started = time.perf_counter()
-        # There is one cycle, so no events pile up; without the word, torch 2.11 warns that they do not.
-        profiler = profile(activities=activities, schedule=steps, on_trace_ready=self._write, acc_events=True)
+        # There is one cycle, so no events pile up; without the word, torch 2.11 warns that they do
+        # not.
+        profiler = profile(
+            activities=activities, schedule=steps, on_trace_ready=self._write, acc_events=True
+        )
         profiler.start()
-        self._profiler = profiler  # not before: torch 2.11 crashes where a profiler that failed to start is stopped
+        # not before: torch 2.11 crashes where a profiler that failed to start is stopped
+        self._profiler = profiler
         leave_out(self._trainer, time.perf_counter() - started)
 
     def _close(self) -> None:
@@ -187,13 +210,22 @@ class ProfileSteps(Callback):
             beside.unlink(missing_ok=True)
             return
         last = first + self._kept - 1
-        self.say(f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev, {TABLE}")
+        self.say(
+            f"profile: {self._kept}{wanted} steps, {first} to {last}: {TRACE} for ui.perfetto.dev,"
+            f" {TABLE}"
+        )
         if self._is_cuda and not has_kernels:
             self.say("profile: the driver has no times of kernels; these are the host's")
         table = as_lines(found)
         for line in table:
             self.say(line)
-        text = "\n".join([f"The slowest operators of steps {first} to {last}", "", *(f"    {line}" for line in table)])
+        text = "\n".join(
+            [
+                f"The slowest operators of steps {first} to {last}",
+                "",
+                *(f"    {line}" for line in table),
+            ]
+        )
         for logger in self._trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("profile/operators", text, last)
@@ -205,9 +237,15 @@ class ProfileSteps(Callback):
 
 
 def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
-    """Optimizer steps of the whole training, and for a step the next one with a validation or an epoch's end."""
+    """Optimizer steps of the whole training, and for a step the next one with a validation or an
+    epoch's end.
+    """
     batches = int(min(trainer.num_training_batches, _ENDLESS))  # of a stream nobody knows
-    accumulate = getattr(getattr(trainer.train_dataloader, "plan", None), "accumulate", trainer.accumulate_grad_batches)
+    accumulate = getattr(
+        getattr(trainer.train_dataloader, "plan", None),
+        "accumulate",
+        trainer.accumulate_grad_batches,
+    )
     asked = trainer.val_check_batch
     epoch = max(1, -(-batches // accumulate))
     between = epoch if asked is None else max(1, int(min(asked, batches)) // accumulate)
@@ -222,18 +260,30 @@ def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
 
 
 def slowest(averages: Iterable[Any], steps: int, *, on_device: bool) -> list[Operator]:
-    """Operators with the most self time, without that of operators they call; on a GPU, of their kernels."""
+    """Operators with the most self time, without that of operators they call; on a GPU, of their
+    kernels.
+    """
     time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")
     # Kernels are listed again, as such.
-    operators = [each for each in averages if each.device_type == DeviceType.CPU and not each.is_user_annotation]
+    operators = [
+        each
+        for each in averages
+        if each.device_type == DeviceType.CPU and not each.is_user_annotation
+    ]
     total = sum(map(time_of, operators)) or 1.0
     ordered = sorted(operators, key=time_of, reverse=True)[:_MOST_OPERATORS]
-    return [Operator(each.key, each.count, time_of(each) / 1000 / steps, time_of(each) / total) for each in ordered]
+    return [
+        Operator(each.key, each.count, time_of(each) / 1000 / steps, time_of(each) / total)
+        for each in ordered
+    ]
 
 
 def as_lines(operators: list[Operator]) -> list[str]:
     """The table in even columns."""
     width = max((len(each.operator) for each in operators), default=0)
     lines = [f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"]
-    lines += [f"  {name:<{width}}  {calls:>8,}  {ms:>10.3f}  {share:>6.1%}" for name, calls, ms, share in operators]
+    lines += [
+        f"  {name:<{width}}  {calls:>8,}  {ms:>10.3f}  {share:>6.1%}"
+        for name, calls, ms, share in operators
+    ]
     return lines

@@ -1,7 +1,8 @@
 """One line of progress: live on a terminal, and one lasting line for each validation.
 
-In a plain Trainer it takes the place of Lightning's own bar: step, loss of the last batch, rows a second where a
-`Throughput` runs beside it. It reads one number of the device every n steps, never each step.
+In a plain Trainer it takes the place of Lightning's own bar: step, loss of the last batch, rows a
+second where a `Throughput` runs beside it. It reads one number of the device every n steps, never
+each step.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ class ProgressLine(ProgressBar):
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
-        self.every_n_steps, self.metric, self.total_steps, self.say = every_n_steps, metric, total_steps, say
+        self.every_n_steps, self.metric, self.total_steps, self.say = (
+            every_n_steps,
+            metric,
+            total_steps,
+            say,
+        )
         self._is_live, self._step, self._total = live, 0, total_steps
-        self._loss: float | None = None  # of the last flush; None where none is known, as in manual optimisation
+        # of the last flush; None where none is known, as in manual optimisation
+        self._loss: float | None = None
         self._newest: Any = None  # the loss of the last batch, on its device
         self._bar: Progress | None = None
 
@@ -48,14 +55,18 @@ class ProgressLine(ProgressBar):
         """Show a step with its values on the live line."""
         self._loss = values.get("train/loss", self._loss)
         bar = self._open()
-        speed = f"  {rows:,.0f} rows/s" if (rows := values.get("speed/rows_per_s")) is not None else ""
+        speed = (
+            f"  {rows:,.0f} rows/s" if (rows := values.get("speed/rows_per_s")) is not None else ""
+        )
         loss = "" if self._loss is None else f"loss {self._loss:.4f}"
         bar.update(bar.task_ids[0], completed=step, description=f"{loss}{speed}")
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Say the metrics of a validation."""
         known = {"train": self._loss, "val": values.get("val/loss")}
-        losses = "  ".join(f"{split} loss {loss:.4f}" for split, loss in known.items() if loss is not None)
+        losses = "  ".join(
+            f"{split} loss {loss:.4f}" for split, loss in known.items() if loss is not None
+        )
         names = [name for name in values if name != "val/loss"]
         names = [own] if (own := f"val/{self.metric}") in names else names[:_MOST_SHOWN]
         shown = "  ".join(f"{name.replace('/', ' ')} {values[name]:.4f}" for name in names)
@@ -83,7 +94,9 @@ class ProgressLine(ProgressBar):
         self._total = int(total) if 0 < total < float("inf") else None  # of a stream nobody knows
         self._open()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
         step = trainer.global_step
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         self._newest = None if getattr(loss, "numel", int)() > 1 else loss
@@ -96,11 +109,18 @@ class ProgressLine(ProgressBar):
             self._loss = self._shown_of_step(trainer).get("train/loss", self._loss)
             logged = trainer.callback_metrics.items()
             found = {
-                re.sub("^val[/_]", "", name): float(value) for name, value in logged if _OF_VALIDATION.search(name)
+                re.sub("^val[/_]", "", name): float(value)
+                for name, value in logged
+                if _OF_VALIDATION.search(name)
             }
-            part = trainer.fit_loop.epoch_loop.batch_progress.current.ready / trainer.num_training_batches
+            part = (
+                trainer.fit_loop.epoch_loop.batch_progress.current.ready
+                / trainer.num_training_batches
+            )
             epoch = trainer.current_epoch + (part or 1.0)  # of a stream whole ones alone are known
-            self.on_validation(trainer.global_step, epoch, {f"val/{name}": value for name, value in found.items()})
+            self.on_validation(
+                trainer.global_step, epoch, {f"val/{name}": value for name, value in found.items()}
+            )
 
     def on_train_end(self, *_: Any) -> None:
         self.close()
@@ -114,7 +134,10 @@ class ProgressLine(ProgressBar):
             self._bar = Progress(
                 TextColumn("step"),
                 BarColumn(bar_width=24),
-                TextColumn(f"{{task.completed:.0f}}{f'/{self._total}' if self._total else ''}  {{task.description}}"),
+                TextColumn(
+                    f"{{task.completed:.0f}}{f'/{self._total}' if self._total else ''} "
+                    " {task.description}"
+                ),
                 TimeRemainingColumn(),
                 console=console,
                 transient=True,
@@ -125,7 +148,9 @@ class ProgressLine(ProgressBar):
         return self._bar
 
     def _shown_of_step(self, trainer: L.Trainer) -> dict[str, float]:
-        """Loss of the last batch, which waits for the device, and rows a second of the training so far."""
+        """Loss of the last batch, which waits for the device, and rows a second of the training so
+        far.
+        """
         values = {} if self._newest is None else {"train/loss": float(self._newest)}
         for each in callbacks_of(trainer):
             if isinstance(each, Throughput) and (total := each.volume.total).seconds:

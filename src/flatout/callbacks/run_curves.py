@@ -1,8 +1,10 @@
-"""All curves of a run in one callback: its parts count, and each flush goes to all listeners at once.
+"""All curves of a run in one callback: its parts count, and each flush goes to all listeners at
+once.
 
-The parts are the step timer, the throughput and the hardware monitor; each works alone in a plain Trainer. Together
-they cost Lightning one hook a step instead of three. The losses of a fast loop come over in one transfer a flush, the
-one wait for the device. A flush is a row of `metrics.csv`, a point of each curve and a turn of the progress line.
+The parts are the step timer, the throughput and the hardware monitor; each works alone in a plain
+Trainer. Together they cost Lightning one hook a step instead of three. The losses of a fast loop
+come over in one transfer a flush, the one wait for the device. A flush is a row of `metrics.csv`, a
+point of each curve and a turn of the progress line.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class RunCurves(CurveSource):
         self.throughput = throughput or Throughput()
         self.monitor = monitor or HardwareMonitor(sources=[])
         self.parts = (self.throughput, self.timer, self.monitor)
-        self.judge_early: Callable[[], None] | None = None  # called once, after some dozens of steps
+        # called once, after some dozens of steps
+        self.judge_early: Callable[[], None] | None = None
 
     @property
     def clock(self) -> Clock:
@@ -77,7 +80,8 @@ class RunCurves(CurveSource):
             values["train/loss"] = sum(losses) / len(losses)
         if norms:
             values["train/gradient_norm"] = sum(norms) / len(norms)
-        groups = [group for each in trainer.optimizers for group in each.param_groups]  # none where nothing is trained
+        # none where nothing is trained
+        groups = [group for each in trainer.optimizers for group in each.param_groups]
         if fast is not None or groups:
             values["train/lr"] = groups[0]["lr"] if fast is None else fast.rate
         self._steps_since = self._batches_since = 0
@@ -89,7 +93,9 @@ class RunCurves(CurveSource):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):
-            values = {f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()}
+            values = {
+                f"val/{name}": value for name, value in getattr(pl_module, "results", {}).items()
+            }
             self._hand("on_validation", trainer, values)
         super().on_validation_end(trainer, pl_module)
 
@@ -105,10 +111,16 @@ class RunCurves(CurveSource):
             file.cut(size)
 
     def _files(self) -> list[MetricsFile]:
-        return [each for each in self.listeners if isinstance(each, MetricsFile) and not each.file.closed]
+        return [
+            each
+            for each in self.listeners
+            if isinstance(each, MetricsFile) and not each.file.closed
+        ]
 
     def _hand(self, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
-        """Hand values to the listeners; one that cannot write is dropped, and training continues."""
+        """Hand values to the listeners; one that cannot write is dropped, and training
+        continues.
+        """
         # The number of batches is infinite for a stream.
         share = (trainer.fit_loop.epoch_loop.batch_idx + 1) / (trainer.num_training_batches or 1)
         epoch = min(trainer.current_epoch + share, float(trainer.max_epochs or 1e9))
@@ -117,11 +129,15 @@ class RunCurves(CurveSource):
                 getattr(listener, event)(trainer.global_step, epoch, values)
             except OSError as error:
                 self.listeners = [each for each in self.listeners if each is not listener]
-                warnings.warn(f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(
+                    f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2
+                )
 
 
 class MetricsFile:
-    """`metrics.csv`: one row for each flush and each validation, in fixed columns, readable while the run trains."""
+    """`metrics.csv`: one row for each flush and each validation, in fixed columns, readable while
+    the run trains.
+    """
 
     def __init__(self, path: Path, metrics: list[str], *, is_new: bool = True) -> None:
         """`is_new` false: the rows that the file has stay, as a resumed run needs."""

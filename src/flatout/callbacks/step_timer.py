@@ -1,8 +1,10 @@
-"""Where the time of training goes, step by step, for a few microseconds a step and without waiting for a device.
+"""Where the time of training goes, step by step, for a few microseconds a step and without waiting
+for a device.
 
-On a CPU the host's clock shows it. Elsewhere the host only enqueues work: events mark the edges of each phase on the
-device itself, and they are read when the device has passed them. In a plain Trainer Lightning's hooks are the edges; a
-fast loop times its own phases. Others' callbacks are timed by name; logging, validations and checkpoints come apart.
+On a CPU the host's clock shows it. Elsewhere the host only enqueues work: events mark the edges of
+each phase on the device itself, and they are read when the device has passed them. In a plain
+Trainer Lightning's hooks are the edges; a fast loop times its own phases. Others' callbacks are
+timed by name; logging, validations and checkpoints come apart.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, DeviceTimes, HookTimes, StepTimes, Stretches, Sums
+from flatout.callbacks.clock import (
+    FIRST_STEPS,
+    PARTS,
+    Clock,
+    DeviceTimes,
+    HookTimes,
+    StepTimes,
+    Stretches,
+    Sums,
+)
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
@@ -35,7 +46,9 @@ class Split(Sums):
         """Seconds of each part, `other` among them."""
         parts = dict(self.parts_s)
         # While a device computes what was enqueued, callbacks and waiting for data cost nothing.
-        work = sum(parts[name] for name in _COUNTED if name not in ("wait", "callbacks", "validation"))
+        work = sum(
+            parts[name] for name in _COUNTED if name not in ("wait", "callbacks", "validation")
+        )
         parts["callbacks"] = min(parts["callbacks"], max(0.0, self.seconds - work))
         busy = work + parts["callbacks"]
         parts["wait"] = min(parts["wait"], max(0.0, self.seconds - busy))
@@ -43,13 +56,18 @@ class Split(Sums):
 
     def values(self) -> dict[str, float]:
         """Milliseconds of each part for each batch, under their curve names."""
-        return {f"time/{part}_ms": 1000 * spent / max(self.batches, 1) for part, spent in self.split().items()}
+        return {
+            f"time/{part}_ms": 1000 * spent / max(self.batches, 1)
+            for part, spent in self.split().items()
+        }
 
 
 class StepTimer(CurveSource):
     """The split of a step, and the distribution of the lengths of steps."""
 
-    def __init__(self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None) -> None:
+    def __init__(
+        self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None
+    ) -> None:
         """`callbacks`: those to time, by name; None: all but ours and those that save."""
         super().__init__(every_n_steps)
         self.clock, self.callbacks = Clock(), callbacks
@@ -59,7 +77,8 @@ class StepTimer(CurveSource):
         self._phase_s = dict.fromkeys(PHASES, 0.0)
         self._device_times: DeviceTimes | None = None
         self._hook_times: HookTimes | None = None
-        self._loader: Any = None  # the loader of training where it times its own waits, as our feeds do
+        # the loader of training where it times its own waits, as our feeds do
+        self._loader: Any = None
         self._is_fast = True
         self._made = self._since = time.perf_counter()
         self._before = self._spent()
@@ -72,7 +91,9 @@ class StepTimer(CurveSource):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
-        self.clock.plant(trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint))
+        self.clock.plant(
+            trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint)
+        )
         loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
         self._device_times = DeviceTimes() if device == "cuda" else None
@@ -89,7 +110,9 @@ class StepTimer(CurveSource):
         self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
 
     def _plant_hooks(self, trainer: L.Trainer) -> None:
-        """Time the phases, or the wait alone, by hooks of Lightning, on the callback that it knows."""
+        """Time the phases, or the wait alone, by hooks of Lightning, on the callback
+        that it knows.
+        """
         sources = [each for each in callbacks_of(trainer) if isinstance(each, CurveSource)]
         carrier = next((each for each in sources if self in each.parts), self)
         self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
@@ -148,7 +171,11 @@ class StepTimer(CurveSource):
     def state_dict(self) -> dict[str, Any]:
         self.close()
         clock = {name: dict(getattr(self.clock, name)) for name in _KEPT}
-        return self.times.state_dict() | {"step_times": self.step_times.state_dict(), "clock": clock} | self.distance()
+        return (
+            self.times.state_dict()
+            | {"step_times": self.step_times.state_dict(), "clock": clock}
+            | self.distance()
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.times.load_state_dict(state_dict)
@@ -193,11 +220,16 @@ def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
-    """Callbacks of others by the names of their classes, without those that save: saving counts by itself."""
+    """Callbacks of others by the names of their classes, without those that save: saving counts by
+    itself.
+    """
     found, count = dict[str, L.Callback](), Counter[str]()
     for each in callbacks_of(trainer):
         name = type(each).__name__
-        if not (type(each).__module__.startswith("flatout.") or isinstance(each, L.pytorch.callbacks.Checkpoint)):
+        if not (
+            type(each).__module__.startswith("flatout.")
+            or isinstance(each, L.pytorch.callbacks.Checkpoint)
+        ):
             count[name] += 1
             found[name if count[name] == 1 else f"{name} {count[name]}"] = each
     return found

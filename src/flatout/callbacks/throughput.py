@@ -1,9 +1,10 @@
 """How much is trained a second: rows, tokens, padding, and the fraction of the device's peak (MFU).
 
-Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of its first tensor, and
-its tokens are not known: then there are no curves of tokens. A model with a method `training_flops(lengths)` has a
-curve of MFU where the peak of the device is known, or is given. A batch costs four additions on the host. `FetchTimes`
-measures what batches take to come out of a loader, apart from all that Lightning does between two batches.
+Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of
+its first tensor, and its tokens are not known: then there are no curves of tokens. A model with a
+method `training_flops(lengths)` has a curve of MFU where the peak of the device is known, or is
+given. A batch costs four additions on the host. `FetchTimes` measures what batches take to come out
+of a loader, apart from all that Lightning does between two batches.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Throughput(CurveSource):
         self._since = time.perf_counter()
 
     def mfu(self, volume: Volume) -> float | None:
-        """Fraction of all devices' peak that the real tokens took; None where either is not known."""
+        """Fraction of all devices' peak that the real tokens took; None where either is
+        not known.
+        """
         if self.peak is None or not volume.flops or not volume.seconds:
             return None
         return volume.flops / volume.seconds / (self.peak.tflops * 1e12 * self._world)
@@ -78,10 +81,13 @@ class Throughput(CurveSource):
         if not isinstance(batch, FlatBatch):
             now.rows += world * rows_of(batch)
             return
-        now.rows += world * batch.num_real  # each rank counts its own; the plan balances rows and tokens
+        # each rank counts its own; the plan balances rows and tokens
+        now.rows += world * batch.num_real
         now.tokens += world * batch.num_tokens
         now.computed += world * self._count_computed(batch)
-        self._lengths.append(batch.lengths if batch.num_real == batch.num_rows else batch.lengths[: batch.num_real])
+        self._lengths.append(
+            batch.lengths if batch.num_real == batch.num_rows else batch.lengths[: batch.num_real]
+        )
 
     def end_step(self, step: int) -> None:
         self.volume.now.steps += 1
@@ -111,16 +117,22 @@ class Throughput(CurveSource):
         self.restore_distance(state_dict)
 
     def _close(self) -> None:
-        """Add time and operations since the last look; a layer that thawed in between counts as trained since then."""
+        """Add time and operations since the last look; a layer that thawed in between counts as
+        trained since then.
+        """
         now, before, self._since = self.volume.now, self._since, time.perf_counter()
         now.seconds += self._since - before
         if self._lengths:
-            now.flops += self._world * float(self._count_flops(torch.cat(self._lengths).numpy()) or 0.0)
+            now.flops += self._world * float(
+                self._count_flops(torch.cat(self._lengths).numpy()) or 0.0
+            )
             self._lengths = []
 
 
 def rows_of(batch: Any, depth: int = 3) -> int:
-    """Rows of a batch of any kind: the length of its first tensor; 0 where it has none near its surface."""
+    """Rows of a batch of any kind: the length of its first tensor; 0 where it has none near its
+    surface.
+    """
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
     named = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
@@ -129,7 +141,9 @@ def rows_of(batch: Any, depth: int = 3) -> int:
 
 
 class FetchTimes(L.Callback):
-    """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may start."""
+    """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may
+    start.
+    """
 
     def __init__(self) -> None:
         self._fetched, self._seconds, self._asked, self._is_starting = 0, 0.0, 0.0, False

@@ -1,13 +1,15 @@
 """`ExactCheckpoint`: checkpoints from which training continues exactly, in any `L.Trainer`.
 
-On a CPU that is bit for bit; on a GPU with `Trainer(deterministic=True)`, as its kernels add in any order without.
+On a CPU that is bit for bit; on a GPU with `Trainer(deterministic=True)`, as its kernels add in any
+order without.
 
-A checkpoint lies between two optimizer steps: after each validation, every so many minutes or steps, when a signal asks
-the run to end, when an exception ends it outside of an update, and at the end. Here is *when*; `position.py` has *what*
-a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py` how one is written, `same_run.py` who may go on.
+A checkpoint lies between two optimizer steps: after each validation, every so many minutes or
+steps, when a signal asks the run to end, when an exception ends it outside of an update, and at the
+end. Here is *when*; `position.py` has *what* a checkpoint keeps, `kept.py` which checkpoints stay,
+`folder.py` how one is written, `same_run.py` who may go on.
 
-DataModules of flatout keep their position inside an epoch. A loader without `state_dict` is read from its start for the
-rest of the epoch, as in Lightning.
+DataModules of flatout keep their position inside an epoch. A loader without `state_dict` is read
+from its start for the rest of the epoch, as in Lightning.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock
 from flatout.callbacks.curve_source import CurveSource
-from flatout.checkpoints.folder import ABOUT, Unwritable, as_plain, leave_out_settings, require_whole, route_folders
+from flatout.checkpoints.folder import (
+    ABOUT,
+    Unwritable,
+    as_plain,
+    leave_out_settings,
+    require_whole,
+    route_folders,
+)
 from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, shelve
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
@@ -33,7 +42,12 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
-from flatout.engine.lightning_internals import call_before_validation, callbacks_of, is_fitting, overrides
+from flatout.engine.lightning_internals import (
+    call_before_validation,
+    callbacks_of,
+    is_fitting,
+    overrides,
+)
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task
@@ -42,13 +56,21 @@ from flatout.tasks.task import Task
 class SaveSchedule:
     """When a checkpoint is due, and when training ends before its time."""
 
-    def __init__(self, every_steps: int | None, every_minutes: float | None, signals: Signals) -> None:
+    def __init__(
+        self, every_steps: int | None, every_minutes: float | None, signals: Signals
+    ) -> None:
         for name, value in (("every_steps", every_steps), ("every_minutes", every_minutes)):
-            require(value is None or value > 0, f"ExactCheckpoint.{name}", f"{value}", allowed="above 0, or None")
+            require(
+                value is None or value > 0,
+                f"ExactCheckpoint.{name}",
+                f"{value}",
+                allowed="above 0, or None",
+            )
         self._every_steps = every_steps
         self._every_s = float("inf") if every_minutes is None else 60 * every_minutes
         self.signals, self._of_ranks = signals, SharedMaximum()
-        self.stopped_by = 0  # the signal that has ended training, on whichever rank it arrived; 0: none
+        # the signal that has ended training, on whichever rank it arrived; 0: none
+        self.stopped_by = 0
         self.restart()
 
     def restart(self) -> None:
@@ -56,12 +78,20 @@ class SaveSchedule:
         self._next_save = time.monotonic() + self._every_s
 
     def look(self, device: torch.device, step: int) -> tuple[int, bool]:
-        """The signal that some rank was sent, or 0, and whether a checkpoint is due. On every rank."""
-        # Lightning's own way is a broadcast before each batch: a wait for the device, blind to signals to other ranks.
-        # Clocks differ, and to save is a collective call: the first clock that is due decides for all ranks.
-        values = self._of_ranks.look([self.signals.number, time.monotonic() >= self._next_save], device)
+        """The signal that some rank was sent, or 0, and whether a checkpoint is due.
+
+        On every rank.
+        """
+        # Lightning's own way is a broadcast before each batch: a wait for the device, blind to
+        # signals to other ranks. Clocks differ, and to save is a collective call: the first clock
+        # that is due decides for all ranks.
+        values = self._of_ranks.look(
+            [self.signals.number, time.monotonic() >= self._next_save], device
+        )
         asked, is_due = values or (0, False)
-        return int(asked), bool(asked or is_due or (self._every_steps and step % self._every_steps == 0))
+        return int(asked), bool(
+            asked or is_due or (self._every_steps and step % self._every_steps == 0)
+        )
 
     def stop(self, number: int) -> None:
         self.stopped_by = number
@@ -91,10 +121,12 @@ class ExactCheckpoint(Checkpoint):
         others_draw: bool = True,
         log: RunLog | None = None,
     ) -> None:
-        """`monitor`: the logged metric of the best checkpoint; `mode`: min, max, or auto, by the metric's name.
+        """`monitor`: the logged metric of the best checkpoint; `mode`: min, max, or auto, by the
+        metric's name.
 
-        `about` replaces the facts in each manifest that a resumed training is compared with; its caller compares then.
-        `others_draw`: whether any part may use random numbers of Python or numpy.
+        `about` replaces the facts in each manifest that a resumed training is compared with; its
+        caller compares then. `others_draw`: whether any part may use random numbers of Python or
+        numpy.
         """
         super().__init__()
         require(keep >= 1, "ExactCheckpoint.keep", f"{keep}", allowed="1 or more")
@@ -123,7 +155,10 @@ class ExactCheckpoint(Checkpoint):
         return str(self.best) if self.best.exists() else ""
 
     def latest(self) -> Path | None:
-        """The newest whole checkpoint, for `ckpt_path`; None where there is none. Prints which ones are damaged."""
+        """The newest whole checkpoint, for `ckpt_path`; None where there is none.
+
+        Prints which ones are damaged.
+        """
         found, lines = find_checkpoint(self.folder)
         for line in lines:
             self.run_log.say(line)
@@ -136,7 +171,9 @@ class ExactCheckpoint(Checkpoint):
         clocks = (getattr(each, "clock", None) for each in others)
         self.clock = next((each for each in clocks if isinstance(each, Clock)), self.clock)
         # A checkpoint brings the patience of its own training along.
-        self._patience = {each.state_key: each.patience for each in others if isinstance(each, EarlyStopping)}
+        self._patience = {
+            each.state_key: each.patience for each in others if isinstance(each, EarlyStopping)
+        }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_known = self.boundary.at.step == trainer.global_step
@@ -144,26 +181,45 @@ class ExactCheckpoint(Checkpoint):
         hint = "Pass ckpt_path=exact.latest() to continue it, or name another folder."
         what = f"{self.folder} has checkpoints of another training, which this one would remove"
         require(not (is_fresh and newest_first(self.folder)), "ExactCheckpoint", what, hint=hint)
-        if self.best_so_far.monitor is not None and not trainer.enable_validation and trainer.is_global_zero:
-            self.run_log.say(f"ExactCheckpoint: no validation, so no best by {self.best_so_far.monitor}")
+        if (
+            self.best_so_far.monitor is not None
+            and not trainer.enable_validation
+            and trainer.is_global_zero
+        ):
+            self.run_log.say(
+                f"ExactCheckpoint: no validation, so no best by {self.best_so_far.monitor}"
+            )
         self.boundary.begin(trainer)
-        self._saved = self._saved if is_known else self.boundary.at  # where a training begins it needs no checkpoint
+        # where a training begins it needs no checkpoint
+        self._saved = self._saved if is_known else self.boundary.at
         call_before_validation(trainer, partial(self.boundary.begin_validation, trainer))
-        # Now, not after an hour: a state that cannot be written would end training at the first save.
-        as_plain({each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {})
+        # Now, not after an hour: a state that cannot be written would end training at the first
+        # save.
+        as_plain(
+            {each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {}
+        )
         if self._is_extended:
-            for stopping in (each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)):
-                stopping.wait_count, stopping.patience = 0, self._patience.get(stopping.state_key, stopping.patience)
+            for stopping in (
+                each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)
+            ):
+                stopping.wait_count, stopping.patience = (
+                    0,
+                    self._patience.get(stopping.state_key, stopping.patience),
+                )
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
             name = type(getattr(trainer, "datamodule", None) or pl_module).__name__
-            what = f"the loader of {name} has no state_dict, so its position inside an epoch cannot be kept"
+            what = (
+                f"the loader of {name} has no state_dict, so its position inside an epoch cannot be"
+                " kept"
+            )
             self.run_log.say(f"ExactCheckpoint: {what}; a checkpoint after a whole epoch is exact")
         self.when.stopped_by, self._is_stop_asked = 0, False
         self.when.restart()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if not self.boundary.is_passed(trainer):
-            # A callback's request to stop waits until the step is complete: gradients of half a step would be lost.
+            # A callback's request to stop waits until the step is complete: gradients of half a
+            # step would be lost.
             self._is_stop_asked = self._is_stop_asked or bool(trainer.should_stop)
             trainer.should_stop = False
             return
@@ -175,9 +231,14 @@ class ExactCheckpoint(Checkpoint):
         if asked:
             self.when.stop(asked)
 
-    def on_validation_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if is_fitting(trainer) and (asked := self.when.look(pl_module.device, trainer.global_step)[0]):
-            _put_back_weights(pl_module)  # a validation judges their running mean; the resume begins it again
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
+    ) -> None:
+        if is_fitting(trainer) and (
+            asked := self.when.look(pl_module.device, trainer.global_step)[0]
+        ):
+            # a validation judges their running mean; the resume begins it again
+            _put_back_weights(pl_module)
             self._save_if_new(trainer)
             self.when.stop(asked)
 
@@ -192,16 +253,29 @@ class ExactCheckpoint(Checkpoint):
         if asked := int(largest_of_ranks([self.when.signals.number], pl_module.device)[0]):
             self.when.stop(asked)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save the last boundary if the weights are still the same; ranks that have ended cannot take part."""
-        # Our own errors say that nothing is worth keeping, or that it is kept; to save is a collective call.
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Save the last boundary if the weights are still the same; ranks that have ended cannot
+        take part.
+        """
+        # Our own errors say that nothing is worth keeping, or that it is kept; to save is a
+        # collective call.
         is_ours = self.when.stopped_by or isinstance(exception, UserError | KeyboardInterrupt)
         if is_ours or trainer.state.fn != "fit" or are_several() or _is_torn(trainer, self._loop):
             return
         _put_back_weights(pl_module)
-        if self.boundary.is_passed(trainer):  # the weights are one step on where a callback before this one has failed
-            counts = [each for each in callbacks_of(trainer) if overrides(each, "on_train_batch_end", L.Callback)]
-            if any(each.state_dict() and not isinstance(each, Checkpoint | CurveSource) for each in counts):
+        # the weights are one step on where a callback before this one has failed
+        if self.boundary.is_passed(trainer):
+            counts = [
+                each
+                for each in callbacks_of(trainer)
+                if overrides(each, "on_train_batch_end", L.Callback)
+            ]
+            if any(
+                each.state_dict() and not isinstance(each, Checkpoint | CurveSource)
+                for each in counts
+            ):
                 return  # one that may not have seen the last batch, such as a mean of weights
             self.boundary.take(trainer)
         elif self.boundary.is_behind_loader(trainer):
@@ -209,7 +283,9 @@ class ExactCheckpoint(Checkpoint):
         try:
             self._save_if_new(trainer)
         except UserError as error:  # the exception under way is the one to report
-            warnings.warn(f"no checkpoint of step {self.boundary.at.step}: {error}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"no checkpoint of step {self.boundary.at.step}: {error}", UserWarning, stacklevel=2
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return self.best_so_far.state_dict()
@@ -222,18 +298,25 @@ class ExactCheckpoint(Checkpoint):
             return
         try:
             if state_dict["monitor"] != best.monitor:
-                was, now = (str(name).removeprefix("val/") for name in (state_dict["monitor"], best.monitor))
+                was, now = (
+                    str(name).removeprefix("val/") for name in (state_dict["monitor"], best.monitor)
+                )
                 hint = f"To keep the best so far, set checkpoint.metric={was}."
                 raise UserError("checkpoint.metric", f"was {was} and is {now}", hint=hint)
             require_whole(self.folder / f"step-{best.step}")
             link(self.folder, "best", best.step)
         except UserError as error:
-            warnings.warn(f"the best checkpoint so far counts no more: {error}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"the best checkpoint so far counts no more: {error}", UserWarning, stacklevel=2
+            )
             best.value = best.step = best.epoch = None
             self.best.unlink(missing_ok=True)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if not self._is_saving:  # a file of another callback, which Lightning alone reads: it keeps its own account
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        # a file of another callback, which Lightning alone reads: it keeps its own account
+        if not self._is_saving:
             return
         self.boundary.save(checkpoint, trainer)
         # Time that has run out is no reason to stop: a resumed training may have more of it.
@@ -241,20 +324,29 @@ class ExactCheckpoint(Checkpoint):
         out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         seconds = round(self.seconds_before + time.monotonic() - self._began, 2)
-        checkpoint[ABOUT] = {**self._facts(trainer), "position": checkpoint["position"], "seconds": seconds}
+        checkpoint[ABOUT] = {
+            **self._facts(trainer),
+            "position": checkpoint["position"],
+            "seconds": seconds,
+        }
         for why in leave_out_settings(checkpoint)[: not self._has_warned]:  # the first one, once
             warnings.warn(why, UserWarning, stacklevel=2)
             self._has_warned = True
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if "position" not in checkpoint or trainer.state.fn != "fit":
             return
         about, facts = checkpoint[ABOUT], self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
         if isinstance(trainer.precision_plugin, DoublePrecision):
-            # Lightning has loaded the weights into a module of fp32, which rounds them, and converts it later.
-            pl_module.double().load_state_dict(checkpoint["state_dict"], strict=pl_module.strict_loading)
+            # Lightning has loaded the weights into a module of fp32, which rounds them, and
+            # converts it later.
+            pl_module.double().load_state_dict(
+                checkpoint["state_dict"], strict=pl_module.strict_loading
+            )
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at
         self.seconds_before = float(about.get("seconds", 0.0))
@@ -279,7 +371,8 @@ class ExactCheckpoint(Checkpoint):
         if getattr(trainer, "fast_dev_run", False):
             return
         if self._loop is not None and self._loop.losses.may_be_broken:
-            self._loop.take_losses()  # names the step that is not finite: it must not become a checkpoint
+            # names the step that is not finite: it must not become a checkpoint
+            self._loop.take_losses()
         step = self.boundary.at.step
         with self.clock.spending("checkpoint"):
             self._is_saving = True
@@ -294,7 +387,8 @@ class ExactCheckpoint(Checkpoint):
                 self._is_saving = False
             self._saved = self.boundary.at
             self.when.restart()
-            if trainer.is_global_zero:  # after the save: a crash in between leaves one checkpoint too many, not too few
+            # after the save: a crash in between leaves one checkpoint too many, not too few
+            if trainer.is_global_zero:
                 shelve(self.folder, last=step, best=self.best_so_far.step, keep=self.keep)
 
 

@@ -1,6 +1,8 @@
-"""The folder of a training's checkpoints: which one is the best, which ones stay, which one to resume from.
+"""The folder of a training's checkpoints: which one is the best, which ones stay, which one to
+resume from.
 
-`best` and `last` are links to two of them. The one before the last stays too, in case the last is damaged.
+`best` and `last` are links to two of them. The one before the last stays too, in case the last is
+damaged.
 """
 
 from __future__ import annotations
@@ -24,46 +26,73 @@ CHECKPOINTS = "checkpoints"  # their folder in a run's folder
 class Best:
     """The best value of a metric so far, and the step it was found at."""
 
-    monitor: str | None = None  # name the metric is logged under, such as `val/accuracy`; None: none is best
+    # name the metric is logged under, such as `val/accuracy`; None: none is best
+    monitor: str | None = None
     mode: str = "max"
     min_delta: float = 0.0
     value: float | None = None
     step: int | None = None
-    epoch: int | None = None  # in which it was found, counted from 1; None after checkpoints of earlier versions, too
+    # in which it was found, counted from 1; None after checkpoints of earlier versions, too
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.mode in ("max", "min"), "ExactCheckpoint.mode", repr(self.mode), allowed="auto, max or min")
+        require(
+            self.mode in ("max", "min"),
+            "ExactCheckpoint.mode",
+            repr(self.mode),
+            allowed="auto, max or min",
+        )
 
     def judge(self, trainer: L.Trainer, step: int) -> None:
         """Take the metric of a validation that has just ended."""
         if self.monitor is None:
             return
         logged = trainer.callback_metrics
-        hint = f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a logged one."
+        hint = (
+            f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a"
+            " logged one."
+        )
         what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
         require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
         value, sign = float(logged[self.monitor]), 1 if self.mode == "max" else -1
-        if self.value is None or self.value != self.value or sign * (value - self.value) > self.min_delta:
+        if (
+            self.value is None
+            or self.value != self.value
+            or sign * (value - self.value) > self.min_delta
+        ):
             self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self.monitor, "best_value": self.value, "best_step": self.step, "best_epoch": self.epoch}
+        return {
+            "monitor": self.monitor,
+            "best_value": self.value,
+            "best_step": self.step,
+            "best_epoch": self.epoch,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.step, self.epoch = state["best_value"], state["best_step"], state.get("best_epoch")
+        self.value, self.step, self.epoch = (
+            state["best_value"],
+            state["best_step"],
+            state.get("best_epoch"),
+        )
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
-    """Point links at the last and the best checkpoint; of the newest ones `keep` stay with these, others go."""
+    """Point links at the last and the best checkpoint; of the newest ones `keep` stay with these,
+    others go.
+    """
     require(not folder.is_symlink(), "checkpoint", f"{folder} is a link", hint=OWN_FOLDER)
     try:
         link(folder, "last", last)
         link(folder, "best", best)
         steps = [int(path.name.removeprefix("step-")) for path in newest_first(folder)]
         before = [step for step in steps if step < last][: keep - 1]
-        linked = (folder / "best").resolve().name  # where the best could not be written, the one before it
+        # where the best could not be written, the one before it
+        linked = (folder / "best").resolve().name
         for step in steps:
-            if step not in (last, best, *before) and f"step-{step}" != linked:  # more steps: of a training given up
+            # more steps: of a training given up
+            if step not in (last, best, *before) and f"step-{step}" != linked:
                 shutil.rmtree(folder / f"step-{step}")
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -84,7 +113,9 @@ def link(folder: Path, name: str, step: int | None) -> None:
 def newest_first(folder: Path) -> list[Path]:
     """The checkpoints of a folder, those of most steps first; links are none."""
     found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
-    real = (path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink())
+    real = (
+        path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink()
+    )
     return sorted(real, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
@@ -99,14 +130,18 @@ class Start:
 
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
-    """The newest whole checkpoint of a folder, and a line for each damaged one that was passed over."""
+    """The newest whole checkpoint of a folder, and a line for each damaged one that was passed
+    over.
+    """
     lines: list[str] = []
     put_back(folder)
     for path in newest_first(folder):
         try:
             about = require_whole(path)
             has_position = isinstance(about.get("position"), dict)
-            require(has_position, f"checkpoint {path}", "has no position to resume from", hint=REMOVE_IT)
+            require(
+                has_position, f"checkpoint {path}", "has no position to resume from", hint=REMOVE_IT
+            )
             return Start(path, about), lines
         except UserError as error:
             lines.append(f"resume: {error}; passed over")

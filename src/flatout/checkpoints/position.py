@@ -1,8 +1,9 @@
 """What an exact checkpoint keeps: where training stands, and all that the next step depends on.
 
-The plan is a pure function, so a position is three numbers: the epoch, the optimizer steps taken in it, and all
-optimizer steps. It holds for any number of ranks and micro-batches that make the same steps. A position lies between
-two optimizer steps, never inside one. `ExactCheckpoint` decides when to save; everything else of a resume is here.
+The plan is a pure function, so a position is three numbers: the epoch, the optimizer steps taken in
+it, and all optimizer steps. It holds for any number of ranks and micro-batches that make the same
+steps. A position lies between two optimizer steps, never inside one. `ExactCheckpoint` decides when
+to save; everything else of a resume is here.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class Position:
     epoch: int = 0  # the epoch that is under way, counted from 0
     step_in_epoch: int = 0  # optimizer steps taken in it
     step: int = 0  # optimizer steps taken in all
-    validated: int = -1  # step of the last validation; what is due at this step is still to be done if it is another
+    # step of the last validation; what is due at this step is still to be done if it is another
+    validated: int = -1
     batches_stepped: int | None = None
-    """Batches that ended with a step, by which Lightning's loggers count; fewer than steps with several optimizers."""
+    """Batches that ended with a step, by which Lightning's loggers count; fewer than steps with
+    several optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,15 @@ class Batches:
     in_epoch: int  # batches taken in the epoch that is under way
     in_all: int  # batches taken in all epochs
     is_last: bool  # whether none is left in the epoch
-    loaders: list[Any] = field(default_factory=list)  # states of the loaders; empty where they have none
+    # states of the loaders; empty where they have none
+    loaders: list[Any] = field(default_factory=list)
 
 
 @runtime_checkable
 class KeepsPosition(Protocol):
-    """A module or callback with a state of its own on each rank, beyond `state_dict`, that the next step needs."""
+    """A module or callback with a state of its own on each rank, beyond `state_dict`, that the next
+    step needs.
+    """
 
     def position_state(self) -> dict[str, Any]: ...
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None: ...
@@ -81,8 +87,8 @@ class Boundary:
         """Whether a batch has ended since, after which there may be a checkpoint."""
         if trainer.lightning_module.automatic_optimization:
             return trainer.global_step != self.at.step
-        # In manual optimisation the module alone knows when it steps, or never does: the gradients that it collects are
-        # part of the checkpoint.
+        # In manual optimisation the module alone knows when it steps, or never does: the gradients
+        # that it collects are part of the checkpoint.
         return _batches_ended(trainer) != self._taken
 
     def take(self, trainer: L.Trainer) -> None:
@@ -92,38 +98,58 @@ class Boundary:
         steps = -(-loop.batch_progress.current.processed // trainer.accumulate_grad_batches)
         # `_batches_that_stepped` counts it after them, so the batch that has just ended is added.
         stepped = loop._batches_that_stepped + 1
-        self.at = Position(trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped)
+        self.at = Position(
+            trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped
+        )
         self._taken, self._before_validation = _batches_ended(trainer), None
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
         # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
         self._random = random_state(trainer.strategy.root_device, with_others=self._others_draw)
 
     def is_behind_loader(self, trainer: L.Trainer) -> bool:
-        """Whether a loader that has a state was read further: it cannot say where the boundary was."""
-        return self._batches is not None and self._batches != _batches_taken(trainer) and bool(loader_states(trainer))
+        """Whether a loader that has a state was read further: it cannot say where the
+        boundary was.
+        """
+        return (
+            self._batches is not None
+            and self._batches != _batches_taken(trainer)
+            and bool(loader_states(trainer))
+        )
 
     def begin_validation(self, trainer: L.Trainer) -> None:
         """Keep what a validation changes: a run that ends inside of it begins it again."""
-        states = {each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)}
-        self._before_validation = {key: state for key, state in states.items() if state}, _position_states(trainer)
+        states = {
+            each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)
+        }
+        self._before_validation = (
+            {key: state for key, state in states.items() if state},
+            _position_states(trainer),
+        )
 
     def end_validation(self, trainer: L.Trainer) -> None:
-        if self._taken != _batches_ended(trainer):  # inside a step: a resume repeats that, and the validation with it
+        # inside a step: a resume repeats that, and the validation with it
+        if self._taken != _batches_ended(trainer):
             return
         self._before_validation = None
         self.at = replace(self.at, validated=self.at.step)
         self._random = random_state(trainer.strategy.root_device)
 
     def save(self, checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
-        """Add the boundary to Lightning's own state of weights, optimizers and callbacks. On every rank."""
+        """Add the boundary to Lightning's own state of weights, optimizers and callbacks.
+
+        On every rank.
+        """
         module, data = trainer.lightning_module, store_data(trainer)
-        del checkpoint["loops"]  # it counts batches, of this many ranks and micro-batches; a resume may have others
+        # it counts batches, of this many ranks and micro-batches; a resume may have others
+        del checkpoint["loops"]
         checkpoint["position"] = asdict(self.at)
         if self._batches is not None:
             checkpoint["batches"] = asdict(self._batches)
         if not module.automatic_optimization:
             weights = module.named_parameters()
-            checkpoint["gradients"] = {name: whole(each.grad) for name, each in weights if each.grad is not None}
+            checkpoint["gradients"] = {
+                name: whole(each.grad) for name, each in weights if each.grad is not None
+            }
         if self._before_validation is None:
             states = _position_states(trainer)
         else:
@@ -131,11 +157,17 @@ class Boundary:
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
         assert self._random, "taken before the first batch"
-        own = {"random": state_of_others() | self._random, "loaders": loader_states(trainer) if data is None else []}
-        checkpoint["ranks"] = of_all_ranks({**own, **states})  # Lightning writes the dictionary of the first rank only
+        own = {
+            "random": state_of_others() | self._random,
+            "loaders": loader_states(trainer) if data is None else [],
+        }
+        # Lightning writes the dictionary of the first rank only
+        checkpoint["ranks"] = of_all_ranks({**own, **states})
 
     def load(self, checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
-        """Set all parts to the boundary of a checkpoint; random numbers follow just before the next batch."""
+        """Set all parts to the boundary of a checkpoint; random numbers follow just before the next
+        batch.
+        """
         states, rank, data = checkpoint["ranks"], trainer.global_rank, store_data(trainer)
         has_same_ranks = len(states) == trainer.world_size
         self.at = Position(**checkpoint["position"])
@@ -151,7 +183,9 @@ class Boundary:
             batches = self._batches = Batches(**{**checkpoint["batches"], "loaders": loaders})
         else:
             hint = "Pass the same DataModule: trainer.fit(module, datamodule=data, ckpt_path=…)."
-            what = "the checkpoint was saved with a DataModule of flatout, and this training has none"
+            what = (
+                "the checkpoint was saved with a DataModule of flatout, and this training has none"
+            )
             raise UserError("ExactCheckpoint", what, hint=hint)
         checkpoint["loops"] = loops_at(self.at, batches)
         for part in _parts_with_position(trainer):
@@ -169,16 +203,25 @@ class Boundary:
                 if (gradient := checkpoint.get("gradients", {}).get(name)) is not None:
                     weight.grad = share_of(gradient.to(weight.device), weight)
 
-        # Not now: Lightning itself and the hooks at the start of training draw random numbers after this.
+        # Not now: Lightning itself and the hooks at the start of training draw random numbers after
+        # this.
         resume_after_batch(trainer, restore, is_validation_due=self.at.validated != self.at.step)
 
 
 def _parts_with_position(trainer: L.Trainer) -> list[KeepsPosition]:
-    return [each for each in (*callbacks_of(trainer), trainer.lightning_module) if isinstance(each, KeepsPosition)]
+    return [
+        each
+        for each in (*callbacks_of(trainer), trainer.lightning_module)
+        if isinstance(each, KeepsPosition)
+    ]
 
 
 def _position_states(trainer: L.Trainer) -> dict[str, Any]:
-    return {name: value for each in _parts_with_position(trainer) for name, value in each.position_state().items()}
+    return {
+        name: value
+        for each in _parts_with_position(trainer)
+        for name, value in each.position_state().items()
+    }
 
 
 def store_data(trainer: L.Trainer) -> StoreData[Any, Any] | None:
@@ -209,16 +252,21 @@ def _batches_taken(trainer: L.Trainer) -> Batches:
 
 
 def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
-    """Lightning's account of its loops at a position: from these counts it finds the hook a checkpoint was made in."""
+    """Lightning's account of its loops at a position: from these counts it finds the hook a
+    checkpoint was made in.
+    """
     taken = dict.fromkeys(("ready", "started", "processed", "completed"), batches.in_epoch)
     taken_in_all = dict.fromkeys(taken, batches.in_all)
-    # Inside an epoch: it has begun, and is neither processed nor completed. `current_epoch` reads `processed`.
+    # Inside an epoch: it has begun, and is neither processed nor completed. `current_epoch` reads
+    # `processed`.
     epochs = dict.fromkeys(("ready", "started"), position.epoch + 1)
     epochs |= dict.fromkeys(("processed", "completed"), position.epoch)
-    # `global_step` reads `total`. `current` matters to no one, and Lightning sets it to 0 in the next epoch.
+    # `global_step` reads `total`. `current` matters to no one, and Lightning sets it to 0 in the
+    # next epoch.
     steps = {"ready": position.step, "completed": position.step}
     zeroed = {**steps, "started": position.step}
-    # After a validation the batch was counted as stepped; otherwise the resume ends this batch, and counts it.
+    # After a validation the batch was counted as stepped; otherwise the resume ends this batch, and
+    # counts it.
     is_validated = position.validated == position.step
     stepped = position.step if position.batches_stepped is None else position.batches_stepped
 
@@ -231,8 +279,13 @@ def loops_at(position: Position, batches: Batches) -> dict[str, Any]:
             "state_dict": {"combined_loader": batches.loaders},
             "epoch_progress": twice(epochs),
             "epoch_loop.state_dict": {"_batches_that_stepped": stepped - (not is_validated)},
-            "epoch_loop.batch_progress": {"total": taken_in_all, "current": taken, "is_last_batch": batches.is_last},
-            "epoch_loop.scheduler_progress": twice(steps),  # schedules have their own state; this only counts
+            "epoch_loop.batch_progress": {
+                "total": taken_in_all,
+                "current": taken,
+                "is_last_batch": batches.is_last,
+            },
+            # schedules have their own state; this only counts
+            "epoch_loop.scheduler_progress": twice(steps),
             # A module has one of these two: the other's counts are never read.
             "epoch_loop.automatic_optimization.optim_progress": {
                 "optimizer": {"step": twice(steps), "zero_grad": twice(zeroed)}

@@ -1,7 +1,8 @@
 """Is a training still the one that its checkpoint is of? What is compared, and the one comparison.
 
-The manifest of a checkpoint holds the facts of its run: data, model, plan, precision and settings. A resumed run must
-have the same ones. Settings that decide how long, where and how fast a run trains may differ.
+The manifest of a checkpoint holds the facts of its run: data, model, plan, precision and settings.
+A resumed run must have the same ones. Settings that decide how long, where and how fast a run
+trains may differ.
 """
 
 from __future__ import annotations
@@ -19,14 +20,37 @@ from flatout.report.summary import flattened
 
 _FREE = (
     # Settings that may differ: they decide how long, where and how fast to train, not what.
-    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")),
+    *(
+        f"trainer.{name}"
+        for name in ("max_epochs", "max_steps", "max_time", "min_epochs", "min_steps")
+    ),
     *(f"trainer.{name}" for name in ("devices", "num_nodes", "accelerator", "strategy", "logger")),
-    *(f"trainer.{name}" for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")),
+    *(
+        f"trainer.{name}"
+        for name in ("val_check_interval", "check_val_every_n_epoch", "limit_val_batches")
+    ),
     *(f"data.{name}" for name in ("feed", "workers", "cache", "eval_batch_size")),
-    *("tune", "compile", "model.reuse", "model.reuse_format"),  # a resumed run keeps the answers of its beginning
+    # a resumed run keeps the answers of its beginning
+    *("tune", "compile", "model.reuse", "model.reuse_format"),
     # Compared as what they make: rows a step, steps an epoch, arithmetic.
-    *("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "trainer.limit_train_batches"),
-    *("monitor", "checkpoint", "callbacks", "output", "name", "resume", "resume_anyway", "allow_targets", "threads"),
+    *(
+        "data.batch_size",
+        "data.accumulate",
+        "data.effective_batch",
+        "precision",
+        "trainer.limit_train_batches",
+    ),
+    *(
+        "monitor",
+        "checkpoint",
+        "callbacks",
+        "output",
+        "name",
+        "resume",
+        "resume_anyway",
+        "allow_targets",
+        "threads",
+    ),
 )
 
 
@@ -55,12 +79,18 @@ def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
 
 def length_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide how long a run trains."""
-    lengths = {name: settings["trainer"].get(name) for name in ("max_epochs", "max_steps", "max_time")}
+    lengths = {
+        name: settings["trainer"].get(name) for name in ("max_epochs", "max_steps", "max_time")
+    }
     return {**lengths, "patience": settings["checkpoint"]["patience"]}
 
 
 def facts_of_run(
-    settings: Mapping[str, Any], data_key: str | None, model: torch.nn.Module, plan: dict[str, Any], precision: str
+    settings: Mapping[str, Any],
+    data_key: str | None,
+    model: torch.nn.Module,
+    plan: dict[str, Any],
+    precision: str,
 ) -> dict[str, Any]:
     """The facts of a run from the command line; how long it shall train (`asked`) may differ."""
     shapes = [(name, list(weight.shape)) for name, weight in model.named_parameters()]
@@ -85,9 +115,13 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
         keys = before.keys() & after.keys() if name == "plan" else before.keys() | after.keys()
         for key in sorted(keys):
             # A sample in the settings is not the data of a run that names other data.
-            is_unused = key.startswith("data.sample") and data_now is not None and data_before == data_now
+            is_unused = (
+                key.startswith("data.sample") and data_now is not None and data_before == data_now
+            )
             if before.get(key) != after.get(key) and not is_unused:
-                was, now_is = ("null" if each.get(key) is None else each[key] for each in (before, after))
+                was, now_is = (
+                    "null" if each.get(key) is None else each[key] for each in (before, after)
+                )
                 yield f"{key} was {was} and is {now_is}"
     if data_before != data_now:
         yield "the data or its encoding has changed"
@@ -95,21 +129,36 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 def have_same_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether all settings of two runs decide the same training."""
-    return not any(differences({"settings": deciding_settings(then)}, {"settings": deciding_settings(now)}))
+    return not any(
+        differences({"settings": deciding_settings(then)}, {"settings": deciding_settings(now)})
+    )
 
 
 def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
-    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken anyway."""
+    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken
+    anyway.
+    """
     found = list(differences(then, now))
     lines = []
     if then.get("torch") != now["torch"]:
-        lines.append(f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may differ")
+        lines.append(
+            f"resume: saved with torch {then.get('torch')}, this is {now['torch']}: last digits may"
+            " differ"
+        )
     if then.get("model") != now["model"]:
         what = "; ".join(["the model has other weights", *found])
         hint = "Set the model back, or leave resume out: a new run begins."
         raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    hint = "Set it back, or add resume_anyway=true to go on all the same; without resume a new run begins."
-    require(anyway or not found, "resume", f"this is not the run that was begun: {'; '.join(found)}", hint=hint)
+    hint = (
+        "Set it back, or add resume_anyway=true to go on all the same; without resume a new run"
+        " begins."
+    )
+    require(
+        anyway or not found,
+        "resume",
+        f"this is not the run that was begun: {'; '.join(found)}",
+        hint=hint,
+    )
     return [*lines, *(f"resume: resuming although {each}" for each in found)]
 
 
@@ -117,4 +166,6 @@ def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse a checkpoint whose position counts other steps, in a plain Trainer."""
     found = "; ".join(differences(then, now))
     hint = "Set it back, or leave ckpt_path out: training starts from the first step."
-    require(not found, "ExactCheckpoint", f"the checkpoint is of another training: {found}", hint=hint)
+    require(
+        not found, "ExactCheckpoint", f"the checkpoint is of another training: {found}", hint=hint
+    )

@@ -1,7 +1,8 @@
-"""`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and luck.
+"""`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and
+luck.
 
-Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Linear models are trained in
-folds; beside them the run's own model is, or a pretrained encoder reads the texts.
+Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Linear models
+are trained in folds; beside them the run's own model is, or a pretrained encoder reads the texts.
 """
 
 from __future__ import annotations
@@ -25,10 +26,20 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
-_OF_DATA = ("data=", "data.", "task=", "experiment=", "--config-dir=", "model=", "model.pretrained=")
+_OF_DATA = (
+    "data=",
+    "data.",
+    "task=",
+    "experiment=",
+    "--config-dir=",
+    "model=",
+    "model.pretrained=",
+)
 """Words of a run that are about its data, and its pretrained encoder."""
 _IMPLIED = {
-    **dict.fromkeys(("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")),
+    **dict.fromkeys(
+        ("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")
+    ),
     "data.problem=label": ("model=rnn",),
     "data.pair=true": ("model=transformer",),
     **dict.fromkeys(("data=sequence", "data=cells"), ("task=sequence", "model=rnn")),
@@ -38,13 +49,21 @@ _IMPLIED = {
 
 @dataclass(kw_only=True, slots=True)
 class AuditConfig:
-    folds: int = setting(5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50)
+    folds: int = setting(
+        5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50
+    )
     rows: int = setting(20_000, "Most texts or bit strings looked at, drawn at random.", least=40)
-    column: str | None = setting(None, "A column by whose values scores are parted, too.", example="author")
+    column: str | None = setting(
+        None, "A column by whose values scores are parted, too.", example="author"
+    )
     out: str = setting("audit", "Folder of suspects.csv or worst.csv, and audit.html.")
-    unlabelled: str | None = setting(None, "Texts, of which next_rows.csv says which to label next.", example="FILE")
+    unlabelled: str | None = setting(
+        None, "Texts, of which next_rows.csv says which to label next.", example="FILE"
+    )
     top: int = setting(200, "So many rows to label next.", least=1)
-    time: str = setting("10m", "How long a run's model may train in folds, or model.pretrained=FOLDER read.")
+    time: str = setting(
+        "10m", "How long a run's model may train in folds, or model.pretrained=FOLDER read."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -53,18 +72,29 @@ class AuditConfig:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s RUN | data.source=FILE [key=value ...]"
-    parser.add_argument("words", metavar="WORD", nargs="*", help="a run's folder, or data settings as for training")
+    parser.add_argument(
+        "words", metavar="WORD", nargs="*", help="a run's folder, or data settings as for training"
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = about_settings(AuditConfig)
-    words = {each.name: f"{each.name}={about[each.name].example or each.default}" for each in fields(AuditConfig)}
+    words = {
+        each.name: f"{each.name}={about[each.name].example or each.default}"
+        for each in fields(AuditConfig)
+    }
     words["time"] = words["time"].replace("time", "for")
     parser.epilog = "\n".join(f"{words[name]:<18} {each.does}" for name, each in about.items())
 
 
 def run(arguments: argparse.Namespace) -> None:
-    own = {key: value for key, _, value in (word.partition("=") for word in arguments.words) if key in _NAMES}
+    own = {
+        key: value
+        for key, _, value in (word.partition("=") for word in arguments.words)
+        if key in _NAMES
+    }
     words = [word for word in arguments.words if word.partition("=")[0] not in own]
-    config = AuditConfig(**{"time" if key == "for" else key: _number(key, value) for key, value in own.items()})
+    config = AuditConfig(
+        **{"time" if key == "for" else key: _number(key, value) for key, value in own.items()}
+    )
     of = dict[str, Any]()
     if words and ("=" not in words[0] or Path(words[0]).is_dir()):
         from flatout.cli.settings import as_word
@@ -73,13 +103,22 @@ def run(arguments: argparse.Namespace) -> None:
         folder = Path(words[0])
         file = folder / "overrides.txt"
         what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
-        require(file.is_file(), "audit", what, hint="Name the folder of a run, or data settings: data.source=FILE.")
+        require(
+            file.is_file(),
+            "audit",
+            what,
+            hint="Name the folder of a run, or data settings: data.source=FILE.",
+        )
         of, theirs = read_summary(folder), file.read_text(encoding="utf-8").splitlines()
         tuned = ((of.get("tune") or {}).get("values") or {}).items()
         kept = [word for word in theirs if is_of_training(word)]
-        if any("_target_" in word for word in theirs):  # a class of one's own, which nobody trusts here
+        # a class of one's own, which nobody trusts here
+        if any("_target_" in word for word in theirs):
             print_line("network: left out: the run has classes of its own")
-            kept, of["training"] = [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)], None
+            kept, of["training"] = (
+                [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)],
+                None,
+            )
         words = [*kept, *(f"{key}={as_word(value)}" for key, value in tuned), *words[1:]]
     given = {word.partition("=")[0].lstrip("+") for word in words}
     implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
@@ -101,14 +140,27 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     from flatout.data.problem import Problem
     from flatout.run.kinds import kind_of
 
-    require(not settings.has_own_parts, "audit", "reads no data of your own", hint="Name data.source=FILE.")
+    require(
+        not settings.has_own_parts,
+        "audit",
+        "reads no data of your own",
+        hint="Name data.source=FILE.",
+    )
     began, folder, kind = time.perf_counter(), Path(config.out), kind_of(settings.data)
-    reads_texts, is_usual = kind.keeps_rows, kind.rows != "sequences" or config.rows == AuditConfig().rows
+    reads_texts, is_usual = (
+        kind.keeps_rows,
+        kind.rows != "sequences" or config.rows == AuditConfig().rows,
+    )
     require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
     measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
-    others = ["unlabelled", "top"] if not reads_texts or settings.data.problem is Problem.tags else []
+    others = (
+        ["unlabelled", "top"] if not reads_texts or settings.data.problem is Problem.tags else []
+    )
     for each in others if reads_texts else [*others, "time", "column"]:
-        is_usual, key = getattr(config, each) == getattr(AuditConfig(), each), each.replace("time", "for")
+        is_usual, key = (
+            getattr(config, each) == getattr(AuditConfig(), each),
+            each.replace("time", "for"),
+        )
         require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / name
@@ -119,36 +171,70 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     print_line(f"{table}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
 
 
-def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
+def _audit_texts(
+    settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
+) -> None:
     import numpy as np
 
     from flatout.audit.encoder_view import read_encoder
-    from flatout.audit.findings import SUSPECTS, find, lines, write_audit_page, write_next_rows, write_suspects
+    from flatout.audit.findings import (
+        SUSPECTS,
+        find,
+        lines,
+        write_audit_page,
+        write_next_rows,
+        write_suspects,
+    )
     from flatout.audit.measure import measure, rows_of_answers
     from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
     from flatout.run.folds import answers_in_folds
 
     folder = Path(config.out)
     is_used = config.top == AuditConfig().top or config.unlabelled is not None
-    require(is_used, "top", "says how many rows of unlabelled= to label next", hint="Name them: unlabelled=FILE.")
+    require(
+        is_used,
+        "top",
+        "says how many rows of unlabelled= to label next",
+        hint="Name them: unlabelled=FILE.",
+    )
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
     _require_same(of, rows.files[0])
-    waiting = None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
-    limit_s, length, beside, view = as_seconds(config.time, "for") or 0.0, settings.data.max_length, None, "network"
+    waiting = (
+        None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
+    )
+    limit_s, length, beside, view = (
+        as_seconds(config.time, "for") or 0.0,
+        settings.data.max_length,
+        None,
+        "network",
+    )
     if run_s := (of.get("training") or {}).get("seconds"):
-        taught, folds = (rows.texts, np.array(rows.classes, object)[rows.labels]), deal(rows, config.folds)
+        taught, folds = (
+            (rows.texts, np.array(rows.classes, object)[rows.labels]),
+            deal(rows, config.folds),
+        )
         if rows.sentences is not None:
-            taught, folds = (rows.sentences.words, rows.sentences.tags), rows.sentences.folds(rows, folds)
-        answers = answers_in_folds(settings, *taught, rows.classes, folds, run_s, limit_s, print_line)
+            taught, folds = (
+                (rows.sentences.words, rows.sentences.tags),
+                rows.sentences.folds(rows, folds),
+            )
+        answers = answers_in_folds(
+            settings, *taught, rows.classes, folds, run_s, limit_s, print_line
+        )
         if answers is not None:
             answers = rows.of_spans(answers) if rows.is_tagged else answers
             if unread := int((~answers.any(axis=1)).sum()):
-                print_line(f"network: {unread:,} rows lie beyond data.max_length; words alone judge them")
+                print_line(
+                    f"network: {unread:,} rows lie beyond data.max_length; words alone judge them"
+                )
             beside = rows_of_answers(answers)
-    is_pretrained = getattr(settings.model, "pretrained", None) is not None  # an encoder's; no other model has it
+    # an encoder's; no other model has it
+    is_pretrained = getattr(settings.model, "pretrained", None) is not None
     if beside is None and is_pretrained and not rows.is_tagged:
         view = "encoder"
-        beside = read_encoder(settings.model, list(rows.texts), length, settings.precision, limit_s, print_line)
+        beside = read_encoder(
+            settings.model, list(rows.texts), length, settings.precision, limit_s, print_line
+        )
     measured = measure(rows, config.folds, length, print_line, beside, view)
     for line in lines(measured, config.folds):
         print_line(line)
@@ -166,11 +252,16 @@ def _audit_texts(settings: RunConfig, config: AuditConfig, command: str, of: dic
 
 def _require_same(of: dict[str, Any], found: str) -> None:
     asked = (of.get("data") or {}).get("source")
-    what, hint = f"the run read {asked}, these settings read {found}", "Start it where the run was started"
+    what, hint = (
+        f"the run read {asked}, these settings read {found}",
+        "Start it where the run was started",
+    )
     require(asked in (None, found), "audit", what, hint=f"{hint}, or name data.source=FILE.")
 
 
-def _audit_numbers(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
+def _audit_numbers(
+    settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
+) -> None:
     from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
     from flatout.run.kinds import kind_of
 

@@ -1,4 +1,6 @@
-"""`python -m flatout bench NAME`: measure our claims on this machine and print them, each with both sides."""
+"""`python -m flatout bench NAME`: measure our claims on this machine and print them, each with both
+sides.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,26 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="its name; --list shows all")
     parser.add_argument("--list", action="store_true", help="name all benches")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and rows, under two minutes")
-    parser.add_argument("--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality")
-    parser.add_argument("--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality")
-    parser.add_argument("--rounds", dest="asked_rounds", metavar="N", type=int, help="rounds of each measurement")
-    parser.add_argument("--only", metavar="TEXT", help="bert, doctor, quality, reuse: the parts whose names hold this")
-    parser.add_argument("--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds and rows, under two minutes"
+    )
+    parser.add_argument(
+        "--data", metavar="FOLDER", type=Path, help="folder of published data sets, for quality"
+    )
+    parser.add_argument(
+        "--pretrained", metavar="FOLDER", help="a pretrained encoder, for bert and quality"
+    )
+    parser.add_argument(
+        "--rounds", dest="asked_rounds", metavar="N", type=int, help="rounds of each measurement"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="bert, doctor, quality, reuse: the parts whose names hold this",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows there")
 
 
@@ -41,14 +57,30 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{name:<12} {about}")
         return
     hint = did_you_mean(arguments.name, BENCHES)
-    require(arguments.name in BENCHES, "bench", f"no bench {arguments.name!r}", allowed=", ".join(BENCHES), hint=hint)
+    require(
+        arguments.name in BENCHES,
+        "bench",
+        f"no bench {arguments.name!r}",
+        allowed=", ".join(BENCHES),
+        hint=hint,
+    )
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
     parted = ("bert", "doctor", "quality", "reuse")
     is_parted = arguments.only is None or arguments.name in parted
-    require(is_parted, "--only", f"bench {arguments.name} cannot leave rows out", allowed=", ".join(parted))
+    require(
+        is_parted,
+        "--only",
+        f"bench {arguments.name} cannot leave rows out",
+        allowed=", ".join(parted),
+    )
     is_plain = not arguments.plain or arguments.name == "doctor"
-    require(is_plain, "--plain", f"bench {arguments.name} has no rows in plain Trainers", allowed="doctor")
+    require(
+        is_plain,
+        "--plain",
+        f"bench {arguments.name} has no rows in plain Trainers",
+        allowed="doctor",
+    )
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     claims = []
@@ -64,7 +96,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def add_checkout_to_path() -> None:
-    """Make `benchmarks` importable: it lies beside `src/` in a checkout and is not part of the installed package."""
+    """Make `benchmarks` importable: it lies beside `src/` in a checkout and is not part of the
+    installed package.
+    """
     root = Path(flatout.__file__).parents[2]
     is_checkout = (root / "benchmarks" / "__init__.py").is_file()
     hint = "Run it in a checkout of the project, installed with pip install -e ."

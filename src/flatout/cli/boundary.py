@@ -1,10 +1,11 @@
 """The boundary: Hydra's settings go in, dataclasses come out.
 
-Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and calls what callbacks,
-plugins and logging name. `check_hydra` checks the composed settings first. Settings may come from other people, and
-Hydra imports and calls any class that a `_target_` names. So this file lists what is allowed, and refuses the rest. A
-name must lie in one of `_PLACES` before we import it. The class must be *defined* in such a module, not just visible
-there, and must be a part of a run. Classes that open files, write to any folder or talk to a server are refused. To use
+Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and
+calls what callbacks, plugins and logging name. `check_hydra` checks the composed settings first.
+Settings may come from other people, and Hydra imports and calls any class that a `_target_` names.
+So this file lists what is allowed, and refuses the rest. A name must lie in one of `_PLACES` before
+we import it. The class must be *defined* in such a module, not just visible there, and must be a
+part of a run. Classes that open files, write to any folder or talk to a server are refused. To use
 one, name it or its package in `allow_targets` on the command line.
 """
 
@@ -31,11 +32,25 @@ from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
 
 _ONLY_TYPED = "Type it on the command line: files may not set it."
-_LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter")
-_LOGGING_TEXTS = ("ext://sys.stdout", "ext://sys.stderr", "${hydra.runtime.output_dir}/${hydra.job.name}.log")
+_LOGGING_CLASSES = (
+    "logging.StreamHandler",
+    "logging.FileHandler",
+    "logging.NullHandler",
+    "logging.Formatter",
+)
+_LOGGING_TEXTS = (
+    "ext://sys.stdout",
+    "ext://sys.stderr",
+    "${hydra.runtime.output_dir}/${hydra.job.name}.log",
+)
 TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
 _KINDS = (
-    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler", "torch.utils.data.Dataset"),
+    *(
+        "torch.nn.Module",
+        "torch.optim.Optimizer",
+        "torch.optim.lr_scheduler.LRScheduler",
+        "torch.utils.data.Dataset",
+    ),
     *("lightning.pytorch.LightningDataModule", "lightning.pytorch.callbacks.Callback"),
     *("lightning.pytorch.loggers.Logger", "torchmetrics.Metric"),
 )
@@ -43,25 +58,56 @@ _PLACES = (
     *("torch.nn.modules", "torch.optim", "torch.utils.data.dataset"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.core.module"),
     *("lightning.pytorch.loggers.csv_logs", "lightning.pytorch.loggers.tensorboard"),
-    *("torchmetrics.aggregation", "torchmetrics.classification", "torchmetrics.clustering", "torchmetrics.collections"),
-    *("torchmetrics.metric", "torchmetrics.nominal", "torchmetrics.regression", "torchmetrics.retrieval"),
+    *(
+        "torchmetrics.aggregation",
+        "torchmetrics.classification",
+        "torchmetrics.clustering",
+        "torchmetrics.collections",
+    ),
+    *(
+        "torchmetrics.metric",
+        "torchmetrics.nominal",
+        "torchmetrics.regression",
+        "torchmetrics.retrieval",
+    ),
     *("torchmetrics.segmentation", "torchmetrics.text", "torchmetrics.wrappers"),
     *("transformers.activations", "transformers.optimization", "transformers.models"),
     *("flatout.models", "flatout.tasks", "flatout.callbacks"),
 )  # modules, with all below them, whose classes a `_target_` may name. Importing one has no effects
 _DOORS = (
     *TRUSTED_PACKAGES,
-    *("torch.nn", "torch.optim.lr_scheduler", "torch.utils.data", "lightning.pytorch", "lightning.pytorch.loggers"),
-)  # modules that usually re-export such classes; the class itself must be defined in one of `_PLACES`
+    *(
+        "torch.nn",
+        "torch.optim.lr_scheduler",
+        "torch.utils.data",
+        "lightning.pytorch",
+        "lightning.pytorch.loggers",
+    ),
+    # modules that usually re-export such classes; the class itself must be defined in one of
+    # `_PLACES`
+)
 _LEFT_OUT = (
     "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
-    "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",  # saves in the middle of a step
-    *("torchmetrics.text.bert.BERTScore", "torchmetrics.text.infolm.InfoLM", "torchmetrics.text.rouge.ROUGEScore"),
-    "torchmetrics.text.sacre_bleu.SacreBLEUScore",  # it and the three before fetch models or lists of words
+    # saves in the middle of a step
+    "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",
+    *(
+        "torchmetrics.text.bert.BERTScore",
+        "torchmetrics.text.infolm.InfoLM",
+        "torchmetrics.text.rouge.ROUGEScore",
+    ),
+    # it and the three before fetch models or lists of words
+    "torchmetrics.text.sacre_bleu.SacreBLEUScore",
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
-_FOLDERS = ("save_dir", "root_dir", "dirpath", "log_dir", "default_root_dir", "exclude_batches_path")
+_FOLDERS = (
+    "save_dir",
+    "root_dir",
+    "dirpath",
+    "log_dir",
+    "default_root_dir",
+    "exclude_batches_path",
+)
 """Arguments that name a folder to write to."""
 _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
 """Arguments that become a part of such a folder."""
@@ -80,30 +126,41 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     _refuse_references(plain, "")
     folders = [Path(cfg.output)]
-    if HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().runtime, "output_dir"):
+    if HydraConfig.initialized() and not OmegaConf.is_missing(
+        HydraConfig.get().runtime, "output_dir"
+    ):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
     check_targets(plain, allowed_targets(cfg, overrides), folders)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
-        seed_everything(cfg.seed, verbose=False)  # modules of your own draw their weights while they are built
+        # modules of your own draw their weights while they are built
+        seed_everything(cfg.seed, verbose=False)
     try:
         return instantiate(cfg, _convert_="object")
     except InstantiationException as error:
         if (mistake := mistake_in(chain_of(error))) is not None:
             raise mistake from None
         where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
-        raise UserError(where, reason, hint="These arguments do not fit the class that _target_ names.") from None
+        raise UserError(
+            where, reason, hint="These arguments do not fit the class that _target_ names."
+        ) from None
 
 
 def _require_known_keys(settings: DictConfig, where: str) -> None:
     """Refuse a key that no class has: typed with a plus sign, Hydra adds it to any group."""
     kind = OmegaConf.get_type(settings)
-    names = [field.name for field in fields(kind) if not field.name.startswith("_")] if is_dataclass(kind) else None
+    names = (
+        [field.name for field in fields(kind) if not field.name.startswith("_")]
+        if is_dataclass(kind)
+        else None
+    )
     for name in map(str, settings):
         key = f"{where}.{name}".lstrip(".")
         if names is not None and name not in names and not name.startswith("_"):
             raise unknown_key(key, names)
         child = settings._get_node(name)
-        if isinstance(child, DictConfig) and not (child._is_none() or child._is_missing() or child._is_interpolation()):
+        if isinstance(child, DictConfig) and not (
+            child._is_none() or child._is_missing() or child._is_interpolation()
+        ):
             _require_known_keys(child, key)
 
 
@@ -116,29 +173,57 @@ def as_typed(words: Any) -> list[str]:
 def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """The packages that the command line trusts; a file cannot trust any."""
     allowed = tuple(cfg.get("allow_targets") or ())
-    require(not allowed or _is_typed("allow_targets", overrides), "allow_targets", "stands in a file", hint=_ONLY_TYPED)
+    require(
+        not allowed or _is_typed("allow_targets", overrides),
+        "allow_targets",
+        "stands in a file",
+        hint=_ONLY_TYPED,
+    )
     return allowed
 
 
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse settings that execute code or write elsewhere before a run begins; `overrides` are the typed words."""
+    """Refuse settings that execute code or write elsewhere before a run begins; `overrides` are the
+    typed words.
+    """
     settings = cfg.hydra
     for kind in ("task", "hydra"):
         invented = [word for word in as_typed(settings.overrides[kind]) if word not in overrides]
-        require(not invented, f"hydra.overrides.{kind}", f"{invented} was not typed", hint="Take it out of the file.")
+        require(
+            not invented,
+            f"hydra.overrides.{kind}",
+            f"{invented} was not typed",
+            hint="Take it out of the file.",
+        )
     allowed = allowed_targets(cfg, overrides)
     for group in ("launcher", "sweeper", "callbacks"):
         for where, each in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
-            own = group != "callbacks" and where == f"hydra.{group}"  # Hydra accepts only its plugins here
+            # Hydra accepts only its plugins here
+            own = group != "callbacks" and where == f"hydra.{group}"
             if not own and not is_allowed(each["_target_"], allowed):
                 package = str(each["_target_"]).partition(".")[0]
                 hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-                raise UserError(where, f"_target_ {each['_target_']!r} is from a package not trusted", hint=hint)
-    for name in ("setup", "additional_parameters", "srun_args", "python"):  # submitit runs these in a shell
+                raise UserError(
+                    where, f"_target_ {each['_target_']!r} is from a package not trusted", hint=hint
+                )
+    # submitit runs these in a shell
+    for name in ("setup", "additional_parameters", "srun_args", "python"):
         key = f"hydra.launcher.{name}"
-        require(not _value(cfg, key) or _is_typed(key, overrides), key, "stands in a file", hint=_ONLY_TYPED)
-    is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed("hydra.job.env_copy", overrides)
-    require(not settings.job.env_set or is_typed, "hydra.job.env_set", "stands in a file", hint=_ONLY_TYPED)
+        require(
+            not _value(cfg, key) or _is_typed(key, overrides),
+            key,
+            "stands in a file",
+            hint=_ONLY_TYPED,
+        )
+    is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed(
+        "hydra.job.env_copy", overrides
+    )
+    require(
+        not settings.job.env_set or is_typed,
+        "hydra.job.env_set",
+        "stands in a file",
+        hint=_ONLY_TYPED,
+    )
     plain: Any = OmegaConf.to_container(settings, resolve=False)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
@@ -146,7 +231,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _check_logging(settings: Any, name: str) -> None:
-    """Python's logging calls what its settings name: a class, `()`, and any name behind `ext://`."""
+    """Python's logging calls what its settings name: a class, `()`, and any name behind
+    `ext://`.
+    """
     for where, value in nodes(settings, name):
         if isinstance(value, str):
             is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
@@ -155,7 +242,9 @@ def _check_logging(settings: Any, name: str) -> None:
             is_call = key in ("()", ".") and item != "colorlog.ColoredFormatter"
             require(not is_call, where, f"{key!r} calls {item!r}", hint="Logging may call nothing.")
             is_class = key == "class" and item not in _LOGGING_CLASSES
-            require(not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES))
+            require(
+                not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES)
+            )
             is_file = key == "filename" and item not in _LOGGING_TEXTS
             require(not is_file, f"{where}.filename", f"{item!r}", allowed=_LOGGING_TEXTS[-1])
 
@@ -177,11 +266,18 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
             require_inside(place, [Path(str(output))], key)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
-        require(part is None or is_plain_part(str(part)), key, repr(part), allowed="a name below the run folder")
+        require(
+            part is None or is_plain_part(str(part)),
+            key,
+            repr(part),
+            allowed="a name below the run folder",
+        )
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:
-    """A part of Hydra's settings as plain values; references to settings that Hydra fills later stay."""
+    """A part of Hydra's settings as plain values; references to settings that Hydra fills later
+    stay.
+    """
     found = _value(cfg, key)
     if not OmegaConf.is_config(found):
         return found
@@ -196,7 +292,9 @@ def _resolved(cfg: DictConfig, key: str) -> Any:
 def _refuse_references(plain: Any, key: str, *, but: str = "") -> None:
     for where, each in nodes(plain, key):
         refers = isinstance(each, str) and "${" in (re.sub(but, "", each) if but else each)
-        require(not refers, where, f"{each!r} refers to another value", hint="Write the value itself.")
+        require(
+            not refers, where, f"{each!r} refers to another value", hint="Write the value itself."
+        )
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
@@ -212,7 +310,9 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     return any(name == key or name.startswith(f"{key}.") for name in names)
 
 
-def check_targets(config: Mapping[Any, Any], allowed: Sequence[str], folders: Sequence[Path]) -> None:
+def check_targets(
+    config: Mapping[Any, Any], allowed: Sequence[str], folders: Sequence[Path]
+) -> None:
     """Refuse each `_target_` that is not allowed, and arguments that lead out of `folders`."""
     for place, settings in targets(config, ""):
         found = _part_of_a_run(settings["_target_"], place, allowed)
@@ -224,11 +324,17 @@ def check_targets(config: Mapping[Any, Any], allowed: Sequence[str], folders: Se
 
 def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Each mapping with a `_target_`, at any depth, and its key."""
-    return ((key, each) for key, each in nodes(value, where) if isinstance(each, Mapping) and "_target_" in each)
+    return (
+        (key, each)
+        for key, each in nodes(value, where)
+        if isinstance(each, Mapping) and "_target_" in each
+    )
 
 
 def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of it, too."""
+    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of
+    it, too.
+    """
     yield where, value
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -242,13 +348,20 @@ def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
     """Whether `allowed` holds its name, or the name of its module or package."""
     is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
-    return is_name and any(f"{target}.".startswith(f"{each}.") for each in allowed if each not in TRUSTED_PACKAGES)
+    return is_name and any(
+        f"{target}.".startswith(f"{each}.") for each in allowed if each not in TRUSTED_PACKAGES
+    )
 
 
 def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     if not isinstance(target, str) or not _NAME.fullmatch(target):
-        raise UserError(where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class")
-    is_trusted, (package, module) = is_allowed(target, allowed), (target.partition(".")[0], target.rpartition(".")[0])
+        raise UserError(
+            where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class"
+        )
+    is_trusted, (package, module) = (
+        is_allowed(target, allowed),
+        (target.partition(".")[0], target.rpartition(".")[0]),
+    )
     hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
     what, known = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
     require(is_trusted or package in TRUSTED_PACKAGES, where, what, allowed=known, hint=hint)
@@ -261,8 +374,12 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
-        raise UserError(where, f"_target_ {target} is no class of a kind a run is made of", allowed=names)
-    is_left_out = any(f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__)
+        raise UserError(
+            where, f"_target_ {target} is no class of a kind a run is made of", allowed=names
+        )
+    is_left_out = any(
+        f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__
+    )
     is_listed = is_trusted or (_is_place(found.__module__) and not is_left_out)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
     return found
@@ -282,7 +399,9 @@ def _found(target: str) -> Any:
         return None
 
 
-def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]) -> None:
+def _check_arguments(
+    found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]
+) -> None:
     """Refuse arguments, positional ones too, that lead out of the folder of all runs."""
     given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     places = settings.get("_args_") or []
@@ -294,4 +413,6 @@ def _check_arguments(found: type, settings: Mapping[Any, Any], where: str, folde
             require_inside(str(value), folders, f"{where}.{name}")
         elif name in _PARTS and isinstance(value, str):
             allowed = "a name without '..' that begins with no '/' or '~'"
-            require(not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed)
+            require(
+                not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed
+            )

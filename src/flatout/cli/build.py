@@ -1,8 +1,10 @@
-"""`python -m flatout build …`: the store of a run's data, built without training, where no GPU waits for it.
+"""`python -m flatout build …`: the store of a run's data, built without training, where no GPU
+waits for it.
 
-Takes the words of `python -m train`, and the settings that decide the store are the same: the run finds it. A store
-that is there is opened. Texts are encoded by the unit, and a build that was killed continues with the unit it began:
-`--part 2/8` encodes a part of them alone, for jobs that share a disk, and a build without it lists them in a store.
+Takes the words of `python -m train`, and the settings that decide the store are the same: the run
+finds it. A store that is there is opened. Texts are encoded by the unit, and a build that was
+killed continues with the unit it began: `--part 2/8` encodes a part of them alone, for jobs that
+share a disk, and a build without it lists them in a store.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE [+experiment=NAME] [key=value ...]"
-    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+    parser.add_argument(
+        "words",
+        metavar="WORD",
+        nargs="*",
+        help="+experiment=NAME and any key=value, as for training",
+    )
     engine.add_arguments(parser)
 
 
@@ -41,24 +48,43 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     from flatout.run_log import RunLog
 
     hint = "Call prepare_data of your DataModule."
-    require(not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint)
+    require(
+        not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint
+    )
     kind, parts = kind_of(config.data), engine.parts_of(arguments, may_be_here=True)
     if kind.in_parts and (why := why_all_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
-    where, what = "--part" if arguments.part else "--on" if parts else "", "parts are of texts without tags"
-    require(kind.in_parts or not where, where, what, hint="Build without it: one process is enough.")
+    where, what = (
+        "--part" if arguments.part else "--on" if parts else "",
+        "parts are of texts without tags",
+    )
+    require(
+        kind.in_parts or not where, where, what, hint="Build without it: one process is enough."
+    )
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)
         units, found = encode_part(config.data, number, count)
-        print_line(f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before")
+        print_line(
+            f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before"
+        )
         print_line("when all parts are there, the same command without --part writes their store")
         return
     if parts is not None:
-        place = Cache(config.data.cache).folder.absolute()  # each machine has a usual cache of its own
+        # each machine has a usual cache of its own
+        place = Cache(config.data.cache).folder.absolute()
         do, on = partial(encode_part, replace(config.data, cache=str(place))), str(arguments.on)
-        each = engine.in_processes(do, parts) if on == engine.Place.here else engine.on_ray(do, parts, place)
-        print_line(f"{on}: {counted(sum(units for units, _ in each), 'unit')} in {counted(len(each), 'part')}")
+        each = (
+            engine.in_processes(do, parts)
+            if on == engine.Place.here
+            else engine.on_ray(do, parts, place)
+        )
+        print_line(
+            f"{on}: {counted(sum(units for units, _ in each), 'unit')} in"
+            f" {counted(len(each), 'part')}"
+        )
     data = kind.data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
-    print_line(f"store: {data.info.store.folder}; python -m train with the same data.… settings opens it")
+    print_line(
+        f"store: {data.info.store.folder}; python -m train with the same data.… settings opens it"
+    )

@@ -10,11 +10,15 @@ from flatout.data.store.cache import Cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cache", metavar="FOLDER", help="the cache folder (default: $FLATOUT_CACHE or the user's)")
+    parser.add_argument(
+        "--cache", metavar="FOLDER", help="the cache folder (default: $FLATOUT_CACHE or the user's)"
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="every store, newest first")
     actions.add_parser("size", help="bytes on disk")
-    actions.add_parser("verify", help="compare every store with its checksums; exit code 1 when one is damaged")
+    actions.add_parser(
+        "verify", help="compare every store with its checksums; exit code 1 when one is damaged"
+    )
     clear = actions.add_parser("clear", help="remove one store, or all")
     clear.add_argument("key", nargs="?", help="the store to remove (default: all)")
 
@@ -34,7 +38,8 @@ def show(cache: Cache, *, whole: bool) -> None:
     entries = cache.entries()
     if not whole:
         files = (file for entry in entries for file in entry.manifest["files"].items())
-        own = sum(file["bytes"] for name, file in files if not name.startswith(".."))  # units are shared
+        # units are shared
+        own = sum(file["bytes"] for name, file in files if not name.startswith(".."))
         print(f"{own / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
         for kept, one, of in (
             (cache.of_units(), "unit", "large stores, and of builds that are not finished"),
@@ -46,7 +51,10 @@ def show(cache: Cache, *, whole: bool) -> None:
         return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())
-        print(f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows or 0} rows  {entry.name}")
+        print(
+            f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows or 0} rows "
+            f" {entry.name}"
+        )
     if not entries:
         print(f"no stores in {cache.folder}")
 

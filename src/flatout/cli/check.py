@@ -1,7 +1,9 @@
-"""`python -m flatout check SOURCE`: what a run would find in its data, in seconds and before any training.
+"""`python -m flatout check SOURCE`: what a run would find in its data, in seconds and before any
+training.
 
-Takes the settings of a run in the same words (`data.label=stars`), and ends with the command that trains on the data.
-Exit code 2 where a run would end with an error, 1 with `--strict` where there is a warning, else 0.
+Takes the settings of a run in the same words (`data.label=stars`), and ends with the command that
+trains on the data. Exit code 2 where a run would end with an error, 1 with `--strict` where there
+is a warning, else 0.
 """
 
 from __future__ import annotations
@@ -30,15 +32,24 @@ from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 
 Settings = TypeVar("Settings")
-_MARKS = {Level.error: "[red]error[/red]  ", Level.warning: "[yellow]warning[/yellow]", Level.note: "note   "}
+_MARKS = {
+    Level.error: "[red]error[/red]  ",
+    Level.warning: "[yellow]warning[/yellow]",
+    Level.note: "note   ",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s SOURCE [data.KEY=VALUE ...] [--strict] [--json]"
-    text = "a file, a quoted pattern, a folder with one file per split or one folder per class, or a name of the Hub."
+    text = (
+        "a file, a quoted pattern, a folder with one file per split or one folder per class, or a"
+        " name of the Hub."
+    )
     text += " data.KEY=VALUE sets the data as in training."
     parser.add_argument("words", nargs="*", metavar="SOURCE", help=text)
-    parser.add_argument("--strict", action="store_true", help="exit code 1 where there is a warning")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit code 1 where there is a warning"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
@@ -46,8 +57,12 @@ def run(arguments: argparse.Namespace) -> None:
     key, source, settings = _parted(arguments.words)
     keep_freed_memory()
     names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in settings}
-    of_recordings = {each.name for each in fields(SequenceDataConfig)} - {each.name for each in fields(TextDataConfig)}
-    are_recordings = names & of_recordings or {f"data.problem={problem}" for problem in SequenceProblem} & set(settings)
+    of_recordings = {each.name for each in fields(SequenceDataConfig)} - {
+        each.name for each in fields(TextDataConfig)
+    }
+    are_recordings = names & of_recordings or {
+        f"data.problem={problem}" for problem in SequenceProblem
+    } & set(settings)
     kind: type = SequenceDataConfig if are_recordings else TextDataConfig
     look: Callable[[Any], Any] = check_recordings if kind is SequenceDataConfig else check
     found = look(read_settings(kind, settings, **{key: source}))
@@ -63,29 +78,45 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _parted(words: list[str]) -> tuple[str, str, list[str]]:
     """The key of the source, the source, and the settings around it."""
-    sources = [word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word]
+    sources = [
+        word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word
+    ]
     settings = [word.removeprefix("+") for word in words if word not in sources]
     hint = "Write python -m flatout check SOURCE data.KEY=VALUE."
     named = [setting for setting in settings if setting.startswith(("data.source=", "data.train="))]
     if not sources and len(named) == 1:
         key, _, source = named[0].removeprefix("data.").partition("=")
         return key, source.strip("'\""), [setting for setting in settings if setting not in named]
-    require(bool(sources), "check", "no SOURCE", allowed="a file, a folder, or a name of the Hub", hint=hint)
+    require(
+        bool(sources),
+        "check",
+        "no SOURCE",
+        allowed="a file, a folder, or a name of the Hub",
+        hint=hint,
+    )
     if len(sources) > 1:
         raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
     if named:
-        raise UserError(named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out.")
-    names_splits = any(setting.startswith(("data.validation=", "data.test=")) for setting in settings)
+        raise UserError(
+            named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out."
+        )
+    names_splits = any(
+        setting.startswith(("data.validation=", "data.test=")) for setting in settings
+    )
     return "train" if names_splits else "source", sources[0], settings
 
 
 def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:
-    """Settings of data from words such as `data.clean.leaks=drop`, which Hydra reads as it does for training."""
+    """Settings of data from words such as `data.clean.leaks=drop`, which Hydra reads as it does for
+    training.
+    """
     try:
         root = OmegaConf.create({"data": OmegaConf.structured(kind)})
         for name, value in given.items():
             OmegaConf.update(root, f"data.{name}", value)
-        for word in OverridesParser.create().parse_overrides([quote_letters(word) for word in words]):
+        for word in OverridesParser.create().parse_overrides(
+            [quote_letters(word) for word in words]
+        ):
             _set(root, word)
         found: Any = OmegaConf.to_object(root.data)
         return found
@@ -99,19 +130,35 @@ def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> S
 def _set(root: DictConfig, word: Override) -> None:
     key = word.get_key_element()
     group = key.rpartition(".")[0]
-    require(key.startswith("data."), "command line", f"cannot read {word.input_line!r}", hint="Write data.KEY=VALUE.")
-    require(not word.is_sweep_override(), key, "several values for one check", hint=f"Write '{key}=[FIRST,SECOND]'.")
-    require(OmegaConf.is_dict(OmegaConf.select(root, group)), key, f"{group} is no group of settings")
+    require(
+        key.startswith("data."),
+        "command line",
+        f"cannot read {word.input_line!r}",
+        hint="Write data.KEY=VALUE.",
+    )
+    require(
+        not word.is_sweep_override(),
+        key,
+        "several values for one check",
+        hint=f"Write '{key}=[FIRST,SECOND]'.",
+    )
+    require(
+        OmegaConf.is_dict(OmegaConf.select(root, group)), key, f"{group} is no group of settings"
+    )
     is_group = is_dataclass(OmegaConf.get_type(OmegaConf.select(root, key)))
     hint = f"Name one of them: {key}.NAME=VALUE."
-    require(not is_group or isinstance(word.value(), dict), key, "is a group of settings", hint=hint)
+    require(
+        not is_group or isinstance(word.value(), dict), key, "is a group of settings", hint=hint
+    )
     OmegaConf.update(root, key, word.value())
 
 
 def show(found: Any, command: str) -> None:
     """Print what matters most last, where the eye is."""
     console = Console(soft_wrap=True, highlight=False)
-    remarks = sorted(found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True)
+    remarks = sorted(
+        found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True
+    )
     for remark, line in zip(remarks, lines_of(remarks), strict=True):
         console.print(f"{_MARKS[remark.level]} {escape(line)}")
     for line in found.lines():

@@ -1,4 +1,6 @@
-"""`python -m flatout compare A B`: two groups of runs, paired by seed; or what several encodings give away."""
+"""`python -m flatout compare A B`: two groups of runs, paired by seed; or what several encodings
+give away.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ ROWS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "two folders of finished runs, or a sweep's; or folders of finished runs on bit strings"
     parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the comparison of bit strings as a page")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="also write the comparison of bit strings as a page",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -51,14 +58,18 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.html.write_text(page(found), encoding="utf-8")
         except OSError as error:
             hint = "Name a file in a folder that you may write to."
-            raise UserError("--html", f"cannot write {arguments.html}: {error.strerror}", hint=hint) from None
+            raise UserError(
+                "--html", f"cannot write {arguments.html}: {error.strerror}", hint=hint
+            ) from None
 
 
 def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
     heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in found.seeds))
     shown = plain_table(*heads, title=f"{found.metric}, {found.unit or 'in its own unit'}")
     shown.columns[0].overflow = "fold"
-    for folder, group in zip(short_names([str(each) for each in folders]), (found.first, found.second), strict=True):
+    for folder, group in zip(
+        short_names([str(each) for each in folders]), (found.first, found.second), strict=True
+    ):
         mean = f"{group.mean:.4g}" if group.sd is None else f"{group.mean:.4g} ± {group.sd:.2g}"
         shown.add_row(Text(folder), mean, *(f"{value:.4g}" for value in group.values))
     console = Console(highlight=False)
@@ -80,7 +91,10 @@ def comparison(found: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    return [[name, *(_read(exposure, *way) for exposure in found.values())] for name, way in ROWS.items()]
+    return [
+        [name, *(_read(exposure, *way) for exposure in found.values())]
+        for name, way in ROWS.items()
+    ]
 
 
 def _read(exposure: Any, form: str, *path: str) -> str:
@@ -95,17 +109,34 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The comparison as HTML, without network or script."""
     names = short_names(list(found))
     curves = [
-        Curve(name, [(point["records"], point.get("model", point["ridge"])) for point in exposure["learning"]])
+        Curve(
+            name,
+            [
+                (point["records"], point.get("model", point["ridge"]))
+                for point in exposure["learning"]
+            ],
+        )
         for name, exposure in zip(names, found.values(), strict=True)
     ]
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-    charts, sentences = [chart] if chart else [], (exposure["conclusion"][0] for exposure in found.values())
+    charts, sentences = (
+        [chart] if chart else [],
+        (exposure["conclusion"][0] for exposure in found.values()),
+    )
     conclusions = list(zip(names, sentences, strict=True))
-    return render_text("compare.html", heads=["", *names], rows=_rows(found), curves=charts, conclusions=conclusions)
+    return render_text(
+        "compare.html",
+        heads=["", *names],
+        rows=_rows(found),
+        curves=charts,
+        conclusions=conclusions,
+    )
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """Experiment and date of each run's folder, and more of its path where that does not tell runs apart."""
+    """Experiment and date of each run's folder, and more of its path where that does not tell runs
+    apart.
+    """
     parts = [Path(run).resolve().parts for run in runs]
     for count in range(2, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]

@@ -1,4 +1,5 @@
-"""Errors of composing the settings, as one sentence with the nearest right word; and messages for unknown keys.
+"""Errors of composing the settings, as one sentence with the nearest right word; and messages for
+unknown keys.
 
 Reads the words and attributes of the errors of Hydra and OmegaConf, without importing either.
 """
@@ -27,7 +28,11 @@ from flatout.models import MODELS
 from flatout.perf.tune.settings import TuneConfig
 from flatout.run.kinds import KINDS
 
-_SAMPLES = {"headlines": HeadlinesConfig, "tweets": TweetsConfig, "tagged_tweets": TaggedTweetsConfig}
+_SAMPLES = {
+    "headlines": HeadlinesConfig,
+    "tweets": TweetsConfig,
+    "tagged_tweets": TaggedTweetsConfig,
+}
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {kind.data_option: kind.settings for kind in KINDS},
     "data.sample": {**_SAMPLES, "cells": CellsConfig},
@@ -38,7 +43,9 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
 }  # the settings class of each option of each group in `conf/`
-OPTIONS = [(group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()]
+OPTIONS = [
+    (group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()
+]
 _ALMOST = 0.75  # least likeness of keys that stand in different groups
 
 
@@ -49,7 +56,9 @@ def explain(error: BaseException) -> UserError | None:
         return mistake
     inner, message = chain[-1], "\n".join(map(str, chain))
     key = str(getattr(inner, "full_key", None) or "") or _first(r"full_key: (\S+)", str(inner))
-    override = getattr(inner, "override", None) or _first(r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error))
+    override = getattr(inner, "override", None) or _first(
+        r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
+    )
     match type(inner).__name__:
         case "MissingConfigException":
             group, _, option = (getattr(inner, "missing_cfg_file", None) or "").rpartition("/")
@@ -61,21 +70,34 @@ def explain(error: BaseException) -> UserError | None:
         case "MissingMandatoryValue":
             return UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
         case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
-            several = _first(r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", message)
-            return _several_values(several) if several else _unknown_key(error, key, override, message)
+            several = _first(
+                r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", message
+            )
+            return (
+                _several_values(several) if several else _unknown_key(error, key, override, message)
+            )
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
             return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")
         case "RecursionError":
-            return UserError("conf", "is nested too deeply", hint="Write the settings with fewer levels.")
+            return UserError(
+                "conf", "is nested too deeply", hint="Write the settings with fewer levels."
+            )
         case "AttributeError" if "full_key: hydra." in message:
-            return UserError(key, "does not fit", hint="python -m flatout settings lists what each key may be.")
-        case kind if kind.startswith("Interpolation") or kind in ("UnsupportedInterpolationType", "GrammarParseError"):
+            return UserError(
+                key, "does not fit", hint="python -m flatout settings lists what each key may be."
+            )
+        case kind if kind.startswith("Interpolation") or kind in (
+            "UnsupportedInterpolationType",
+            "GrammarParseError",
+        ):
             return UserError(key or "conf", message.splitlines()[0], hint="Write the value itself.")
     return None
 
 
 def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
-    """The error and its causes, each once: an error that is raised again may be a cause of itself."""
+    """The error and its causes, each once: an error that is raised again may be a cause
+    of itself.
+    """
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -97,7 +119,8 @@ def explain_errors() -> Iterator[None]:
         raise
     except Exception as error:  # errors of Hydra, YAML, the parser and user classes share no class
         for link in chain_of(error, with_context=True):
-            if isinstance(link, KeyboardInterrupt | SystemExit):  # OmegaConf may fail where a signal leaves it
+            # OmegaConf may fail where a signal leaves it
+            if isinstance(link, KeyboardInterrupt | SystemExit):
                 raise link from None
         if (mistake := explain(error)) is None:
             raise
@@ -108,7 +131,9 @@ def _missing_option(group: str, option: str, options: Sequence[str]) -> UserErro
     hint = did_you_mean(option, options)
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
-    return UserError(group, f"no option {option!r}", allowed=", ".join(options) or "no options", hint=hint)
+    return UserError(
+        group, f"no option {option!r}", allowed=", ".join(options) or "no options", hint=hint
+    )
 
 
 def _unreadable(override: str) -> UserError:
@@ -116,7 +141,10 @@ def _unreadable(override: str) -> UserError:
     if re.fullmatch(r"[\w.]+", override) and (key := find_key(override)):
         hint = f"Write {key}=VALUE."
     elif "=" not in override and (Path(override) / "overrides.txt").is_file():
-        hint = f"To go on with that run, write resume={override}; its settings stand in its overrides.txt."
+        hint = (
+            f"To go on with that run, write resume={override}; its settings stand in its"
+            " overrides.txt."
+        )
     elif "=" not in override and Path(override).exists():
         hint = f"To train on that file, write data.source={override}."
     return UserError("command line", f"cannot read {override!r}", hint=hint)
@@ -126,7 +154,12 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
     if "is not Optional" in message:
         return UserError(key, "null does not fit", hint="Give it a value, or leave it out.")
     wanted = _first(r"converted to (\w+)|expected one of \[(.*?)\]|not a valid (bool)", message)
-    names = {"Integer": "a whole number", "Float": "a number", "bool": "true or false", "String": "a text"}
+    names = {
+        "Integer": "a whole number",
+        "Float": "a number",
+        "bool": "true or false",
+        "String": "a text",
+    }
     last, allowed = message.rsplit("\nValue", 1)[-1], names.get(wanted, wanted)
     value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
     hint = "" if allowed else f"python -m flatout settings {key} shows an example."
@@ -140,7 +173,9 @@ def _several_values(word: str) -> UserError:
     key, _, values = word.lstrip("+").partition("=")
     as_list = f"write '{key}=[{values}]' for one run with all of them"
     takes_list = any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key))
-    hint = f"Add -m to python -m train for a run with each{f', or {as_list}' if takes_list else ''}."
+    hint = (
+        f"Add -m to python -m train for a run with each{f', or {as_list}' if takes_list else ''}."
+    )
     if key == "logger":
         hint = f"{as_list.capitalize()}."
     return UserError(key, f"several values ({values}) for one run", hint=hint)
@@ -148,15 +183,22 @@ def _several_values(word: str) -> UserError:
 
 def _unknown_key(error: BaseException, key: str, override: str, message: str) -> UserError:
     if plain := _first(r"Either remove \+ prefix: '(.+)'$", message):
-        return UserError(plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}.")
+        return UserError(
+            plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}."
+        )
     words = _first(r"To append to your config use \+(\S+)", message) or override
     words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", message)
     typed = words.lstrip("+~").partition("=")[0]
     key = key or typed
-    whole = typed if typed.startswith(f"{key}.") else key  # Hydra names the first part that is not there
+    # Hydra names the first part that is not there
+    whole = typed if typed.startswith(f"{key}.") else key
     nodes = (getattr(link, "object_type", None) for link in chain_of(error, with_context=True))
     lacking = next((kind for kind in nodes if isinstance(kind, type) and is_dataclass(kind)), None)
-    beside = [] if lacking is None else [field.name for field in fields(lacking) if not field.name.startswith("_")]
+    beside = (
+        []
+        if lacking is None
+        else [field.name for field in fields(lacking) if not field.name.startswith("_")]
+    )
     return unknown_key(key, beside, typed=whole, file=_first(r"In '([^']+)'", message))
 
 
@@ -165,21 +207,34 @@ def _first(pattern: str, text: str) -> str:
     return next(filter(None, found.groups()), "") if found else ""
 
 
-def unknown_key(key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = "") -> UserError:
-    """The mistake of an unknown key, beside those of its group; `typed`: the whole key, `file`: where it stands."""
+def unknown_key(
+    key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = ""
+) -> UserError:
+    """The mistake of an unknown key, beside those of its group; `typed`: the whole key, `file`:
+    where it stands.
+    """
     parent = key.rpartition(".")[0]
     if parent == "trainer":
         return _unknown_argument(key)
-    if any(field.default_factory is dict for field in _fields_of(parent)):  # the user's keys, such as data.noise
-        return UserError(key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE.")
+    # the user's keys, such as data.noise
+    if any(field.default_factory is dict for field in _fields_of(parent)):
+        return UserError(
+            key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE."
+        )
     near = _nearest_key(key, beside, typed or key)
-    hint = f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
-    having = [(group, name) for group, name, kind in OPTIONS if key in _field_names(kind, f"{group}.")]
+    hint = (
+        f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
+    )
+    having = [
+        (group, name) for group, name, kind in OPTIONS if key in _field_names(kind, f"{group}.")
+    ]
     if having:
         options = ", ".join(f"{group.partition('.')[0]}={name}" for group, name in having)
         hint = f"It is a setting of {options}. {where_listed(parent)}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
-    return UserError(where, "no such key", allowed=", ".join(beside) if len(beside) <= 24 else "", hint=hint)
+    return UserError(
+        where, "no such key", allowed=", ".join(beside) if len(beside) <= 24 else "", hint=hint
+    )
 
 
 def where_listed(group: str) -> str:
@@ -197,7 +252,9 @@ def as_typed(key: str) -> str:
 
 
 def find_key(word: str) -> str | None:
-    """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs` have one."""
+    """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs`
+    have one.
+    """
 
     def rank(key: str) -> tuple[int, int]:  # less deep first, then in the order of the groups
         group = key.partition(".")[0]
@@ -240,7 +297,10 @@ def known_keys() -> list[str]:
     """Dotted names of all settings."""
     kinds = [(f"{group}.", kind) for group, _, kind in OPTIONS]
     kinds += [(f"logger.{name}.", kind) for name, kind in LOGGERS.items()]
-    ours = [*(field.name for field in fields(RunConfig)), *(f"trainer.{name}" for name in ours_of_trainer())]
+    ours = [
+        *(field.name for field in fields(RunConfig)),
+        *(f"trainer.{name}" for name in ours_of_trainer()),
+    ]
     return sorted({*ours, *(name for prefix, kind in kinds for name in _field_names(kind, prefix))})
 
 
@@ -253,9 +313,16 @@ def _field_names(settings: type, prefix: str) -> Iterator[str]:
 
 def _fields_of(key: str) -> list[Field[Any]]:
     group, _, name = key.partition(".")
-    return [field for kind in COMPONENTS.get(group, {}).values() for field in fields(kind) if field.name == name]
+    return [
+        field
+        for kind in COMPONENTS.get(group, {}).values()
+        for field in fields(kind)
+        if field.name == name
+    ]
 
 
 def ours_of_trainer() -> dict[str, Any]:
     """Arguments of Lightning's Trainer that are set without a plus sign, and their values."""
-    return dict(yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8")))
+    return dict(
+        yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
+    )

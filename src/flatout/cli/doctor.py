@@ -1,6 +1,7 @@
 """`python -m flatout doctor RUN`: what limited a run, and what would fix it.
 
-`--confirm` compares the verdict's override and the original, as short runs in processes of their own.
+`--confirm` compares the verdict's override and the original, as short runs in processes of their
+own.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ _LEAST_STEPS, _MOST_STEPS = 60, 300
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder, finished or not")
     parser.add_argument("--json", action="store_true", help="the verdict and its evidence as JSON")
-    what = "run the verdict's override and the original in turn, a few hundred steps each, and compare"
+    what = (
+        "run the verdict's override and the original in turn, a few hundred steps each, and compare"
+    )
     parser.add_argument("--confirm", action="store_true", help=what)
     words = "with --confirm: words for both, such as +allow_targets=[mypackage]"
     parser.add_argument("words", metavar="WORD", nargs="*", help=words)
@@ -62,7 +65,9 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"kept in {keep_confirmation(arguments.run, confirmed)}")
         return
     if arguments.words:
-        raise UserError("doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm.")
+        raise UserError(
+            "doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm."
+        )
     evidence = evidence_in(arguments.run)
     if arguments.json:
         print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
@@ -96,23 +101,35 @@ def _tried_table(evidence: Evidence) -> Table:
     table = plain_table("override", "rows/s of the model", "as it was", "the run would be")
     for tried in evidence.tried:
         gain = str(gain_of(evidence, tried))
-        table.add_row(Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain)
+        table.add_row(
+            Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain
+        )
     return table
 
 
 def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
-    """Run the override of a run's verdict and the original settings in turn; `more` are words for both."""
+    """Run the override of a run's verdict and the original settings in turn; `more` are words for
+    both.
+    """
     summary, evidence = read_summary(folder), evidence_in(folder)
     found, words = verdict(evidence), words_of(folder, summary, more)
     override, steps = found["override"], steps_of_a_round(evidence)
     hint = "Only an override of the command line can be confirmed."
     require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
     sides = sides_of(words, override, evidence, steps)
-    print(f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they were", flush=True)
-    check = partial(require_same, folder, _settings(folder), {key_of(word) for word in [*more, *words]})
+    print(
+        f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they"
+        " were",
+        flush=True,
+    )
+    check = partial(
+        require_same, folder, _settings(folder), {key_of(word) for word in [*more, *words]}
+    )
     warm_start()
     with tempfile.TemporaryDirectory() as place:
-        before, after = time_in_turn(sides, Path(place), ROUNDS, lambda original: check(_settings(original)))
+        before, after = time_in_turn(
+            sides, Path(place), ROUNDS, lambda original: check(_settings(original))
+        )
     return Confirmation(
         override=override,
         predicted=predicted(found),
@@ -139,7 +156,9 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
         typed = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise UserError(str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated.") from None
+        raise UserError(
+            str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated."
+        ) from None
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if is_of_training(word)]
@@ -148,7 +167,9 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
 
 
 def steps_of_a_round(evidence: Evidence) -> int:
-    """Optimizer steps of each short run: some seconds, and a whole epoch where that is not many more."""
+    """Optimizer steps of each short run: some seconds, and a whole epoch where that is not many
+    more.
+    """
     step_s = evidence.total_ms * evidence.accumulate / 1000
     steps = min(_MOST_STEPS, max(_LEAST_STEPS, round(3.0 / max(step_s, 1e-6))))
     epoch = math.ceil(evidence.steps / max(evidence.epochs, 1e-9))
@@ -156,10 +177,15 @@ def steps_of_a_round(evidence: Evidence) -> int:
 
 
 def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
-    """The original and the override, over the same number of rows; only the number of steps ends them."""
+    """The original and the override, over the same number of rows; only the number of steps ends
+    them.
+    """
     fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
     plain = with_override(words, "trainer.max_epochs=1000 checkpoint.patience=null")
-    return [[*plain, f"++trainer.max_steps={steps}"], [*with_override(plain, override), f"++trainer.max_steps={fixed}"]]
+    return [
+        [*plain, f"++trainer.max_steps={steps}"],
+        [*with_override(plain, override), f"++trainer.max_steps={fixed}"],
+    ]
 
 
 def _growth(override: str, evidence: Evidence) -> float:
@@ -174,20 +200,31 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         return deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        raise UserError(str(folder / SETTINGS), "cannot be read", hint="Without it a run cannot be repeated.") from None
+        raise UserError(
+            str(folder / SETTINGS), "cannot be read", hint="Without it a run cannot be repeated."
+        ) from None
 
 
-def require_same(folder: Path, then: dict[str, Any], changed: set[str], now: dict[str, Any]) -> None:
-    """Refuse a run whose settings its words do not give: one from Python, or of files that have changed since."""
+def require_same(
+    folder: Path, then: dict[str, Any], changed: set[str], now: dict[str, Any]
+) -> None:
+    """Refuse a run whose settings its words do not give: one from Python, or of files that have
+    changed since.
+    """
     for key in sorted(then.keys() | now.keys()):
         if then.get(key) != now.get(key) and key not in changed:
             what = f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}"
-            hint = "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the override there."
+            hint = (
+                "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the"
+                " override there."
+            )
             raise UserError(str(folder), what, hint=hint)
 
 
 def with_override(words: Sequence[str], override: str) -> list[str]:
-    """A command line with an override; `~callbacks.NAME` takes away the words that add that callback."""
+    """A command line with an override; `~callbacks.NAME` takes away the words that add that
+    callback.
+    """
     if override.startswith("~"):
         kept = [word for word in words if not word.startswith(f"+{override[1:]}.")]
         return kept if len(kept) < len(words) else [*words, override]  # a file may have added it
@@ -200,9 +237,13 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     output = folder.with_suffix(".txt")
     try:
-        apart.run(partial(main, [*words, f"hydra.run.dir={folder}"]), environment={OUTPUT: str(output)})
+        apart.run(
+            partial(main, [*words, f"hydra.run.dir={folder}"]), environment={OUTPUT: str(output)}
+        )
     except apart.Failed as failed:
-        printed = output.read_text(encoding="utf-8", errors="replace").strip() if output.is_file() else ""
+        printed = (
+            output.read_text(encoding="utf-8", errors="replace").strip() if output.is_file() else ""
+        )
         last = printed.splitlines()[-1] if printed else failed.why
         if failed.code == EXIT_CODE:
             raise UserError("", last) from None
@@ -211,9 +252,14 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def time_in_turn(
-    sides: Sequence[Sequence[str]], place: Path, rounds: int, check: Callable[[Path], None] | None = None
+    sides: Sequence[Sequence[str]],
+    place: Path,
+    rounds: int,
+    check: Callable[[Path], None] | None = None,
 ) -> list[list[float]]:
-    """Rows a second of each command line in each round; `check` sees the folder of the very first run."""
+    """Rows a second of each command line in each round; `check` sees the folder of the very first
+    run.
+    """
     numbers = itertools.count(1)
 
     def rate(words: Sequence[str]) -> float:
@@ -222,6 +268,7 @@ def time_in_turn(
         evidence = Evidence.from_dict(train_apart(words, folder)["evidence"])
         if check is not None and number == 1:
             check(folder)
-        return 1000 * evidence.rows_per_batch / evidence.total_ms  # all is counted but the first few steps
+        # all is counted but the first few steps
+        return 1000 * evidence.rows_per_batch / evidence.total_ms
 
     return take_turns([partial(rate, words) for words in sides], least=rounds)

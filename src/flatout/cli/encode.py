@@ -1,4 +1,6 @@
-"""`python -m flatout encode FILE`: records of a table with their encoding, as a table of their own."""
+"""`python -m flatout encode FILE`: records of a table with their encoding, as a table
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, usual = parser.add_argument, EncodingConfig()
     add("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
     add("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
-    add("--typos", metavar="SHARE", type=float, default=0.0, help="share of them with a typing error")
+    add(
+        "--typos",
+        metavar="SHARE",
+        type=float,
+        default=0.0,
+        help="share of them with a typing error",
+    )
     kinds = ", ".join(EncodingKind)
-    add("--encoding", metavar="KIND", default=usual.kind.value, help=f"{kinds} (default: {usual.kind})")
+    add(
+        "--encoding",
+        metavar="KIND",
+        default=usual.kind.value,
+        help=f"{kinds} (default: {usual.kind})",
+    )
     add("--columns", metavar="A,B", help="columns to encode, in order (default: all but the uid)")
     add("--uid", metavar="COLUMN", help="column that names each record (default: uid or id)")
-    add("--size", type=int, default=usual.size, help=f"bits, functions or columns (default {usual.size})")
-    add("--hashes", type=int, default=usual.hashes, help=f"bits a 2-gram sets (default {usual.hashes})")
-    add("--hashing", default=usual.hashing.value, help=f"{', '.join(Hashing)} (default {usual.hashing})")
+    add(
+        "--size",
+        type=int,
+        default=usual.size,
+        help=f"bits, functions or columns (default {usual.size})",
+    )
+    add(
+        "--hashes",
+        type=int,
+        default=usual.hashes,
+        help=f"bits a 2-gram sets (default {usual.hashes})",
+    )
+    add(
+        "--hashing",
+        default=usual.hashing.value,
+        help=f"{', '.join(Hashing)} (default {usual.hashing})",
+    )
     add("--fold", type=int, default=0, help="times a Bloom filter is halved by XOR (default: 0)")
-    add("--diffusion", type=int, default=0, help="bits XORed into each bit of a Bloom filter (default 0)")
+    add(
+        "--diffusion",
+        type=int,
+        default=0,
+        help="bits XORed into each bit of a Bloom filter (default 0)",
+    )
     add("--no-padding", action="store_true", help="do not hash the ends of a text with a blank")
-    add("--secret", metavar="TEXT", help=f"what the hash functions follow from (default: ${_SECRET})")
-    add("--form", default=Form.binary.value, help=f"how bits are written: {', '.join(_FORMS)} (default: binary)")
+    add(
+        "--secret",
+        metavar="TEXT",
+        help=f"what the hash functions follow from (default: ${_SECRET})",
+    )
+    add(
+        "--form",
+        default=Form.binary.value,
+        help=f"how bits are written: {', '.join(_FORMS)} (default: binary)",
+    )
     add("--drop-text", action="store_true", help="write the uid and the encoding alone")
     add("--out", metavar="FILE", help=f"{', '.join(FORMATS)} (default: csv on standard output)")
 
@@ -50,9 +90,16 @@ def run(arguments: argparse.Namespace) -> None:
     config, form = _config(arguments), as_choice(Form, arguments.form, "--form")
     require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
     are_bits = config.kind is not EncodingKind.twostep or form is Form.binary
-    require(are_bits, "--form", f"{form} does not apply to twostep: it makes sets of numbers", hint="Leave it out.")
+    require(
+        are_bits,
+        "--form",
+        f"{form} does not apply to twostep: it makes sets of numbers",
+        hint="Leave it out.",
+    )
     is_file = form is not Form.packed or (arguments.out or "").endswith(".parquet")
-    require(is_file, "--form", "packed bits are bytes", hint="Write them to a .parquet file with --out.")
+    require(
+        is_file, "--form", "packed bits are bytes", hint="Write them to a .parquet file with --out."
+    )
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
     print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
     started, rows = time.perf_counter(), 0
@@ -62,7 +109,10 @@ def run(arguments: argparse.Namespace) -> None:
             write(block)
             rows += block.num_rows
             advance(block.num_rows)
-    print(f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    print(
+        f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s",
+        file=sys.stderr,
+    )
 
 
 def _table(arguments: argparse.Namespace) -> Table:
@@ -77,7 +127,12 @@ def _table(arguments: argparse.Namespace) -> Table:
 def _columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> list[str]:
     if arguments.columns is None:
         found = [name for name in table.columns if name != uid and name not in COLUMN.values()]
-        require(bool(found), "FILE", f"no column of {table.name} is left to encode", hint="Name some: --columns A,B.")
+        require(
+            bool(found),
+            "FILE",
+            f"no column of {table.name} is left to encode",
+            hint="Name some: --columns A,B.",
+        )
         return found
     columns = [name.strip() for name in arguments.columns.split(",")]
     require_columns(table, {f"--columns[{number}]": name for number, name in enumerate(columns)})
@@ -94,5 +149,8 @@ def _config(arguments: argparse.Namespace) -> EncodingConfig:
         **{name: getattr(arguments, name) for name in ("size", "hashes", "fold", "diffusion")},
     )
     if secret is None and arguments.file is not None:
-        print(f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}", file=sys.stderr)
+        print(
+            f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}",
+            file=sys.stderr,
+        )
     return found

@@ -1,6 +1,7 @@
 """`python -m flatout evaluate RUN FILE`: a finished run's metrics on another labelled file.
 
-Rows are read, answered and counted by the block, on all devices, so memory stays flat however long the file is.
+Rows are read, answered and counted by the block, on all devices, so memory stays flat however long
+the file is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ import sys
 
 from rich.console import Console
 
-from flatout.cli.predict import FILES, add_computing, add_reading, file_options, load_predictors, readable, reading_of
+from flatout.cli.predict import (
+    FILES,
+    add_computing,
+    add_reading,
+    file_options,
+    load_predictors,
+    readable,
+    reading_of,
+)
 from flatout.data.store.progress import Progress
 from flatout.report.closing import class_table, interval_text
 from flatout.report.summary import json_safe
@@ -21,7 +30,11 @@ from flatout.report.summary import json_safe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="a finished run's folder")
-    add("file", metavar="FILE", help=f"{FILES} with rows and labels, or a folder of recordings; -: standard input")
+    add(
+        "file",
+        metavar="FILE",
+        help=f"{FILES} with rows and labels, or a folder of recordings; -: standard input",
+    )
     add("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     add("--label", metavar="COLUMN", help="column of the labels (default: the run's)")
     add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
@@ -33,12 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
     with readable(arguments.file, "evaluate") as file, Progress() as progress:
-        table, advance = predictors[0].open(file, "evaluate", reading_of(arguments)), progress.task("evaluating")
+        table, advance = (
+            predictors[0].open(file, "evaluate", reading_of(arguments)),
+            progress.task("evaluating"),
+        )
         found = predictors[0].score_table(table, file_options(arguments), predictors, advance)
     for warning in dict.fromkeys([*found.warnings, *predictors[0].notes()]):
         print(warning, file=sys.stderr)
     if arguments.json:
-        print(json.dumps(json_safe({**found.counts, **found.values, "intervals": found.intervals}), indent=1))
+        print(
+            json.dumps(
+                json_safe({**found.counts, **found.values, "intervals": found.intervals}), indent=1
+            )
+        )
         return
     for remark in found.remarks:
         print(remark)
@@ -47,4 +67,8 @@ def run(arguments: argparse.Namespace) -> None:
     for name, count in found.counts.items():
         print(f"{name:<17} {count:,}")
     for name, value in found.values.items():
-        print(f"{name:<17} {'–' if math.isnan(value) else f'{value:.4f}'}{interval_text(found.intervals.get(name))}")
+        print(
+            f"{name:<17}"
+            f" {'–' if math.isnan(value) else f'{value:.4f}'}"
+            f"{interval_text(found.intervals.get(name))}"
+        )

@@ -1,7 +1,8 @@
-"""`python -m flatout export RUN`: a finished run as files that other programs open: transformers, or ONNX.
+"""`python -m flatout export RUN`: a finished run as files that other programs open: transformers,
+or ONNX.
 
-The files are checked before their folder gets its name: their answers must equal the run's own. `--for here` measures
-each form of a text classifier on this machine, and writes the best one.
+The files are checked before their folder gets its name: their answers must equal the run's own.
+`--for here` measures each form of a text classifier on this machine, and writes the best one.
 """
 
 from __future__ import annotations
@@ -23,21 +24,45 @@ from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import ONNX
-from flatout.inference.here import BEST, HEAD, choose, measure_forms, quantise, remarks, require_measurable, write_best
+from flatout.inference.here import (
+    BEST,
+    HEAD,
+    choose,
+    measure_forms,
+    quantise,
+    remarks,
+    require_measurable,
+    write_best,
+)
 from flatout.inference.run_predictor import FileOptions, ModelFolder
 from flatout.run.kinds import kind_of_run, load_predictor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", metavar="RUN", type=Path, help="folder of a finished run of model=transformer, or on recordings")
+    add(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="folder of a finished run of model=transformer, or on recordings",
+    )
     add("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     add("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
-    text = "measure each form of a transformer that classifies texts, and write the one best here (default: RUN/here)"
+    text = (
+        "measure each form of a transformer that classifies texts, and write the one best here"
+        " (default: RUN/here)"
+    )
     add("--for", dest="machine", choices=["here"], help=text)
     add("--rows", metavar="FILE", help=f"{FILES} with labelled rows to measure on, for --for here")
-    add("--best", choices=list(BEST), help="what to choose by, for --for here (default: throughput)")
-    add("--allow-points", metavar="N", type=float, help="points that a form of --for here may lose (default: 0.5)")
+    add(
+        "--best", choices=list(BEST), help="what to choose by, for --for here (default: throughput)"
+    )
+    add(
+        "--allow-points",
+        metavar="N",
+        type=float,
+        help="points that a form of --for here may lose (default: 0.5)",
+    )
     add("--licence", metavar="NAME", help="named in the model card of --for here")
     add_reading(parser)
 
@@ -61,23 +86,45 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
-    best, points = arguments.best or next(iter(BEST)), 0.5 if arguments.allow_points is None else arguments.allow_points
+    best, points = (
+        arguments.best or next(iter(BEST)),
+        0.5 if arguments.allow_points is None else arguments.allow_points,
+    )
     require(points >= 0, "--allow-points", f"{points:g}", allowed="0 or more")
     run, where = ModelFolder.find(arguments.run), str(arguments.run)
     predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
     predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
     require_measurable(predictor, where)
-    require(arguments.rows is not None, "--for here", "needs labelled rows", hint="Name their file with --rows FILE.")
+    require(
+        arguments.rows is not None,
+        "--for here",
+        "needs labelled rows",
+        hint="Name their file with --rows FILE.",
+    )
     _require_onnx()
     with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
         table = predictor.open(file, "export", reading_of(arguments))
-        own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)  # finds mistakes in the rows
+        # finds mistakes in the rows
+        own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
         predictor.export_run(arguments.run, beside, folder, onnx=True)
         left = quantise(beside, predictor.rows(table, FileOptions()))
-        print("\n".join([*left, f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads", HEAD]))
+        print(
+            "\n".join(
+                [
+                    *left,
+                    f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads",
+                    HEAD,
+                ]
+            )
+        )
         found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
         chosen = choose(found, best, points, predictor.labels.problem)
-        about = {"best": best, "points": points, "licence": arguments.licence or "", "scored": own.counts["rows"]}
+        about = {
+            "best": best,
+            "points": points,
+            "licence": arguments.licence or "",
+            "scored": own.counts["rows"],
+        }
         about |= {"file": Path(table.name).name, **_about(run.path.parent)}
         write_best(beside, predictor, found, chosen, about)
     print("\n".join([*remarks(found, chosen, best), f"written to {folder}"]))
@@ -88,7 +135,11 @@ def _about(run: Path) -> dict[str, Any]:
     summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     data = summary.get("data") or {}
     name = summary.get("experiment") or run.resolve().name
-    return {"name": name, "data": Path(str(data.get("source", "a table"))).name, "rows": data.get("rows", {})}
+    return {
+        "name": name,
+        "data": Path(str(data.get("source", "a table"))).name,
+        "rows": data.get("rows", {}),
+    }
 
 
 def _require_onnx() -> None:
@@ -99,9 +150,16 @@ def _require_onnx() -> None:
 
 @contextmanager
 def _made_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside, which gets the name at the end; it is gone where something went wrong."""
+    """A new folder beside, which gets the name at the end; it is gone where something
+    went wrong.
+    """
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    require(is_free, "--out", f"{folder} exists", hint="Name another folder with --out, or remove this one.")
+    require(
+        is_free,
+        "--out",
+        f"{folder} exists",
+        hint="Name another folder with --out, or remove this one.",
+    )
     target = folder.resolve()
     beside = target.with_name(f".{target.name}-{os.getpid()}")
     try:

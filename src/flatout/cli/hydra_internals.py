@@ -1,7 +1,8 @@
 """Every private name of Hydra that flatout touches.
 
-Hydra offers no public way to look at settings before it acts on them. The checks are a protection, so there is no
-ordinary way without them: where a name is gone or has another signature, commands end with one sentence.
+Hydra offers no public way to look at settings before it acts on them. The checks are a protection,
+so there is no ordinary way without them: where a name is gone or has another signature, commands
+end with one sentence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from flatout.errors import UserError
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 _SIGNATURES: dict[tuple[type, str], str] = {
-    (ConfigLoaderImpl, "load_configuration"): "config_name overrides run_mode from_shell validate_sweep_overrides",
+    (
+        ConfigLoaderImpl,
+        "load_configuration",
+    ): "config_name overrides run_mode from_shell validate_sweep_overrides",
     (ConfigLoaderImpl, "_process_config_searchpath"): "config_name parsed_overrides repo",
     (ConfigRepository, "_find_object_source"): "config_path object_type",
 }
@@ -39,7 +43,9 @@ _SIGNATURES: dict[tuple[type, str], str] = {
 class _ModestFiles(ConfigRepository):
     """Settings in files, with a check of their size before Hydra reads them."""
 
-    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+    def _find_object_source(
+        self, config_path: str, object_type: ObjectType | None
+    ) -> ConfigSource | None:
         source = super()._find_object_source(config_path, object_type)
         if source is not None and source.scheme() == "file" and object_type is ObjectType.CONFIG:
             file = Path(source.path) / source._normalize_file_name(config_path)
@@ -48,7 +54,9 @@ class _ModestFiles(ConfigRepository):
 
 
 class GuardedLoader(ConfigLoaderImpl):
-    """Hydra's loader, which refuses settings that execute code or write elsewhere, and composes once, not twice."""
+    """Hydra's loader, which refuses settings that execute code or write elsewhere, and composes
+    once, not twice.
+    """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
@@ -64,7 +72,8 @@ class GuardedLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         if not validate_sweep_overrides:  # then Hydra asks for the mode
-            with suppress(HydraException):  # words for several runs: then Hydra looks for the mode in its own way
+            # words for several runs: then Hydra looks for the mode in its own way
+            with suppress(HydraException):
                 cfg = self._compose(config_name, list(overrides), RunMode.RUN, from_shell, True)
                 self._single = ([*overrides, _SINGLE], cfg)
                 return cfg
@@ -80,23 +89,42 @@ class GuardedLoader(ConfigLoaderImpl):
         check_hydra(cfg, overrides)
         return cfg
 
-    def _process_config_searchpath(self, config_name: str | None, parsed_overrides: list[Any], repo: Any) -> None:
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: list[Any], repo: Any
+    ) -> None:
         primary = None if config_name is None else repo.load_config(config_path=config_name)
-        named = [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
-        named = [*named, *(each.value() for each in parsed_overrides if each.get_key_element() == "hydra.searchpath")]
+        named = (
+            [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
+        )
+        named = [
+            *named,
+            *(
+                each.value()
+                for each in parsed_overrides
+                if each.get_key_element() == "hydra.searchpath"
+            ),
+        ]
         require_folders("hydra.searchpath", str(named))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
 
 def refuse_options(words: Sequence[str]) -> None:
-    """Refuse an option that Hydra does not have, as settings have no dashes; and a folder that is not there."""
+    """Refuse an option that Hydra does not have, as settings have no dashes; and a folder that is
+    not there.
+    """
     known, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
         name, _, value = unknown[0].lstrip("-").partition("=")
-        value = value or next((word for word in words if "=" not in word and not word.startswith("-")), "VALUE")
+        value = value or next(
+            (word for word in words if "=" not in word and not word.startswith("-")), "VALUE"
+        )
         key = name if name in known_keys() else find_key(name.replace("-", "_"))
-        hint = f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
-        raise UserError(unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}")
+        hint = (
+            f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
+        )
+        raise UserError(
+            unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}"
+        )
     if known.config_dir is not None and not Path(known.config_dir).is_dir():
         hint = "Name the folder that holds your experiment/, data/ or model/ files."
         raise UserError("--config-dir", f"no such folder: {known.config_dir}", hint=hint)
@@ -113,5 +141,9 @@ def require_signature(owner: type, name: str, parameters: list[str]) -> None:
     """Refuse a Hydra whose loader is not the one that the checks know."""
     found: Callable[..., Any] | None = getattr(owner, name, None)
     if found is None or list(inspect.signature(found).parameters) != parameters:
-        what = f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})"
-        raise UserError("hydra-core", what, hint="Install hydra-core 1.3: flatout checks settings there.")
+        what = (
+            f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})"
+        )
+        raise UserError(
+            "hydra-core", what, hint="Install hydra-core 1.3: flatout checks settings there."
+        )

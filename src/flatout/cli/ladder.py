@@ -1,4 +1,6 @@
-"""`python -m flatout ladder`: what each optimisation brings on your data and your machine, measured rung by rung."""
+"""`python -m flatout ladder`: what each optimisation brings on your data and your machine, measured
+rung by rung.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,26 @@ from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
 
-_OWN = re.compile(r"\+*(ladder|for|seeds)=(.*)", re.DOTALL)  # words of this command; others are settings of a run
+# words of this command; others are settings of a run
+_OWN = re.compile(r"\+*(ladder|for|seeds)=(.*)", re.DOTALL)
 _KIND_OF_OPTION = dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text")
 _KIND_OF_OPTION |= {"bits": "bits", "people": "bits", "sequence": "sequence", "cells": "sequence"}
-_MODEL_OF_PROGRAM = {"headlines": "bilstm", "tweets": "transformer", "bloom": "bitmlp", "battery": "rnn"}
+_MODEL_OF_PROGRAM = {
+    "headlines": "bilstm",
+    "tweets": "transformer",
+    "bloom": "bitmlp",
+    "battery": "rnn",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [+ladder=NAME] [for=10m] [seeds=3] [key=value ...]"
-    parser.add_argument("words", metavar="WORD", nargs="*", help="+ladder=NAME and any key=value, as for training")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="settings of yours, its ladder/ among them")
+    parser.add_argument(
+        "words", metavar="WORD", nargs="*", help="+ladder=NAME and any key=value, as for training"
+    )
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="settings of yours, its ladder/ among them"
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = HELP["ladder"]
 
@@ -42,7 +54,11 @@ def run(arguments: argparse.Namespace) -> None:
     own = {found[1]: found[2] for found in map(_OWN.fullmatch, arguments.words) if found}
     typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)
-    conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    conf = (
+        []
+        if arguments.config_dir is None
+        else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    )
     folders = [folder / "ladder" for folder in (*map(Path, conf[1:]), conf_folder())]
     ladder = None
     if "ladder" in own:
@@ -53,7 +69,11 @@ def run(arguments: argparse.Namespace) -> None:
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
     number = own.get("seeds", "0")
     require(number.isdecimal(), "seeds", repr(number), allowed="0, 2, 3, …")
-    asked = {"budget_s": as_seconds(own.get("for", "8m"), "for"), "seeds": int(number), "command": command}
+    asked = {
+        "budget_s": as_seconds(own.get("for", "8m"), "for"),
+        "seeds": int(number),
+        "command": command,
+    }
     shared = [] if ladder is None else list(ladder.settings)
     start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
 
@@ -65,33 +85,56 @@ def _require_settings(typed: Sequence[str]) -> None:
             names = sorted(path.stem for path in (conf_folder() / "ladder").glob("*.yaml"))
             near = nearest(word, names)
             hint = f"Did you mean +ladder={near}?" if near else "Write key=value, as for training."
-            raise UserError(f"ladder {word}", "sets nothing", allowed=f"ladders: {', '.join(names)}", hint=hint)
+            raise UserError(
+                f"ladder {word}", "sets nothing", allowed=f"ladders: {', '.join(names)}", hint=hint
+            )
 
 
 def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
-    """Refuse an option of other data or of another model, before the ladder's own settings fail on it."""
+    """Refuse an option of other data or of another model, before the ladder's own settings fail on
+    it.
+    """
     hint = "Leave +ladder out: rungs for your data are then chosen."
     for word in typed:
         group, _, option = word.lstrip("+").partition("=")
         if group == "data" and _KIND_OF_OPTION.get(option, ladder.kind) != ladder.kind:
-            what = f"{ladder.name} needs {ladder.kind} data, and data={option} is {_KIND_OF_OPTION[option]} data"
+            what = (
+                f"{ladder.name} needs {ladder.kind} data, and data={option} is"
+                f" {_KIND_OF_OPTION[option]} data"
+            )
             raise UserError("+ladder", what, hint=hint)
         if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
             raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
 
 
-def climb(named: Ladder | None, places: list[Path], asked: dict[str, Any], config: RunConfig, words: list[str]) -> None:
-    """Climb a ladder when the settings of its runs are composed: the named one, or one for these data."""
+def climb(
+    named: Ladder | None,
+    places: list[Path],
+    asked: dict[str, Any],
+    config: RunConfig,
+    words: list[str],
+) -> None:
+    """Climb a ladder when the settings of its runs are composed: the named one, or one for these
+    data.
+    """
     from flatout.ladder.case import choose_ladder
     from flatout.ladder.results import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
     from flatout.run.launch import RunJob
     from flatout.run.run_folder import name_folder, numbered
 
-    require(not config.has_own_parts, "ladder", "parts of your own have no usual program", hint="Leave them out.")
+    require(
+        not config.has_own_parts,
+        "ladder",
+        "parts of your own have no usual program",
+        hint="Leave them out.",
+    )
     ladder = named or choose_ladder(config.data, config.model, places)
     if named is None:
-        print(f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}", flush=True)
+        print(
+            f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}",
+            flush=True,
+        )
     for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)

@@ -1,7 +1,9 @@
-"""`python -m flatout predict RUN FILE`: every row of a file with what the run answers, in the file's order.
+"""`python -m flatout predict RUN FILE`: every row of a file with what the run answers, in the
+file's order.
 
-Rows are read, answered and written by the block, so memory stays flat however long the file is. A run on texts answers
-classes, one on recordings their samples, one on bit strings 2-grams and, on request, texts they may have come from.
+Rows are read, answered and written by the block, so memory stays flat however long the file is. A
+run on texts answers classes, one on recordings their samples, one on bit strings 2-grams and, on
+request, texts they may have come from.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, R
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
-MANIFEST, _UNITS_NS = "answers.json", (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)  # in which disks keep times
+# in which disks keep times
+MANIFEST, _UNITS_NS = "answers.json", (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _MANY = "Write --out FOLDER/ for a folder of answers."
 
@@ -49,14 +52,21 @@ _MANY = "Write --out FOLDER/ for a folder of answers."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="a finished run's folder")
-    add("file", metavar="FILE", help=f"{FILES} with the rows, or a folder of recordings; -: standard input")
+    add(
+        "file",
+        metavar="FILE",
+        help=f"{FILES} with the rows, or a folder of recordings; -: standard input",
+    )
     add("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     add("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
     add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     add("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     add_reading(parser)
     add_computing(parser)
-    text = f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for each file"
+    text = (
+        f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for"
+        " each file"
+    )
     add("--out", metavar="FILE", help=text)
     engine.add_arguments(parser)
 
@@ -66,7 +76,9 @@ def run(arguments: argparse.Namespace) -> None:
         rows = _answered(arguments, *engine.part_of(arguments.part or "1/1"))
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
-        rows = sum(engine.on_ray(partial(_answered, arguments), parts, Path(arguments.out), uses_gpu=True))
+        rows = sum(
+            engine.on_ray(partial(_answered, arguments), parts, Path(arguments.out), uses_gpu=True)
+        )
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
@@ -74,19 +86,33 @@ def run(arguments: argparse.Namespace) -> None:
 def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     predictors, options = load_predictors(arguments), file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
-    for name in (name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options):
+    for name in (
+        name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options
+    ):
         what = f"this run answers {predictors[0].answers_to}"
-        require(not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out.")
+        require(
+            not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out."
+        )
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
         files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
-        if folders := [each.name for each in Path(arguments.file).expanduser().glob("[!.]*/") if each.is_dir()]:
-            print(f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}", file=sys.stderr)
+        if folders := [
+            each.name for each in Path(arguments.file).expanduser().glob("[!.]*/") if each.is_dir()
+        ]:
+            print(
+                f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}",
+                file=sys.stderr,
+            )
         weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
-        asked = {"run": Path(arguments.run).resolve().name, "weights": xxhash.xxh3_64_hexdigest(weights)}
+        asked = {
+            "run": Path(arguments.run).resolve().name,
+            "weights": xxhash.xxh3_64_hexdigest(weights),
+        }
         asked |= {"exact": arguments.exact, "precision": arguments.precision}
-        asked |= {name: value for name, value in asdict(options).items() if value} | {"read": arguments.read}
+        asked |= {name: value for name, value in asdict(options).items() if value} | {
+            "read": arguments.read
+        }
         with readable(arguments.file, "predict"):
             rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
@@ -102,7 +128,13 @@ def _is_folder(out: str | None) -> bool:
     return out is not None and (out.endswith("/") or Path(out).is_dir())
 
 
-def answer(file: str, out: str | None, predictors: list[RunPredictor], options: FileOptions, way: ReadingConfig) -> int:
+def answer(
+    file: str,
+    out: str | None,
+    predictors: list[RunPredictor],
+    options: FileOptions,
+    way: ReadingConfig,
+) -> int:
     """Answer a file; the number of its rows."""
     table = predictors[0].open(file, "predict", way)
     with block_writer(out, reads=file) as write, Progress() as progress:
@@ -113,7 +145,10 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
             rows += found.block.num_rows
             replaced = found.replaced
     if replaced:
-        print(f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name", file=sys.stderr)
+        print(
+            f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",
+            file=sys.stderr,
+        )
     return rows
 
 
@@ -121,22 +156,38 @@ def answer(file: str, out: str | None, predictors: list[RunPredictor], options: 
 
 
 def answer_files(
-    files: list[str], folder: Path, answer_one: Callable[[str, str], int], part: slice, asked: dict[str, Any]
+    files: list[str],
+    folder: Path,
+    answer_one: Callable[[str, str], int],
+    part: slice,
+    asked: dict[str, Any],
 ) -> int:
-    """Answer each file of a part that has no answers as it is now into a file of its name; the number of rows."""
-    # `asked`: what all answers in a folder have in common. With the last of them the folder's manifest names them all.
-    # Answers bear the time of what they answer, so that a file that was changed is answered again.
+    """Answer each file of a part that has no answers as it is now into a file of its name; the
+    number of rows.
+    """
+    # `asked`: what all answers in a folder have in common. With the last of them the folder's
+    # manifest names them all. Answers bear the time of what they answer, so that a file that was
+    # changed is answered again.
 
     def is_answered(out: Path) -> bool:
         asked_ns = Path(named[out]).stat().st_mtime_ns
-        return out.exists() and any(out.stat().st_mtime_ns == asked_ns // unit * unit for unit in _UNITS_NS)
+        return out.exists() and any(
+            out.stat().st_mtime_ns == asked_ns // unit * unit for unit in _UNITS_NS
+        )
 
     named, what = dict[Path, str](), f"{folder} holds the files that are read"
     for file in map(Path, files):
         require_file(file, "FILE")
-        require(folder.resolve() != file.parent.resolve(), "--out", what, hint="Name another folder.")
+        require(
+            folder.resolve() != file.parent.resolve(), "--out", what, hint="Name another folder."
+        )
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
-        require(out not in named, "--out", f"two files are called {file.name}", hint="Answer each folder by itself.")
+        require(
+            out not in named,
+            "--out",
+            f"two files are called {file.name}",
+            hint="Answer each folder by itself.",
+        )
         named[out] = str(file)
     with told(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +195,10 @@ def answer_files(
     own = list(named.items())[part]
     waiting, rows = [(file, out) for out, file in own if not is_answered(out)], 0
     if len(waiting) < len(own):
-        print(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before", file=sys.stderr)
+        print(
+            f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before",
+            file=sys.stderr,
+        )
     if waiting:  # a list of all files comes with the last one
         write_atomically(folder / MANIFEST, json.dumps({"asked": asked}, indent=1))
     for given, out in waiting:
@@ -152,7 +206,10 @@ def answer_files(
         rows += answer_one(given, str(out))
         os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
     if missing := [out for out in named if not is_answered(out)]:
-        print(f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts", file=sys.stderr)
+        print(
+            f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts",
+            file=sys.stderr,
+        )
     else:
         sizes = {out.name: out.stat().st_size for out in named}
         write_atomically(folder / MANIFEST, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
@@ -160,7 +217,9 @@ def answer_files(
 
 
 def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> None:
-    """Refuse a folder that holds something else than answers to what is asked; note this in one that holds none."""
+    """Refuse a folder that holds something else than answers to what is asked; note this in one
+    that holds none.
+    """
     manifest, is_taken = folder / MANIFEST, any(out.exists() for out in answers)
     if not manifest.exists():  # asked second: another part has answers after it wrote the manifest
         what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
@@ -169,23 +228,33 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
     try:
         found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
     except (ValueError, KeyError, TypeError):
-        raise UserError("--out", f"{manifest} is not of answers", hint="Name another folder.") from None
-    others = [f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)]
+        raise UserError(
+            "--out", f"{manifest} is not of answers", hint="Name another folder."
+        ) from None
+    others = [
+        f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)
+    ]
     what = f"the answers in {folder} have {', '.join(others)}"
     require(not others, "--out", what, hint="Name another folder, or ask as before.")
 
 
-# What `evaluate` has in common with it: the file that is given, the devices, and the run on each of them.
+# What `evaluate` has in common with it: the file that is given, the devices, and the run on each of
+# them.
 
 
 @contextmanager
 def readable(file: str, verb: str) -> Iterator[str]:
-    """A file by its name, or standard input laid down; a mistake that is found in it names the option of the verb."""
+    """A file by its name, or standard input laid down; a mistake that is found in it names the
+    option of the verb.
+    """
     with tempfile.TemporaryDirectory() as folder:
         try:
             yield file if file != "-" else _laid_down(folder, verb)
         except UserError as mistake:
-            told = [part.replace("data.read.", "--read ").replace(f"{folder}/", "") for part in mistake.parts.values()]
+            told = [
+                part.replace("data.read.", "--read ").replace(f"{folder}/", "")
+                for part in mistake.parts.values()
+            ]
             raise type(mistake)(told[0], told[1], allowed=told[2], hint=told[3]) from None
 
 
@@ -199,7 +268,9 @@ def _laid_down(folder: str, verb: str) -> str:
         with suppress(zlib.error):  # its reader says what is wrong with it
             plain = zlib.decompressobj(wbits=31).decompress(head)
     begins = plain.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    kind = "parquet" if plain.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
+    kind = (
+        "parquet" if plain.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
+    )
     path = Path(folder, f"standard input.{kind}{packed}")
     with path.open("wb") as laid_down:
         laid_down.write(head)
@@ -208,7 +279,10 @@ def _laid_down(folder: str, verb: str) -> str:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    text = "how the file is written, as data.read.KEY of a run (default: as the run's own): encoding=cp1252"
+    text = (
+        "how the file is written, as data.read.KEY of a run (default: as the run's own):"
+        " encoding=cp1252"
+    )
     parser.add_argument("--read", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
@@ -220,23 +294,38 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
     own, usual = (settings.get("data") or {}).get("read") or {}, asdict(ReadingConfig())
     values = {name: value for name, value in own.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
-        print(f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)", file=sys.stderr)
+        print(
+            f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)",
+            file=sys.stderr,
+        )
     for word in arguments.read:
         name, _, value = word.partition("=")
         require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
         try:
-            values[name] = yaml.safe_load(value) if len(value) > 1 else value  # one sign may be of YAML's own
+            # one sign may be of YAML's own
+            values[name] = yaml.safe_load(value) if len(value) > 1 else value
         except yaml.YAMLError:
-            raise UserError("--read", f"cannot read {word!r}", hint="Put quotes around the value.") from None
+            raise UserError(
+                "--read", f"cannot read {word!r}", hint="Put quotes around the value."
+            ) from None
     return settings_of(ReadingConfig, values)
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--device", metavar="NAME", default="auto", help="cpu, cuda:0, or several with commas (default: all GPUs)")
+    add(
+        "--device",
+        metavar="NAME",
+        default="auto",
+        help="cpu, cuda:0, or several with commas (default: all GPUs)",
+    )
     text = "auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)"
     add("--precision", metavar="NAME", default="auto", help=text)
-    add("--exact", action="store_true", help="the same bits for a row beside any rows, in any order, on this device")
+    add(
+        "--exact",
+        action="store_true",
+        help="the same bits for a row beside any rows, in any order, on this device",
+    )
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
@@ -248,7 +337,10 @@ def load_predictors(arguments: argparse.Namespace) -> list[RunPredictor]:
     """The run, once for every device."""
     precision = as_choice(Precision, arguments.precision, "--precision")
     devices = answering_devices(arguments.device)
-    return [load_predictor(arguments.run, device, precision, exact=arguments.exact) for device in devices]
+    return [
+        load_predictor(arguments.run, device, precision, exact=arguments.exact)
+        for device in devices
+    ]
 
 
 def answering_devices(names: str = "auto") -> list[torch.device]:

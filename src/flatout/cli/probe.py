@@ -1,6 +1,8 @@
-"""`python -m flatout probe …`: what a linear head reads off each layer of an encoder, and where to freeze it.
+"""`python -m flatout probe …`: what a linear head reads off each layer of an encoder, and where to
+freeze it.
 
-Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the settings of a cut.
+Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the
+settings of a cut.
 """
 
 from __future__ import annotations
@@ -20,11 +22,18 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE model.pretrained=FOLDER [key=value ...]"
-    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+    parser.add_argument(
+        "words",
+        metavar="WORD",
+        nargs="*",
+        help="+experiment=NAME and any key=value, as for training",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names_model = any(word.lstrip("+").startswith(("model=", "experiment=")) for word in arguments.words)
+    names_model = any(
+        word.lstrip("+").startswith(("model=", "experiment=")) for word in arguments.words
+    )
     start_measuring([*([] if names_model else ["model=transformer"]), *arguments.words], look)
 
 
@@ -49,7 +58,12 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
         data = open_data(config, ranks, folder)
         network = build_module(config, data, folder).model
     is_flat = isinstance(network, Transformer) and network.is_flat and not network.window
-    require(is_flat, "model", "has no flat layers to look at", hint="Name an encoder with model.pretrained=FOLDER.")
+    require(
+        is_flat,
+        "model",
+        "has no flat layers to look at",
+        hint="Name an encoder with model.pretrained=FOLDER.",
+    )
     device = ranks.device(str(config.trainer.get("accelerator", "auto")))
     splits = [data.store.splits[name] for name in ("train", "validation")]
     precision = choose_precision(config.precision, device).value
@@ -61,6 +75,11 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     for each in scores:
         mark = "  <- the cut" if each is cut else ""
         print_line(f"{each.layers:>6}  {each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}{mark}")
-    print_line(f"a linear head on each layer (0: the embeddings), {time.perf_counter() - began:.0f} s")
+    print_line(
+        f"a linear head on each layer (0: the embeddings), {time.perf_counter() - began:.0f} s"
+    )
     near = f"within one standard error of layer {best.layers}, the best"
-    print_line(f"model.freeze_layers={cut.layers} (the first layer {near}; freezing changes what is learned)")
+    print_line(
+        f"model.freeze_layers={cut.layers} (the first layer {near}; freezing changes what is"
+        " learned)"
+    )

@@ -1,4 +1,6 @@
-"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` continues one that stopped."""
+"""`python -m flatout sweep …`: search a space of settings; `sweep resume FOLDER` continues one that
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,35 @@ from flatout.errors import UserError, nearest, require
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("words", metavar="WORD", nargs="*", help="+experiment=NAME +sweep=NAME and any key=value")
-    add("--config-dir", metavar="FOLDER", help="settings of yours, its sweep/ and experiment/ among them")
+    add(
+        "--config-dir",
+        metavar="FOLDER",
+        help="settings of yours, its sweep/ and experiment/ among them",
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = HELP["sweep"]
 
 
 def run(arguments: argparse.Namespace) -> None:
     words = list(arguments.words)
-    conf = [] if arguments.config_dir is None else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    conf = (
+        []
+        if arguments.config_dir is None
+        else ["--config-dir", str(Path(arguments.config_dir).absolute())]
+    )
     if words[:1] == ["resume"]:
         words = _words_of_resume(words[1:], conf)
     elif words and "=" not in words[0] and nearest(words[0], ["resume"]):
-        raise UserError(f"sweep {words[0]}", "no such word", hint="Did you mean sweep resume FOLDER?")
+        raise UserError(
+            f"sweep {words[0]}", "no such word", hint="Did you mean sweep resume FOLDER?"
+        )
     main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 
 def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
-    """The words that resume a sweep; this process then works in the folder where the sweep began."""
+    """The words that resume a sweep; this process then works in the folder where the
+    sweep began.
+    """
     from flatout.sweep.searched import read_asked
 
     hint = "Name its folder: python -m flatout sweep resume FOLDER."
@@ -44,9 +58,14 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     missing = [word for word in asked["typed"] if _trusts(word) and word not in more]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
-    hint = f"If that is meant, type it again: python -m flatout sweep resume {folder} {shlex.join(missing)}"
+    hint = (
+        f"If that is meant, type it again: python -m flatout sweep resume {folder}"
+        f" {shlex.join(missing)}"
+    )
     require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
-    warm_start()  # before this process stands in a folder that a file names: what is imported must not come from it
+    # before this process stands in a folder that a file names: what is imported must not come from
+    # it
+    warm_start()
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
         sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
@@ -57,5 +76,11 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
 def _trusts(word: str) -> bool:
     """Whether a word lets code of others in, or is Hydra's own and not of a sweep."""
     key = word.lstrip("+~").partition("=")[0]
-    is_ours = key in (*SHORT.values(), "hydra/sweeper", "hydra/launcher", "hydra.sweep.dir", "hydra.mode")
+    is_ours = key in (
+        *SHORT.values(),
+        "hydra/sweeper",
+        "hydra/launcher",
+        "hydra.sweep.dir",
+        "hydra.mode",
+    )
     return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)

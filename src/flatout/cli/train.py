@@ -1,4 +1,5 @@
-"""`python -m train`: compose the settings and train one run; the commands that measure start Hydra here, too.
+"""`python -m train`: compose the settings and train one run; the commands that measure start Hydra
+here, too.
 
 Heavy modules are imported inside functions: the command answers Ctrl-C while it imports.
 """
@@ -48,12 +49,18 @@ def register_schemas() -> None:
 
 
 def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
-    """Run a job on the settings that words describe. A user's mistake ends with one message and exit code 2."""
+    """Run a job on the settings that words describe.
+
+    A user's mistake ends with one message and exit code 2.
+    """
     sys.argv[1:] = typed = for_hydra(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with importing():
-            if any(word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word for word in typed):
+            if any(
+                word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word
+                for word in typed
+            ):
                 warm_start()  # imports in the background what later processes need
             importlib.import_module("flatout.cli.boundary")
         _compose(typed, job)
@@ -78,7 +85,12 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
         overrides = as_typed(HydraConfig.get().overrides.task)
         try:
             is_here = workers_of_ray(HydraConfig.get().launcher) is None
-            require(is_here, "on", "ray, and this command works here", hint="Leave it out; build takes --on ray.")
+            require(
+                is_here,
+                "on",
+                "ray, and this command works here",
+                hint="Leave it out; build takes --on ray.",
+            )
             measure(read_config(cfg, overrides), overrides)
         except UserError as mistake:
             leave(mistake)
@@ -105,7 +117,9 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
 
                 print_line(help_text(typed, conf_folder()))
                 return
-            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(job)()
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="train")(
+                job
+            )()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
             names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
@@ -141,12 +155,21 @@ def job(cfg: DictConfig) -> float | None:
         words = [*conf_words(described.runtime.config_sources), *overrides]
         workers = workers_of_ray(described.launcher)
         begin = partial(start_on_ray, workers=workers) if workers is not None else start
-        result = begin(config, folder=folder, overrides=words, claim=claim_named_folder if is_shared else claim_folder)
+        result = begin(
+            config,
+            folder=folder,
+            overrides=words,
+            claim=claim_named_folder if is_shared else claim_folder,
+        )
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
     except UserError as mistake:
-        above = [] if is_shared else [folder.parent, *(each for each in folder.parents[1:2] if each.name == "outputs")]
+        above = (
+            []
+            if is_shared
+            else [folder.parent, *(each for each in folder.parents[1:2] if each.name == "outputs")]
+        )
         _remove_empty(folder, *above)
         leave(mistake)
     except BaseException:
@@ -157,7 +180,10 @@ def job(cfg: DictConfig) -> float | None:
 def workers_of_ray(launcher: DictConfig) -> int | None:
     """How many workers of Ray train the run; None: it is trained here."""
     is_on_ray, workers = launcher.get("place") == Place.ray, launcher.get("workers", 1)
-    hint = "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes are data.workers=N."
+    hint = (
+        "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes are"
+        " data.workers=N."
+    )
     require(is_on_ray or workers == 1, "workers", f"{workers}, which are of on=ray", hint=hint)
     return int(workers) if is_on_ray else None
 

@@ -1,7 +1,9 @@
-"""`python -m flatout tune …`: what `tune=auto` would decide for a run of these words, and what it was read off.
+"""`python -m flatout tune …`: what `tune=auto` would decide for a run of these words, and what it
+was read off.
 
-Takes the words of `python -m train`, measures in processes that are thrown away, trains nothing, and ends with the
-settings as words of a command line. A run of the same words with `tune=auto` finds these answers and measures nothing.
+Takes the words of `python -m train`, measures in processes that are thrown away, trains nothing,
+and ends with the settings as words of a command line. A run of the same words with `tune=auto`
+finds these answers and measures nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +27,23 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [tune.budget_s=SECONDS] [tune.fresh=true]"
-    parser.add_argument("words", metavar="WORD", nargs="*", help="+experiment=NAME and any key=value, as for training")
+    parser.usage = (
+        "%(prog)s [+experiment=NAME] [key=value ...] [tune.budget_s=SECONDS] [tune.fresh=true]"
+    )
+    parser.add_argument(
+        "words",
+        metavar="WORD",
+        nargs="*",
+        help="+experiment=NAME and any key=value, as for training",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
-    start_measuring(["tune=auto", *(word for word in arguments.words if word.lstrip("+") != "tune=auto")], decide)
+    start_measuring(
+        ["tune=auto", *(word for word in arguments.words if word.lstrip("+") != "tune=auto")],
+        decide,
+    )
 
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -45,14 +57,20 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     numbers, alone = devices_wanted(config.trainer), Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     with unwritten_run() as folder:
-        each_device = (alone.device(str(config.trainer.get("accelerator", "auto")), number) for number in numbers)
+        each_device = (
+            alone.device(str(config.trainer.get("accelerator", "auto")), number)
+            for number in numbers
+        )
         devices = {str(device_key(device)): device for device in each_device}
         share_processor(config.threads, ranks, next(iter(devices.values())), folder)
         data = open_data(config, alone, folder)
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    asked = (question(config, data, ranks, device, overrides, counts_time=False) for device in devices.values())
+    asked = (
+        question(config, data, ranks, device, overrides, counts_time=False)
+        for device in devices.values()
+    )
     found = [measured_for(each, print_line) for each in asked]
     for line in (line for each in found for line in each.lines):
         print(line)
@@ -71,7 +89,13 @@ def table_of(answers: Answers) -> Table:
     table = plain_table("what", "value", "rows/s", "tokens/s", "memory", texts=2)
     table.add_column("")
     for row in answers.tried:
-        rates = ("" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_s, row.tokens_per_s))
-        memory = "" if row.memory_gb is None else f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"
+        rates = (
+            "" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_s, row.tokens_per_s)
+        )
+        memory = (
+            ""
+            if row.memory_gb is None
+            else f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"
+        )
         table.add_row(row.what, row.value, *rates, memory, Text(row.verdict))
     return table

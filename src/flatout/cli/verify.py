@@ -1,6 +1,8 @@
-"""`python -m flatout verify RUN|FOLDER FILE`: whether each form of a model gives each row the same answer.
+"""`python -m flatout verify RUN|FOLDER FILE`: whether each form of a model gives each row the same
+answer.
 
-The reference is fp32 on the CPU, each row alone. Exit code 1 where more answers changed than `--allow`.
+The reference is fp32 on the CPU, each row alone. Exit code 1 where more answers changed than
+`--allow`.
 """
 
 from __future__ import annotations
@@ -14,13 +16,26 @@ from typing import Any
 
 import torch
 
-from flatout.cli.predict import FILES, add_reading, answering_devices, file_options, readable, reading_of
+from flatout.cli.predict import (
+    FILES,
+    add_reading,
+    answering_devices,
+    file_options,
+    readable,
+    reading_of,
+)
 from flatout.data.store.progress import Progress
 from flatout.data.tables.sources import open_table
 from flatout.data.tokens.long_texts import CUT, Long
 from flatout.engine.precision import Precision
 from flatout.errors import require
-from flatout.inference.forms import Form, exported, forms_of_folder, forms_of_run, is_transformers_folder
+from flatout.inference.forms import (
+    Form,
+    exported,
+    forms_of_folder,
+    forms_of_run,
+    is_transformers_folder,
+)
 from flatout.inference.verify import parted, verify, write_certificate
 from flatout.run.kinds import load_predictor
 
@@ -29,11 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN|FOLDER", type=Path, help="a finished run, or a folder of transformers")
     add("file", metavar="FILE", help=f"{FILES} with the rows; -: standard input")
-    add("--text", metavar="COLUMN", help="column of the texts (default: the run's; of a folder text)")
+    add(
+        "--text",
+        metavar="COLUMN",
+        help="column of the texts (default: the run's; of a folder text)",
+    )
     add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
-    add("--form", metavar="FOLDER", type=Path, action="append", help="an export to judge (default: RUN/export)")
+    add(
+        "--form",
+        metavar="FOLDER",
+        type=Path,
+        action="append",
+        help="an export to judge (default: RUN/export)",
+    )
     add("--rows", metavar="N", type=int, default=10_000, help="the first N rows (default: 10000)")
-    add("--allow", metavar="N", default="0", help="answers that may change, as 3 or 0.1%% (default: 0)")
+    add(
+        "--allow",
+        metavar="N",
+        default="0",
+        help="answers that may change, as 3 or 0.1%% (default: 0)",
+    )
     add("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
     add("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
     add_reading(parser)
@@ -45,7 +75,11 @@ def run(arguments: argparse.Namespace) -> None:
     reference, forms, opening = _forms(arguments)
     with readable(arguments.file, "verify") as file, Progress() as progress:
         table = opening(file)
-        rows = list(itertools.islice(reference.predictor.rows(table, file_options(arguments)), arguments.rows))
+        rows = list(
+            itertools.islice(
+                reference.predictor.rows(table, file_options(arguments)), arguments.rows
+            )
+        )
         reference.predictor.require_rows(len(rows), table)
         allowed, width = _allowed(arguments.allow, len(rows)), max(len(form.name) for form in forms)
         print(f"{table.name}: {len(rows):,} rows; reference: {reference.name}, fp32")
@@ -56,9 +90,16 @@ def run(arguments: argparse.Namespace) -> None:
             print(done[-1].line(width), flush=True)
             advance(len(rows))
     holds = all(each.holds(allowed) for each in done)
-    print(f"{'each form holds' if holds else 'not each form holds'}, {allowed:,} changed rows allowed")
+    print(
+        f"{'each form holds' if holds else 'not each form holds'}, {allowed:,} changed rows allowed"
+    )
     if arguments.out is not None:
-        about = {"file": table.name, "rows": len(rows), "reference": f"{reference.name}, fp32", "allowed": allowed}
+        about = {
+            "file": table.name,
+            "rows": len(rows),
+            "reference": f"{reference.name}, fp32",
+            "allowed": allowed,
+        }
         write_certificate(arguments.out, about, done, allowed)
     if not holds:
         sys.exit(1)
@@ -67,19 +108,29 @@ def run(arguments: argparse.Namespace) -> None:
 def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
     """The reference, all forms, and what opens the file."""
     if is_transformers_folder(arguments.run):
-        require(not arguments.form, "--form", "only a run has other forms", hint="Name each folder by itself.")
+        require(
+            not arguments.form,
+            "--form",
+            "only a run has other forms",
+            hint="Name each folder by itself.",
+        )
         is_plain = not (arguments.bits or arguments.read or arguments.device != "auto")
         require(is_plain, "--bits, --read, --device", "are for runs", hint="Leave them out.")
         reference, forms = forms_of_folder(arguments.run, arguments.text or "text")
         return reference, forms, lambda file: open_table(file, where="FILE")
     predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
     usual = arguments.run / "export"
-    reads_whole = getattr(predictor, "long_texts", CUT).kind is Long.cut  # else its export answers windows
+    # else its export answers windows
+    reads_whole = getattr(predictor, "long_texts", CUT).kind is Long.cut
     folders = arguments.form or ([usual] if usual.is_dir() and reads_whole else [])
     files = {name: each for folder in folders for name, each in exported(predictor, folder).items()}
-    devices = [device for device in answering_devices(arguments.device) if device != torch.device("cpu")]
+    devices = [
+        device for device in answering_devices(arguments.device) if device != torch.device("cpu")
+    ]
     beside = [load_predictor(arguments.run, device) for device in devices]
-    return *forms_of_run(predictor, beside, files), lambda file: predictor.open(file, "verify", reading_of(arguments))
+    return *forms_of_run(predictor, beside, files), lambda file: predictor.open(
+        file, "verify", reading_of(arguments)
+    )
 
 
 def _allowed(given: str, rows: int) -> int:
@@ -88,5 +139,10 @@ def _allowed(given: str, rows: int) -> int:
         found = float(given.removesuffix("%")) * (rows / 100 if given.endswith("%") else 1)
     except ValueError:
         found = -1
-    require(0 <= found < math.inf, "--allow", repr(given), allowed="a number of rows, or a percentage: 3, 0.1%")
+    require(
+        0 <= found < math.inf,
+        "--allow",
+        repr(given),
+        allowed="a number of rows, or a percentage: 3, 0.1%",
+    )
     return int(found)

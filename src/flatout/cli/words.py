@@ -1,6 +1,7 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
-Words that would run code are refused, and files that hold too much: a few lines of YAML can unfold to a billion values.
+Words that would run code are refused, and files that hold too much: a few lines of YAML can unfold
+to a billion values.
 """
 
 from __future__ import annotations
@@ -19,12 +20,26 @@ import flatout
 from flatout.errors import UserError, require
 
 HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
-_ADDED = ("experiment", "sweep", "debug")  # not in train.yaml's list: Hydra asks for a plus sign, we take both forms
-_LISTED = ("data", "model", "task", "optim", "checkpoint", "monitor", "trainer", "logger", "callbacks", "tune")
+# not in train.yaml's list: Hydra asks for a plus sign, we take both forms
+_ADDED = ("experiment", "sweep", "debug")
+_LISTED = (
+    "data",
+    "model",
+    "task",
+    "optim",
+    "checkpoint",
+    "monitor",
+    "trainer",
+    "logger",
+    "callbacks",
+    "tune",
+)
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
-OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}  # where it computes, in short
-_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"  # a value or an item with a letter beyond ASCII
+# where it computes, in short
+OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
+# a value or an item with a letter beyond ASCII
+_WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """What a run that is trained again does without; packages are trusted on the command line alone."""
 _MOST_CHARACTERS, _MOST_VALUES = 1_000_000, 20_000  # of a file of settings
@@ -48,7 +63,9 @@ def in_hydras_form(word: str) -> str:
 
 
 def quote_letters(word: str) -> str:
-    """A word such as `data.text=Übersicht` or `data.read.delimiter=;` with the quotes that Hydra wants there."""
+    """A word such as `data.text=Übersicht` or `data.read.delimiter=;` with the quotes that Hydra
+    wants there.
+    """
     key, equals, value = word.partition("=")
     if value in (";", "|", ","):
         return f"{key}='{value}'"
@@ -65,7 +82,9 @@ def quoted(text: str) -> str:
 
 
 def with_own_parts(words: Sequence[str]) -> list[str]:
-    """The words without the option of a group whose `_target_` is typed: a class of yours takes its place."""
+    """The words without the option of a group whose `_target_` is typed: a class of yours takes its
+    place.
+    """
     found = list(words)
     for group in ("data", "task"):
         if any(word.lstrip("+").startswith(f"{group}._target_=") for word in found):
@@ -98,20 +117,40 @@ def options_last(words: Sequence[str]) -> list[str]:
 def _takes_value(option: str, following: str) -> bool:
     if option in ("-i", "--info"):
         return following in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-    names = ("--package", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--cfg")
-    is_beginning = len(option) > len("--") and any(name.startswith(option) for name in names)  # argparse takes them too
+    names = (
+        "--package",
+        "--config-path",
+        "--config-name",
+        "--config-dir",
+        "--experimental-rerun",
+        "--cfg",
+    )
+    # argparse takes them too
+    is_beginning = len(option) > len("--") and any(name.startswith(option) for name in names)
     return is_beginning or option in ("-p", "-cp", "-cn", "-cd", "-c")
 
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
-    """Refuse two options of Hydra: one unpickles a file, one may import a package to read settings."""
+    """Refuse two options of Hydra: one unpickles a file, one may import a package to
+    read settings.
+    """
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
-        is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)  # argparse takes beginnings too
-        require(not is_rerun, "--experimental-rerun", "reads a pickle", hint="Type the run's overrides.txt again.")
-        is_path = name == "-cp" or (len(name) > len("--config-") and "--config-path".startswith(name))
+        # argparse takes beginnings too
+        is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)
+        require(
+            not is_rerun,
+            "--experimental-rerun",
+            "reads a pickle",
+            hint="Type the run's overrides.txt again.",
+        )
+        is_path = name == "-cp" or (
+            len(name) > len("--config-") and "--config-path".startswith(name)
+        )
         if word.startswith("-cp") or is_path:
-            require_folders("--config-path", " ".join([value or word, *words[number + 1 : number + 2]]))
+            require_folders(
+                "--config-path", " ".join([value or word, *words[number + 1 : number + 2]])
+            )
 
 
 def require_folders(where: str, places: str) -> None:
@@ -119,7 +158,9 @@ def require_folders(where: str, places: str) -> None:
     require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
 
 
-SHORT = {word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")}
+SHORT = {
+    word: f"hydra.sweeper.{word}" for word in ("trials", "sampler", "pruner", "metric", "confirm")
+}
 SHORT |= {"for": "hydra.sweeper.time", "parallel": "hydra.launcher.parallel"}
 SHORT |= {"on": OF_CLUSTER["on"], "trial_for": "hydra.launcher.limit"}
 """Words of `python -m flatout sweep`, and the settings they stand for."""
@@ -127,7 +168,10 @@ _LONG = {setting: word for word, setting in SHORT.items()}
 
 
 def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
-    """A line to copy that begins a sweep of these words; they may be Hydra's. `conf` is what `--config-dir` names."""
+    """A line to copy that begins a sweep of these words; they may be Hydra's.
+
+    `conf` is what `--config-dir` names.
+    """
     shown = [word for word in typed if word != "hydra/sweeper=flatout"]
     shown.sort(key=lambda word: in_short(word) != word)  # Hydra hands on its own words first
     options = [] if conf is None else ["--config-dir", conf]
@@ -151,7 +195,9 @@ def is_of_training(word: str) -> bool:
     if word.startswith("--config-dir="):
         return True
     is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
-    return (is_setting or word.startswith("~")) and key_of(word).partition(".")[0] not in _NOT_OF_TRAINING
+    return (is_setting or word.startswith("~")) and key_of(word).partition(".")[
+        0
+    ] not in _NOT_OF_TRAINING
 
 
 def key_of(word: str) -> str:
@@ -159,7 +205,9 @@ def key_of(word: str) -> str:
 
 
 def conf_folder() -> Path:
-    """`$FLATOUT_CONF`, else `conf/` beside the checkout's `src/`, else the copy inside the installed package."""
+    """`$FLATOUT_CONF`, else `conf/` beside the checkout's `src/`, else the copy inside the
+    installed package.
+    """
     given = os.environ.get("FLATOUT_CONF")
     package = Path(flatout.__file__).parent
     places = [Path(given)] if given else [package.parents[1] / "conf", package / "conf"]
@@ -171,7 +219,9 @@ def conf_folder() -> Path:
 
 
 def conf_words(sources: Iterable[Any]) -> list[str]:
-    """`--config-dir` as it was typed, in full, from the places that Hydra composed the settings of."""
+    """`--config-dir` as it was typed, in full, from the places that Hydra composed the
+    settings of.
+    """
     places = [each.path for each in sources if each.provider == "command-line" and each.path]
     return [f"--config-dir={Path(place).absolute()}" for place in places[:1]]
 
@@ -191,12 +241,16 @@ def require_modest(text: str, where: str) -> None:
 
 
 def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """Number of values below a node, each reference counted; a node that holds itself has no end."""
+    """Number of values below a node, each reference counted; a node that holds itself
+    has no end.
+    """
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) in above:
         return _MOST_VALUES + 1
     if id(node) not in known:
-        children = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        children = [
+            part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))
+        ]
         known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
     return known[id(node)]

@@ -1,6 +1,8 @@
-"""Everything that a run would find out about its data before training, without a store: what `flatout check` tells.
+"""Everything that a run would find out about its data before training, without a store: what
+`flatout check` tells.
 
-Rows are counted, compared and measured all of them; what only a tokenizer can tell is read off the first rows.
+Rows are counted, compared and measured all of them; what only a tokenizer can tell is read off the
+first rows.
 """
 
 from __future__ import annotations
@@ -38,9 +40,16 @@ _ROWS_SAMPLED = 20_000
 Samples = dict[str, list[pa.Array]]  # some texts of each split
 
 
-def count_unknown(splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig) -> dict[str, tuple[int, int]]:
-    """Of each split its words that training does not know, and all, without a tokenizer; by hashes, so it is quick."""
-    lowered = {split: map(pc.utf8_lower, texts) if config.lowercase else texts for split, texts in splits.items()}
+def count_unknown(
+    splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig
+) -> dict[str, tuple[int, int]]:
+    """Of each split its words that training does not know, and all, without a tokenizer; by hashes,
+    so it is quick.
+    """
+    lowered = {
+        split: map(pc.utf8_lower, texts) if config.lowercase else texts
+        for split, texts in splits.items()
+    }
     words = {split: np.concatenate([*map(word_hashes, texts)]) for split, texts in lowered.items()}
     of_training, counts = np.unique(words["train"], return_counts=True)
     order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
@@ -91,23 +100,42 @@ class Checkup(_Found):
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
         tagging = " data.problem=tags task=tagging model=transformer"
-        more = {Problem.none: " model=transformer task=mlm", Problem.tags: tagging}.get(self.problem, "")
+        more = {Problem.none: " model=transformer task=mlm", Problem.tags: tagging}.get(
+            self.problem, ""
+        )
         settings = [setting for setting in settings if setting not in more]
-        return f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip() + more
+        return (
+            f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
+            + more
+        )
 
 
 def check(config: TextDataConfig) -> Checkup:
-    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check continues."""
-    is_open = config.problem is Problem.single and config.text is None and config.label is None and not config.is_sample
-    if config.problem is Problem.tags or (is_open and has_tags(next(iter(open_tables(config).values())))):
-        return _check_tags(config)  # no setting says otherwise, and the columns are words and tags by their names
+    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check
+    continues.
+    """
+    is_open = (
+        config.problem is Problem.single
+        and config.text is None
+        and config.label is None
+        and not config.is_sample
+    )
+    if config.problem is Problem.tags or (
+        is_open and has_tags(next(iter(open_tables(config).values())))
+    ):
+        # no setting says otherwise, and the columns are words and tags by their names
+        return _check_tags(config)
     source = open_source(config)
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
         columns = {"text": list(source.roles.texts), "label": source.roles.label or None}
         found = Checkup(source.name, config.problem, columns, surveyed.rows, surveyed.census.counts)
-        found.remarks += [*source.remarks(), *surveyed.account(), *all_remarks(surveyed.findings.values())]
+        found.remarks += [
+            *source.remarks(),
+            *surveyed.account(),
+            *all_remarks(surveyed.findings.values()),
+        ]
         found.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
         found.remarks += _errors(surveyed, found, config.split_names(source.tables))
         if found.rows.get("train"):
@@ -118,7 +146,10 @@ def check(config: TextDataConfig) -> Checkup:
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
     for split in wanted:
         if not found.rows.get(split):
-            what, hint = f"no rows are left for the {split} split", "give more rows, or a file for each split"
+            what, hint = (
+                f"no rows are left for the {split} split",
+                "give more rows, or a file for each split",
+            )
             yield Remark(Level.error, found.source, what, hint)
     try:
         surveyed.census.require_classes("labels")
@@ -131,21 +162,29 @@ def _first_texts(source: TextSource, surveyed: TextSurvey) -> Samples:
     """Texts of the first rows of each table, by the split they belong to."""
     texts: Samples = {}
     for piece in source.pieces(surveyed.fates, sys.maxsize):
-        for split, block in source.texts_and_labels(surveyed.fates, lambda rows: None, pieces=[piece]):
+        for split, block in source.texts_and_labels(
+            surveyed.fates, lambda rows: None, pieces=[piece]
+        ):
             if block.rows[0] >= _ROWS_SAMPLED:
                 break
-            texts.setdefault(split, []).append(block.texts.filter(pa.array(block.rows < _ROWS_SAMPLED)))
+            texts.setdefault(split, []).append(
+                block.texts.filter(pa.array(block.rows < _ROWS_SAMPLED))
+            )
     return texts
 
 
-def _tokenised(config: TextDataConfig, samples: Samples, surveyed: TextSurvey, found: Checkup) -> list[Remark]:
+def _tokenised(
+    config: TextDataConfig, samples: Samples, surveyed: TextSurvey, found: Checkup
+) -> list[Remark]:
     """Lengths, what would be cut, and how many words of the other splits training does not know."""
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
     is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
     if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
         unknown = count_unknown(samples, config.vocabulary)
         found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
-        cut = loss_remarks({split: (0, each) for split, each in found.lengths.items()}, config.max_length)[1:]
+        cut = loss_remarks(
+            {split: (0, each) for split, each in found.lengths.items()}, config.max_length
+        )[1:]
         return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
     few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
     given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
@@ -166,10 +205,17 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
     of_tags = source.tag_remarks(surveyed.findings)
-    remarks = [*source.remarks(), *surveyed.account(), *of_tags, *all_remarks(surveyed.findings.values())]
+    remarks = [
+        *source.remarks(),
+        *surveyed.account(),
+        *of_tags,
+        *all_remarks(surveyed.findings.values()),
+    ]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
-    return Checkup(source.name, Problem.tags, columns, surveyed.rows, entities, surveyed.words, remarks=remarks)
+    return Checkup(
+        source.name, Problem.tags, columns, surveyed.rows, entities, surveyed.words, remarks=remarks
+    )
 
 
 @dataclass(slots=True)
@@ -177,22 +223,33 @@ class SequenceCheckup(_Found):
     """What was found out about recordings."""
 
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Recordings of each split, their samples, and the samples of the shortest, the median and the longest."""
+    """Recordings of each split, their samples, and the samples of the shortest, the median and the
+    longest."""
     columns: dict[str, dict[str, float]] = field(default_factory=dict)
     """Mean, spread, least and most of each column over the training samples."""
     steps_s: list[float] = field(default_factory=list)
-    """Least, median and most of the recordings' seconds between two samples; empty without data.time."""
+    """Least, median and most of the recordings' seconds between two samples; empty without
+    data.time."""
 
     def as_dict(self) -> dict[str, Any]:
-        facts = {"source": self.source, "splits": self.splits, "columns": self.columns, "steps_s": self.steps_s}
+        facts = {
+            "source": self.source,
+            "splits": self.splits,
+            "columns": self.columns,
+            "steps_s": self.steps_s,
+        }
         return {**facts, "remarks": [remark.as_dict() for remark in self.remarks]}
 
     def lines(self) -> list[str]:
         """Lengths, sampling and columns as tables."""
         lines = []
         for split, counts in self.splits.items():
-            shortest, median, longest = (f"{counts[name]:,}" for name in ("shortest", "median", "longest"))
-            lengths = shortest if shortest == longest else f"{shortest} to {longest}, median {median}"
+            shortest, median, longest = (
+                f"{counts[name]:,}" for name in ("shortest", "median", "longest")
+            )
+            lengths = (
+                shortest if shortest == longest else f"{shortest} to {longest}, median {median}"
+            )
             recordings = counted(counts["recordings"], "recording")
             lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
         if self.steps_s:
@@ -201,22 +258,35 @@ class SequenceCheckup(_Found):
         if self.columns:
             names = ("mean", "spread", "least", "most")
             width = max(map(len, [*self.columns, "training samples"]))
-            lines += ["", "training samples".ljust(width) + "".join(f"{name:>12}" for name in names)]
+            lines += [
+                "",
+                "training samples".ljust(width) + "".join(f"{name:>12}" for name in names),
+            ]
             for column, values in self.columns.items():
-                lines.append(column.ljust(width) + "".join(f"{values[name]:>12.5g}" for name in names))
+                lines.append(
+                    column.ljust(width) + "".join(f"{values[name]:>12.5g}" for name in names)
+                )
         return ["", *lines, ""]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
         task = "" if f"data.problem={SequenceProblem.label}" in settings else " task=sequence"
-        by_feature = "data.noise.", "data.offset.", "data.low_pass."  # which `train` takes with a plus sign
-        words = [f"+{setting}" if setting.startswith(by_feature) else setting for setting in settings]
+        # which `train` takes with a plus sign
+        by_feature = "data.noise.", "data.offset.", "data.low_pass."
+        words = [
+            f"+{setting}" if setting.startswith(by_feature) else setting for setting in settings
+        ]
         start = f"python -m train data=sequence model=rnn{task} precision=fp32"
         return f"{start} data.{key}={shlex.quote(source)} {shlex.join(words)}".rstrip()
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
-    """Read all recordings once, a file at a time; the first mistake that would end a run is a remark, and ends this."""
-    found, notes = SequenceCheckup(str(config.source or config.train or "the built-in cells")), ReadingNotes()
+    """Read all recordings once, a file at a time; the first mistake that would end a run is a
+    remark, and ends this.
+    """
+    found, notes = (
+        SequenceCheckup(str(config.source or config.train or "the built-in cells")),
+        ReadingNotes(),
+    )
     try:
         with Progress() as progress:
             survey = SequencePreparation(config).survey(notes, progress)
@@ -225,12 +295,20 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
         found.columns = survey.describe_columns()
         for split, counts in survey.facts()["splits"].items():
             own = [each for each in survey.segments if each.split == split]
-            lengths = np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
-            found.splits[split] = counts | dict(zip(("shortest", "median", "longest"), lengths, strict=True))
+            lengths = (
+                np.quantile([each.stop - each.first for each in own], (0, 0.5, 1))
+                .astype(int)
+                .tolist()
+            )
+            found.splits[split] = counts | dict(
+                zip(("shortest", "median", "longest"), lengths, strict=True)
+            )
             names = [survey.found[each.recording].name for each in own]
             require_rows(config, split, [(each.first, each.stop) for each in own], names)
     except UserError as error:
-        found.remarks.append(Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: ")))
+        found.remarks.append(
+            Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: "))
+        )
     found.remarks += map(_remark, notes.lines())
     if notes.steps and config.time is not None:
         found.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()

@@ -1,6 +1,8 @@
-"""Decisions about single rows: which are left out (`data.exclude`), which get another label (`data.relabel`).
+"""Decisions about single rows: which are left out (`data.exclude`), which get another label
+(`data.relabel`).
 
-Both files name rows by number, from 1, and by file where there are several. A row that is another ends the run.
+Both files name rows by number, from 1, and by file where there are several. A row that is another
+ends the run.
 """
 
 from __future__ import annotations
@@ -27,20 +29,26 @@ Line = dict[str, str]  # a line of a file, by its columns
 class DecidedTable(Table):
     """A table with some of its rows to be left out, and others with a new label."""
 
-    def __init__(self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]) -> None:
+    def __init__(
+        self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]
+    ) -> None:
         self.inner: Table = table
         self.name, self.columns, self._roles = table.name, table.columns, roles
         self.excluded = np.array(sorted(excluded), np.int64)  # numbers of rows from 0
         self.labels, self.relabelled = dict(labels), np.array(sorted(labels), np.int64)
 
     def fingerprint(self) -> str:
-        decided = f"{self.inner.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
+        decided = (
+            f"{self.inner.fingerprint()} {self.excluded.tolist()} {sorted(self.labels.items())}"
+        )
         return xxhash.xxh3_128_hexdigest(decided.encode())
 
     def entries(self) -> None:
         """None: its fingerprint is of the decisions too, and no file's note."""
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         name = self._roles.label
         for rows, block in self.inner.numbered(columns, rows_per_block):
             places = np.flatnonzero(np.isin(rows, self.relabelled)).tolist()
@@ -48,7 +56,9 @@ class DecidedTable(Table):
                 values = as_texts(decoded(block.column(name))).to_pylist()
                 for place in places:
                     values[place] = self.labels[int(rows[place])]
-                block = block.set_column(block.schema.names.index(name), name, pa.array(values, pa.large_string()))
+                block = block.set_column(
+                    block.schema.names.index(name), name, pa.array(values, pa.large_string())
+                )
             yield block
 
 
@@ -58,8 +68,12 @@ def given_labels(tables: Mapping[str, Table]) -> Counter[str]:
     return Counter(label for labels in decided for label in labels.values())
 
 
-def decide(tables: dict[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes) -> dict[str, Table]:
-    """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of their rows."""
+def decide(
+    tables: dict[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes
+) -> dict[str, Table]:
+    """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of
+    their rows.
+    """
     decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
     for key, file, into in zip(("data.exclude", "data.relabel"), files, decided, strict=True):
         for split, lines in _read(key, file, tables).items() if file is not None else ():
@@ -69,7 +83,10 @@ def decide(tables: dict[str, Table], roles: Roles, files: Sequence[str | None], 
     both = {row + 1 for split in tables for row in excluded[split].keys() & labels[split].keys()}
     what = f"row {min(both, default=0)} is in data.exclude, too"
     require(not both, "data.relabel", what, hint="Leave it in one of them.")
-    return {split: DecidedTable(table, roles, [*excluded[split]], labels[split]) for split, table in tables.items()}
+    return {
+        split: DecidedTable(table, roles, [*excluded[split]], labels[split])
+        for split, table in tables.items()
+    }
 
 
 def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, Line]]:
@@ -79,10 +96,20 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
         place, row = f"{file}:{number}", (line.get("row") or "").strip().removesuffix(".0")
         what, hint = f"{place} names row {row!r}", "Rows count from 1."
         require(row.isdecimal() and int(row) > 0, key, what, allowed="a number", hint=hint)
-        require(key != "data.relabel" or bool(_label(line)), key, f"{place} has no label", hint="Fill in its label.")
+        require(
+            key != "data.relabel" or bool(_label(line)),
+            key,
+            f"{place} has no label",
+            hint="Fill in its label.",
+        )
         of_split = found[_split_of(key, place, line, tables)]
         is_same = _label(of_split.get(int(row) - 1, line)) == _label(line) or key != "data.relabel"
-        require(is_same, key, f"{place} gives row {row} another label than a line above", hint="Leave one of them.")
+        require(
+            is_same,
+            key,
+            f"{place} gives row {row} another label than a line above",
+            hint="Leave one of them.",
+        )
         of_split[int(row) - 1] = line
     return found
 
@@ -103,23 +130,34 @@ def _lines(key: str, file: str) -> list[Line]:
             names = set(reader.fieldnames)
             has_label = key != "data.relabel" or bool(names & {"label", "likely"})
             missing = "row" if "row" not in names else "" if has_label else "label"
-            require(not missing, key, f"{file} has no column {missing}", hint="Write it as audit writes suspects.csv.")
+            require(
+                not missing,
+                key,
+                f"{file} has no column {missing}",
+                hint="Write it as audit writes suspects.csv.",
+            )
             return [line for line in reader if any(map(str.strip, filter(None, line.values())))]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8.") from None
+        raise UserError(
+            key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8."
+        ) from None
 
 
 def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:
     given = line.get("file")
     names = {split: table.name for split, table in tables.items()}
     found = [split for split, name in names.items() if not given or given == name]
-    found = found or [split for split, name in names.items() if Path(name).name == Path(given or "").name]
+    found = found or [
+        split for split, name in names.items() if Path(name).name == Path(given or "").name
+    ]
     what = f"{place} names the file {given!r}" if given else f"{place} names no file"
     require(len(found) == 1, key, what, allowed=", ".join(names.values()))
     return found[0]
 
 
-def _require_rows(key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes) -> None:
+def _require_rows(
+    key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes
+) -> None:
     waiting, num_rows = dict(lines), 0
     for rows, block in table.numbered(roles.texts) if waiting else ():
         found, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
@@ -128,7 +166,18 @@ def _require_rows(key: str, file: str, table: Table, roles: Roles, lines: dict[i
             text, begins = found[row - int(rows[0])].as_py() or "", waiting.pop(row).get("text")
             is_same = begins is None or printable(text.replace(PAIR, " | ")).startswith(begins)
             hint = "Was the data changed, or sorted? Audit it again."
-            require(is_same, key, f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it", hint=hint)
+            require(
+                is_same,
+                key,
+                f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it",
+                hint=hint,
+            )
     few = ", ".join(str(row + 1) for row in list(waiting)[:5])
     what = f"{file} names rows that are not there: {few} of {table.name}"
-    require(not waiting, key, what, allowed=f"1 to {num_rows:,}", hint="Was the data changed? Audit it again.")
+    require(
+        not waiting,
+        key,
+        what,
+        allowed=f"1 to {num_rows:,}",
+        hint="Was the data changed? Audit it again.",
+    )

@@ -1,10 +1,11 @@
 """Texts encoded by the unit: what one build has encoded, no other one encodes again.
 
-A unit is some hundred thousand texts in a row of files that are read together, known by the bytes of these files, by
-what becomes of each row, and by how texts are encoded. Each becomes a small store beside the others as soon as it is
-encoded, and stays: stores of large sources keep no tokens of their own but name those of their units, their shards. So
-nothing is copied, a build that was killed continues, builds on several machines that share a cache can each take a part
-of the units, and one more file encodes its own rows alone.
+A unit is some hundred thousand texts in a row of files that are read together, known by the bytes
+of these files, by what becomes of each row, and by how texts are encoded. Each becomes a small
+store beside the others as soon as it is encoded, and stays: stores of large sources keep no tokens
+of their own but name those of their units, their shards. So nothing is copied, a build that was
+killed continues, builds on several machines that share a cache can each take a part of the units,
+and one more file encodes its own rows alone.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from flatout.data.checks.cleaning import TextBlock
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import SCHEMA, Store, StoreWriter
 
-UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26  # a unit is full with so many texts, or when they have so many bytes
-Unit = list[tuple[str, TextBlock]]  # blocks of texts one after the other, each with the split it goes to
+# a unit is full with so many texts, or when they have so many bytes
+UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
+# blocks of texts one after the other, each with the split it goes to
+Unit = list[tuple[str, TextBlock]]
 Encode = Callable[[Unit, StoreWriter], None]
 
 
 def least_rows() -> int:
-    """Files are taken together until they have so many rows, and no unit has rows of files beyond."""
+    """Files are taken together until they have so many rows, and no unit has rows of
+    files beyond.
+    """
     return UNIT_ROWS // 2
 
 
@@ -40,7 +45,9 @@ def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
 
 
 class EncodedUnits:
-    """The units of one way of encoding: those that lie in the cache, and those that are encoded now."""
+    """The units of one way of encoding: those that lie in the cache, and those that are encoded
+    now.
+    """
 
     def __init__(self, cache: Cache, name: str, how: Recipe) -> None:
         """`name`: whose data it is; `how`: all that texts become tokens by, and are read by."""
@@ -50,16 +57,26 @@ class EncodedUnits:
         self.found = self.made = 0  # units that were there, and that were not
 
     def of(
-        self, known: Recipe, num_rows: int, units: Iterable[Unit], encode: Encode, share: tuple[int, int] = (0, 1)
+        self,
+        known: Recipe,
+        num_rows: int,
+        units: Iterable[Unit],
+        encode: Encode,
+        share: tuple[int, int] = (0, 1),
     ) -> Iterator[Store]:
-        """The units of so many rows that follow each other; `units` are read as far as one is missing.
+        """The units of so many rows that follow each other; `units` are read as far as one is
+        missing.
 
-        `known`: what these rows are known by; `share`: which of so many units, one after the other, is this process's.
+        `known`: what these rows are known by; `share`: which of so many units, one after the other,
+        is this process's.
         """
         place, numbered = -1, enumerate(units)
         while num_rows > 0:
             place += 1
-            key, is_own = recipe_key(self.how | known | {"number": place}), place % share[1] == share[0]
+            key, is_own = (
+                recipe_key(self.how | known | {"number": place}),
+                place % share[1] == share[0],
+            )
             shard = self.cache.opened(key)
             self.found += is_own and shard is not None
             if shard is None:

@@ -23,9 +23,15 @@ _FURTHEST = 4096  # how far from the wanted number others are looked for
 class FeedingConfig:
     """Splits, batches and the store: the settings that texts and bit strings share."""
 
-    validation_share: float = setting(0.1, "Share of training rows for validation without a file.", above=0, below=0.5)
-    test_share: float = setting(0.1, "Share of training rows for the test without either file.", above=0, below=0.5)
-    split_seed: int = setting(0, "Seed; equal rows share a split.", allowed="a whole number, each one another split")
+    validation_share: float = setting(
+        0.1, "Share of training rows for validation without a file.", above=0, below=0.5
+    )
+    test_share: float = setting(
+        0.1, "Share of training rows for the test without either file.", above=0, below=0.5
+    )
+    split_seed: int = setting(
+        0, "Seed; equal rows share a split.", allowed="a whole number, each one another split"
+    )
     batch_size: int = setting(128, "Rows one device computes at once.", least=1)
     tokens_per_batch: int | None = setting(
         None,
@@ -37,16 +43,29 @@ class FeedingConfig:
     accumulate: int = setting(1, "Batches one device computes before the optimizer steps.", least=1)
     effective_batch: int | None = setting(
         None,
-        "Rows of each step over all devices: batch_size is then the most one computes at once, accumulate follows.",
+        "Rows of each step over all devices: batch_size is then the most one computes at once,"
+        " accumulate follows.",
         least=1,
-        allowed="a whole number, null, 1 or more, without data.accumulate and data.tokens_per_batch",
+        allowed=(
+            "a whole number, null, 1 or more, without data.accumulate and data.tokens_per_batch"
+        ),
         example="512",
     )
-    eval_batch_size: int = setting(1024, "Rows one device computes at once in validation and test.", least=1)
-    feed: FeedKind = setting(FeedKind.auto, "Where batches are gathered: on the device, in a thread or processes.")
-    workers: int = setting(2, "Processes of the `workers` feed.", least=1, example="data.feed=workers data.workers=4")
-    cache: str | None = setting(None, "Folder of stores; null: $FLATOUT_CACHE, or the user's.", example="/data/cache")
-    read: ReadingConfig = setting(ReadingConfig, "How files are written, where they do not say so themselves.")
+    eval_batch_size: int = setting(
+        1024, "Rows one device computes at once in validation and test.", least=1
+    )
+    feed: FeedKind = setting(
+        FeedKind.auto, "Where batches are gathered: on the device, in a thread or processes."
+    )
+    workers: int = setting(
+        2, "Processes of the `workers` feed.", least=1, example="data.feed=workers data.workers=4"
+    )
+    cache: str | None = setting(
+        None, "Folder of stores; null: $FLATOUT_CACHE, or the user's.", example="/data/cache"
+    )
+    read: ReadingConfig = setting(
+        ReadingConfig, "How files are written, where they do not say so themselves."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
@@ -55,7 +74,12 @@ class FeedingConfig:
             where, hint = "data.effective_batch", "Leave one of them out."
             what = f"{wanted} with accumulate={self.accumulate}, which it sets"
             require(self.accumulate == 1, where, what, hint=hint)
-            require(self.tokens_per_batch is None, where, f"{wanted} rows with tokens_per_batch", hint=hint)
+            require(
+                self.tokens_per_batch is None,
+                where,
+                f"{wanted} rows with tokens_per_batch",
+                hint=hint,
+            )
 
     @property
     def is_sample(self) -> bool:
@@ -68,13 +92,17 @@ class FeedingConfig:
         return {split: getattr(self, split, None) for split in SPLITS}
 
     def batches(self, world: int) -> tuple[int, int]:
-        """Rows that each of so many devices computes at once, and how many such batches make a step."""
+        """Rows that each of so many devices computes at once, and how many such batches make a
+        step.
+        """
         if self.effective_batch is None:
             return self.batch_size, self.accumulate
         return divided(self.effective_batch, self.batch_size, world)
 
     def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
-        """Shares of the training rows that become validation and test, where files are given for some splits."""
+        """Shares of the training rows that become validation and test, where files are given for
+        some splits.
+        """
         validation = 0.0 if "validation" in given else self.validation_share
         return validation, 0.0 if {"test", "validation"} & set(given) else self.test_share
 
@@ -85,41 +113,65 @@ class FeedingConfig:
 
 
 def require_other_files(given: dict[str, object], source_keys: Sequence[str]) -> None:
-    """One setting names the training rows, files for validation and test need it, and no file stands for two splits."""
+    """One setting names the training rows, files for validation and test need it, and no file
+    stands for two splits.
+    """
     both = given.get("source") is not None and given.get("train") is not None
     require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
     keys = " or ".join(f"data.{key}=FILE" for key in source_keys)
     has_source = any(given.get(key) is not None for key in source_keys)
     paths: dict[Path, str] = {}
     for name, value in given.items():
-        require(value is None or has_source, f"data.{name}", "is set without training rows", hint=f"Set {keys}.")
+        require(
+            value is None or has_source,
+            f"data.{name}",
+            "is set without training rows",
+            hint=f"Set {keys}.",
+        )
         if not isinstance(value, str | Path):
             continue
         path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
         other = paths.setdefault(path, name)
         what = f"{value} is the {'training' if other == 'train' else other} file itself"
-        require(other == name, f"data.{name}", what, hint="Leave it out to take rows from the training rows.")
+        require(
+            other == name,
+            f"data.{name}",
+            what,
+            hint="Leave it out to take rows from the training rows.",
+        )
 
 
 def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
-    """Rows of a batch, at most `most`, and batches a step: their product times the devices is exactly `wanted`.
+    """Rows of a batch, at most `most`, and batches a step: their product times the devices is
+    exactly `wanted`.
 
     >>> divided(512, most=64, world=4)
     (64, 2)
     """
     if (found := _divided(wanted, most, world)) is not None:
         return found
-    reaches = range(wanted - 1, max(0, wanted - _FURTHEST), -1), range(wanted + 1, wanted + _FURTHEST)
-    nearest = [next((str(near) for near in reach if _divided(near, most, world)), "") for reach in reaches]
+    reaches = (
+        range(wanted - 1, max(0, wanted - _FURTHEST), -1),
+        range(wanted + 1, wanted + _FURTHEST),
+    )
+    nearest = [
+        next((str(near) for near in reach if _divided(near, most, world)), "") for reach in reaches
+    ]
     shared = f"{world} devices" if world > 1 else "one device"
-    what = f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to {most} rows"
+    what = (
+        f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to"
+        f" {most} rows"
+    )
     hint = f"Set {' or '.join(filter(None, nearest))}, or another data.batch_size."
     raise UserError("data.effective_batch", what, hint=hint)
 
 
 def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:
-    """The largest batch that divides a device's share; None where only ones less than half as large could be."""
-    # Such would cost more steps of the device than they save: rows are never dropped or filled up for it.
+    """The largest batch that divides a device's share; None where only ones less than half as large
+    could be.
+    """
+    # Such would cost more steps of the device than they save: rows are never dropped or filled up
+    # for it.
     share, rest = divmod(wanted, world)
     if rest or not share:
         return None

@@ -27,7 +27,9 @@ _TOKENS_A_PIECE, _MOST_LOST = 1 << 22, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the model's outputs mean: the kind of label, the classes, and what the training rows hold of them."""
+    """What the model's outputs mean: the kind of label, the classes, and what the training rows
+    hold of them.
+    """
 
     problem: Problem
     classes: list[str]  # in the order of the outputs; one name for a number
@@ -38,7 +40,10 @@ class Labels:
 
     def __post_init__(self) -> None:
         lost = abs(self.mean) * 2**-24  # by so much numbers change that are kept as fp32
-        what = f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to {lost:.2g}"
+        what = (
+            f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to"
+            f" {lost:.2g}"
+        )
         is_kept = not self.num_rows or lost <= _MOST_LOST * self.spread
         require(is_kept, "data.label", what, hint="Take a constant off all of them.")
 
@@ -53,7 +58,8 @@ class TagLabels:
 
     names: list[str]  # O, then B and I of each type
     words_per_row: float  # words of a training row on average, by which the loss is divided
-    lost: dict[str, dict[str, Any]]  # the words and entities of each split that lie beyond the longest row
+    # the words and entities of each split that lie beyond the longest row
+    lost: dict[str, dict[str, Any]]
     counts: list[int] = field(default_factory=list)
     """Training words of each tag, of those that the model sees; empty until they are counted."""
 
@@ -129,7 +135,11 @@ class TextInfo(TokenInfo):
     @property
     def ceilings(self) -> dict[str, float]:
         """The best accuracy possible on each split of a built-in sample; empty for other data."""
-        return {split: counts["ceiling"] for split, counts in self.facts["splits"].items() if "ceiling" in counts}
+        return {
+            split: counts["ceiling"]
+            for split, counts in self.facts["splits"].items()
+            if "ceiling" in counts
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

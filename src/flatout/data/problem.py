@@ -1,4 +1,6 @@
-"""What the rows of a table are labelled with: the one word that targets, losses and metrics all turn on."""
+"""What the rows of a table are labelled with: the one word that targets, losses and metrics all
+turn on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from enum import StrEnum
 
 
 class Problem(StrEnum):
-    """Kind of label: one class a row, any number of classes a row, a number, a tag for each word, or no label."""
+    """Kind of label: one class a row, any number of classes a row, a number, a tag for each word,
+    or no label.
+    """
 
     single = "single"
     multi = "multi"

@@ -1,8 +1,10 @@
-"""The DataModule under all others: a store, built once and memory-mapped, and a feed for each of its splits.
+"""The DataModule under all others: a store, built once and memory-mapped, and a feed for each of
+its splits.
 
-It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the training rows, so each
-batch holds the number of real rows of its whole optimizer step (`batch.step_rows`). Feeds divide the rows among ranks
-on their own: Lightning's distributed sampler finds nothing to replace. The position in the plan is the state.
+It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the
+training rows, so each batch holds the number of real rows of its whole optimizer step
+(`batch.step_rows`). Feeds divide the rows among ranks on their own: Lightning's distributed sampler
+finds nothing to replace. The position in the plan is the state.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _START = {"epoch": 0, "consumed": 0}
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a feed's batches are computed: which rank of how many, on which device, in which layout."""
+    """Where a feed's batches are computed: which rank of how many, on which device, in which
+    layout.
+    """
 
     rank: int = 0
     world: int = 1
@@ -53,11 +57,18 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return False
 
     def __init__(self, *, seed: int = 0, log: RunLog | None = None, **settings: Any) -> None:
-        """`seed` starts the order of the rows; all other keywords are fields of the settings class."""
+        """`seed` starts the order of the rows; all other keywords are fields of the
+        settings class.
+        """
         super().__init__()
         names = [field.name for field in fields(self.settings)]
         for name in settings:
-            require(name in names, f"{type(self).__name__}.{name}", "no such setting", hint=did_you_mean(name, names))
+            require(
+                name in names,
+                f"{type(self).__name__}.{name}",
+                "no such setting",
+                hint=did_you_mean(name, names),
+            )
         self.config: Config = self.settings(**settings)
         self.seed, self.run_log = seed, RunLog() if log is None else log
         self._info: Info | None = None
@@ -70,7 +81,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     @classmethod
     def of(cls, config: Config, *, seed: int = 0, log: RunLog | None = None) -> Self:
         """The same from a settings object, as Hydra builds it."""
-        return cls(seed=seed, log=log, **{field.name: getattr(config, field.name) for field in fields(config)})
+        return cls(
+            seed=seed,
+            log=log,
+            **{field.name: getattr(config, field.name) for field in fields(config)},
+        )
 
     @abstractmethod
     def open_store(self) -> Info:
@@ -87,7 +102,12 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if self.trainer is not None and self.trainer.world_size > 1:
             key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
             hint = "Every machine needs the same files, or one folder that all can read."
-            require(key == self.info.key, "data", f"rank {rank} sees other data than the first rank", hint=hint)
+            require(
+                key == self.info.key,
+                "data",
+                f"rank {rank} sees other data than the first rank",
+                hint=hint,
+            )
         if not self._is_announced and self._is_first:
             for line in self.info.lines:
                 self.run_log.say(line)
@@ -103,7 +123,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def info(self) -> Info:
         """Labels, vocabulary, columns and counts."""
         if self._info is None:
-            raise UserError(f"{type(self).__name__}.info", "the store is not open yet", hint="Call setup() first.")
+            raise UserError(
+                f"{type(self).__name__}.info",
+                "the store is not open yet",
+                hint="Call setup() first.",
+            )
         return self._info
 
     @property
@@ -111,7 +135,9 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self.info.store
 
     def place(self, placement: Placement, config: Config | None = None) -> None:
-        """Set rank, device and layout instead of reading them from the Trainer; batches follow what was measured."""
+        """Set rank, device and layout instead of reading them from the Trainer; batches follow what
+        was measured.
+        """
         self._placement = placement
         self.config = self.config if config is None else config
 
@@ -124,7 +150,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     def train_dataloader(self) -> Feed:
         feed = self._feed("train")
         if self.trainer is not None and self._placement is None:
-            # An epoch may not end inside a step: its batches are weighted by the rows of the whole step.
+            # An epoch may not end inside a step: its batches are weighted by the rows of the whole
+            # step.
             limit, accumulate = self.trainer.limit_train_batches, feed.plan.accumulate
             batches = limit if isinstance(limit, int) else int(limit * len(feed))
             is_whole = batches >= len(feed) or batches % accumulate == 0
@@ -144,24 +171,34 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """The test rows, or the validation rows where there are none; `batch.rows` numbers them."""
         return self._feed("test" if "test" in self.store.splits else "validation")
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         """Move a batch that is not on the device yet."""
         if not isinstance(batch, FlatBatch):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         return batch if batch.tokens.device == device else batch.to(device)
 
     def _plan(self, name: str, place: Placement) -> PlanSettings:
-        """Training rows in random order, by steps; all other rows by length, the same in each pass."""
+        """Training rows in random order, by steps; all other rows by length, the same
+        in each pass.
+        """
         config, is_stream = self.config, self.is_stream
-        plan = PlanSettings(layout=place.layout, rank=place.rank, world=place.world, is_stream=is_stream)
+        plan = PlanSettings(
+            layout=place.layout, rank=place.rank, world=place.world, is_stream=is_stream
+        )
         if name != "train":
             return replace(plan, rows_per_batch=config.eval_batch_size, shuffle=False)
         rows, cap = config.batches(place.world)[0], config.tokens_per_batch
-        plan = replace(plan, rows_per_batch=rows, tokens_per_batch=cap, accumulate=self._accumulation(place))
+        plan = replace(
+            plan, rows_per_batch=rows, tokens_per_batch=cap, accumulate=self._accumulation(place)
+        )
         return replace(plan, repeats=place.repeats, seed=self.seed)
 
     def _feed(self, name: str) -> Feed:
-        """The feed of a split: the one there is where nothing has changed, so that its position is kept."""
+        """The feed of a split: the one there is where nothing has changed, so that its position is
+        kept.
+        """
         place = self._current_placement()
         plan, device, is_train = self._plan(name, place), place.device, name == "train"
         kind = self._choose_kind(device)
@@ -175,7 +212,9 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if is_train:
             feed.load_state_dict(self._position)
             if plan.world > 1:
-                product = f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
+                product = (
+                    f"{plan.rows_per_batch} rows x {plan.accumulate} batches x {plan.world} ranks"
+                )
                 value = f"{plan.rows_per_batch * plan.parts} rows"
                 self._report("rows a step", value, "each rank trains its share", product)
             self._warn_of_order(split, plan)
@@ -184,22 +223,35 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     def _choose_kind(self, device: torch.device) -> FeedKind:
         if device not in self._kinds:
-            choice = choose_feed(self.config.feed, sum(split.num_bytes for split in self.store.splits.values()), device)
+            choice = choose_feed(
+                self.config.feed,
+                sum(split.num_bytes for split in self.store.splits.values()),
+                device,
+            )
             self._kinds[device] = choice.value
             self._report("feed", choice.value.value, choice.why, choice.evidence)
             self._read_with_care()
         return self._kinds[device]
 
     def _read_with_care(self) -> None:
-        """Read no pages ahead where the rows that are shuffled together are more than memory holds."""
+        """Read no pages ahead where the rows that are shuffled together are more than
+        memory holds.
+        """
         train = self.store.splits["train"]
-        share = 1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
+        share = (
+            1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
+        )
         together, free = train.num_bytes * share, free_bytes()
         if together > free:
             for split in self.store.splits.values():
                 split.read_single_pages()
             evidence = f"rows shuffled together {together / 1e9:.1f} GB, free {free / 1e9:.1f} GB"
-            self._report("reading", "single pages", "what is read ahead would be dropped before it is used", evidence)
+            self._report(
+                "reading",
+                "single pages",
+                "what is read ahead would be dropped before it is used",
+                evidence,
+            )
 
     def _current_placement(self) -> Placement:
         trainer = self.trainer
@@ -209,7 +261,9 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return Placement()
         layout = Layout.of(getattr(trainer.lightning_module, "model", None))
         repeats = bool(getattr(trainer, "overfit_batches", 0))
-        return Placement(trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats)
+        return Placement(
+            trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats
+        )
 
     def _accumulation(self, placement: Placement) -> int:
         """Batches of a step: the Trainer's, which must agree with the settings."""
@@ -220,16 +274,29 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
         what = "changes from epoch to epoch, but the rows of each step are planned before training"
-        hint = "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
+        hint = (
+            "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
+        )
         require(not changes, "accumulate_grad_batches", what, hint=hint)
         given = trainer.accumulate_grad_batches
         hint = f"Set Trainer(accumulate_grad_batches={wanted})"
         if config.effective_batch is not None:
-            what = f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes {given}"
+            what = (
+                f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes"
+                f" {given}"
+            )
             require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
         elif wanted > 1:
-            what = f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a step"
-            require(given == wanted, "data.accumulate", what, hint=f"{hint}, or leave data.accumulate out.")
+            what = (
+                f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a"
+                " step"
+            )
+            require(
+                given == wanted,
+                "data.accumulate",
+                what,
+                hint=f"{hint}, or leave data.accumulate out.",
+            )
         return given
 
     def state_dict(self) -> dict[str, int]:
@@ -251,10 +318,18 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             self.run_log.decision(name, value, why, evidence)
 
     def _warn_of_order(self, split: StoreSplit, plan: PlanSettings) -> None:
-        """Tell where rows that are too many to be shuffled at once lie in the order of their labels."""
+        """Tell where rows that are too many to be shuffled at once lie in the order of their
+        labels.
+        """
         targets = split.columns.get("targets")
         if targets is None or isinstance(targets, Ragged) or targets.dtype.kind != "i":
             return
         if is_large(split.num_rows, plan) and self._is_first and is_sorted_by(targets):
-            shuffled = f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled together"
-            self.run_log.say(f"data: the source is sorted by label, and {shuffled}; bring its rows into random order")
+            shuffled = (
+                f"{WINDOW_ROWS / 1e6:.1f} of {split.num_rows / 1e6:,.1f} million rows are shuffled"
+                " together"
+            )
+            self.run_log.say(
+                f"data: the source is sorted by label, and {shuffled}; bring its rows into random"
+                " order"
+            )

@@ -10,7 +10,12 @@ from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable, TweetsConfig, TweetsTable
+from flatout.data.samples.tweets import (
+    TaggedTweetsConfig,
+    TaggedTweetsTable,
+    TweetsConfig,
+    TweetsTable,
+)
 from flatout.data.tables.splits import SplitBy
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long, LongTexts
@@ -30,17 +35,18 @@ class TextDataConfig(FeedingConfig):
 
     source: Any = setting(
         None,
-        "Everything at once: a file whose rows are split here, a folder with a file for each split or a "
-        "folder of texts for each class, or a data set of the Hub by its name (`name` or `owner/name`, with "
-        "`:configuration` if it has any). From Python also a mapping of columns, or a pandas, pyarrow or "
-        "datasets table or dictionary of tables.",
+        "Everything at once: a file whose rows are split here, a folder with a file for each split"
+        " or a folder of texts for each class, or a data set of the Hub by its name (`name` or"
+        " `owner/name`, with `:configuration` if it has any). From Python also a mapping of"
+        " columns, or a pandas, pyarrow or datasets table or dictionary of tables.",
         allowed=SOURCES,
         example="news.csv",
     )
     train: Any = setting(
         None,
-        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a pattern such as "
-        "'part-*.csv', a list of files, a folder, or a table from Python; null: the built-in headlines.",
+        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a"
+        " pattern such as 'part-*.csv', a list of files, a folder, or a table from Python; null:"
+        " the built-in headlines.",
         allowed=FOLDERS,
         example="train.csv",
     )
@@ -52,7 +58,8 @@ class TextDataConfig(FeedingConfig):
     )
     test: Any = setting(
         None,
-        "The test rows; null: taken from the training rows when no validation rows are given either.",
+        "The test rows; null: taken from the training rows when no validation rows are given"
+        " either.",
         allowed=FILES,
         example="data.train=train.csv data.test=test.csv",
     )
@@ -62,56 +69,80 @@ class TextDataConfig(FeedingConfig):
         allowed="a column, or a list of columns",
         example="[title,body]",
     )
-    join: str = setting(" ", "Stands between the texts of columns.", example="data.text=[title,body] data.join=' - '")
+    join: str = setting(
+        " ",
+        "Stands between the texts of columns.",
+        example="data.text=[title,body] data.join=' - '",
+    )
     pair: bool = setting(
         False,
-        "Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an encoder parts pairs.",
+        "Whether the two columns of `data.text` are read as a pair, parted as the tokenizer of an"
+        " encoder parts pairs.",
         example="model=transformer data.text=[premise,hypothesis] data.pair=true",
         allowed="true or false, with data.text=[FIRST,SECOND]",
     )
-    label: str | None = setting(None, "Column of the labels; null: found by its name.", example="topic")
-    problem: Problem = setting(Problem.single, "A class, several, a number, tags, or none (mlm).", example="regression")
-    label_delimiter: str | None = setting(
-        None, "What separates several labels of a row.", example="data.problem=multi data.label_delimiter='|'"
+    label: str | None = setting(
+        None, "Column of the labels; null: found by its name.", example="topic"
     )
-    max_classes: int | None = setting(None, "Null: half the training rows, at most 20,000.", least=2, example="5000")
+    problem: Problem = setting(
+        Problem.single, "A class, several, a number, tags, or none (mlm).", example="regression"
+    )
+    label_delimiter: str | None = setting(
+        None,
+        "What separates several labels of a row.",
+        example="data.problem=multi data.label_delimiter='|'",
+    )
+    max_classes: int | None = setting(
+        None, "Null: half the training rows, at most 20,000.", least=2, example="5000"
+    )
     split_by: SplitBy = setting(
         SplitBy.content,
-        "How rows are taken for validation and test: by a hash of the text, so that a grown file keeps its "
-        "old split; stratified: with the same share of each class; group: whole groups of `data.group`.",
+        "How rows are taken for validation and test: by a hash of the text, so that a grown file"
+        " keeps its old split; stratified: with the same share of each class; group: whole groups"
+        " of `data.group`.",
         example="stratified",
     )
-    group: str | None = setting(None, "Column; one value, one split.", example="data.split_by=group data.group=author")
+    group: str | None = setting(
+        None, "Column; one value, one split.", example="data.split_by=group data.group=author"
+    )
     exclude: str | None = setting(
         None,
-        "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit` writes one.",
+        "A csv that names rows to leave out, by the columns `row` (from 1) and `file`; `audit`"
+        " writes one.",
         allowed="a csv file, or null",
         example="audit/suspects.csv",
     )
     relabel: str | None = setting(
         None,
-        "A csv that gives rows another label, by the columns `row` (from 1), `file`, and `label` or `likely`.",
+        "A csv that gives rows another label, by the columns `row` (from 1), `file`, and `label` or"
+        " `likely`.",
         allowed="a csv file, or null",
         example="corrected.csv",
     )
-    clean: CleaningConfig = setting(CleaningConfig, "What is done with rows that are not as they should be.")
+    clean: CleaningConfig = setting(
+        CleaningConfig, "What is done with rows that are not as they should be."
+    )
     sample: Any = setting(
         None,
-        "The built-in sample for a run without a source: settings of headlines, tweets or tagged tweets. "
-        "null: tagged tweets for tags, else headlines.",
+        "The built-in sample for a run without a source: settings of headlines, tweets or tagged"
+        " tweets. null: tagged tweets for tags, else headlines.",
         allowed="chosen by data=headlines, tweets, tagged_tweets or people",
         example="data=tweets data.sample.rows=5000",
     )
-    max_length: int = setting(128, "Longest row in tokens; what is longer is cut, and counted.", least=1)
+    max_length: int = setting(
+        128, "Longest row in tokens; what is longer is cut, and counted.", least=1
+    )
     long: Long = setting(
         Long.cut,
-        "What an encoder reads of a long text: its first `max_length` tokens, its first quarter of them and the rest "
-        "from its end (head_tail), or all of them in windows whose answers are joined.",
+        "What an encoder reads of a long text: its first `max_length` tokens, its first quarter of"
+        " them and the rest from its end (head_tail), or all of them in windows whose answers are"
+        " joined.",
         example="model=transformer data.long=head_tail",
     )
     window: int = setting(
         128,
-        "Tokens of a window for data.long=windows, special ones included; data.max_length is then the longest text.",
+        "Tokens of a window for data.long=windows, special ones included; data.max_length is then"
+        " the longest text.",
         least=1,
         example="model=transformer data.long=windows data.window=128 data.max_length=1024",
     )
@@ -121,11 +152,13 @@ class TextDataConfig(FeedingConfig):
         least=0,
         example="model=transformer data.long=windows data.overlap=32 data.max_length=1024",
     )
-    vocabulary: VocabularyConfig = setting(VocabularyConfig, "How texts become numbers in models trained from scratch.")
+    vocabulary: VocabularyConfig = setting(
+        VocabularyConfig, "How texts become numbers in models trained from scratch."
+    )
     tokenizer: str | None = setting(
         None,
-        "Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a vocabulary "
-        "of the training rows.",
+        "Folder or name of a tokenizer of transformers; null: the pretrained model's own, else a"
+        " vocabulary of the training rows.",
         example="model=transformer data.tokenizer=bert-base-uncased",
     )
 
@@ -134,28 +167,58 @@ class TextDataConfig(FeedingConfig):
         self._require_fitting_sample()
         if self.text is not None:
             names = [self.text] if isinstance(self.text, str) else self.text
-            is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names)
-            require(bool(is_named), "data.text", f"{self.text!r}", allowed="a column, or a list of columns")
-            require(len(set(names)) == len(names), "data.text", f"{', '.join(names)}", allowed="each column once")
+            is_named = (
+                isinstance(names, list | tuple)
+                and names
+                and all(isinstance(name, str) for name in names)
+            )
+            require(
+                bool(is_named),
+                "data.text",
+                f"{self.text!r}",
+                allowed="a column, or a list of columns",
+            )
+            require(
+                len(set(names)) == len(names),
+                "data.text",
+                f"{', '.join(names)}",
+                allowed="each column once",
+            )
         count = len(self.text) if isinstance(self.text, list | tuple) else 1
-        require(not self.pair or count == 2, "data.pair", f"{count} columns", allowed="data.text=[FIRST,SECOND]")
+        require(
+            not self.pair or count == 2,
+            "data.pair",
+            f"{count} columns",
+            allowed="data.text=[FIRST,SECOND]",
+        )
         self._require_fitting_split()
         self._require_fitting_windows()
         require_other_files({"source": self.source, **self.given}, ("train", "source"))
 
     @property
     def long_texts(self) -> LongTexts:
-        return LongTexts(self.long, self.window, self.overlap) if self.long is Long.windows else LongTexts(self.long)
+        return (
+            LongTexts(self.long, self.window, self.overlap)
+            if self.long is Long.windows
+            else LongTexts(self.long)
+        )
 
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags
         has_decisions = self.exclude is not None or self.relabel is not None
         what = "need texts with one class a row"
-        require(not has_decisions or self.problem is Problem.single, "data.exclude, data.relabel", what)
+        require(
+            not has_decisions or self.problem is Problem.single, "data.exclude, data.relabel", what
+        )
         if self.sample is None:
             self.sample = TaggedTweetsConfig() if is_tagged else HeadlinesConfig()
         kind = type(self.sample)
-        require(kind in SAMPLES, "data.sample", kind.__name__, allowed=", ".join(known.__name__ for known in SAMPLES))
+        require(
+            kind in SAMPLES,
+            "data.sample",
+            kind.__name__,
+            allowed=", ".join(known.__name__ for known in SAMPLES),
+        )
         fits = not self.is_sample or is_tagged == (kind is TaggedTweetsConfig)
         hint = "Set data=tagged_tweets." if is_tagged else "Set data=headlines or data=tweets."
         require(fits, "data.problem", f"{self.problem} does not fit the built-in sample", hint=hint)
@@ -165,14 +228,26 @@ class TextDataConfig(FeedingConfig):
             return
         where, hint = "data.long", "Set data.long=cut."
         what = f"{self.long} with data.problem={self.problem}"
-        fits = self.problem is not Problem.none and (self.problem is not Problem.tags or self.long is Long.windows)
+        fits = self.problem is not Problem.none and (
+            self.problem is not Problem.tags or self.long is Long.windows
+        )
         require(fits, where, what, hint=hint)
-        require(not self.pair, where, f"{self.long} with pairs, of which the longer text is cut first", hint=hint)
+        require(
+            not self.pair,
+            where,
+            f"{self.long} with pairs, of which the longer text is cut first",
+            hint=hint,
+        )
         if self.long is Long.windows:
             allowed = f"below data.window={self.window}"
             require(self.overlap < self.window, "data.overlap", f"{self.overlap}", allowed=allowed)
             what = f"{self.max_length} tokens are one window of data.window={self.window}"
-            require(self.max_length > self.window, "data.max_length", what, hint="Set it to the longest text.")
+            require(
+                self.max_length > self.window,
+                "data.max_length",
+                what,
+                hint="Set it to the longest text.",
+            )
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
@@ -183,4 +258,9 @@ class TextDataConfig(FeedingConfig):
         what, hint = "stratified needs classes", "Set data.split_by=content."
         require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)
         has_label = self.problem is Problem.none and self.label is not None
-        require(not has_label, "data.label", f"{self.label} with data.problem=none", hint="Leave it out.")
+        require(
+            not has_label,
+            "data.label",
+            f"{self.label} with data.problem=none",
+            hint="Leave it out.",
+        )

@@ -1,7 +1,8 @@
 """A table of texts, made ready: read, checked, split, labelled and encoded once, into a store.
 
-Three passes over the source, each by the block: the first looks at every row and decides its fate, the second trains
-the vocabulary, the third encodes. Everything that was found on the way is kept in the store's facts.
+Three passes over the source, each by the block: the first looks at every row and decides its fate,
+the second trains the vocabulary, the third encodes. Everything that was found on the way is kept in
+the store's facts.
 """
 
 from __future__ import annotations
@@ -36,13 +37,21 @@ from flatout.data.tables.table import Table, require_columns
 from flatout.data.text import SAMPLES, TextDataConfig
 from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts, read_encoder, train_encoder
+from flatout.data.tokens.subwords import (
+    PAIR,
+    Encoder,
+    Subwords,
+    encode_texts,
+    read_encoder,
+    train_encoder,
+)
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
 
 Blocks = Iterable[tuple[str, TextBlock]]  # rows, and their splits
 EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with ids and targets
-VOCABULARY_ROWS = 1 << 22  # of more training rows a sample makes the vocabulary, taken by a hash of the text
+# of more training rows a sample makes the vocabulary, taken by a hash of the text
+VOCABULARY_ROWS = 1 << 22
 _TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
@@ -70,9 +79,14 @@ def open_source(config: TextDataConfig) -> TextSource:
     tables = open_tables(config)
     join = PAIR if config.pair else config.join
     is_labelled = config.problem is not Problem.none
-    roles = find_roles(tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled)
+    roles = find_roles(
+        tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled
+    )
     for table in tables.values():
-        wanted = {f"data.text[{number}]" if number else "data.text": name for number, name in enumerate(roles.texts)}
+        wanted = {
+            f"data.text[{number}]" if number else "data.text": name
+            for number, name in enumerate(roles.texts)
+        }
         require_columns(table, wanted | ({"data.label": roles.label} if is_labelled else {}))
     if config.group is not None and any(config.taken_shares(tables)):
         require_columns(tables["train"], {"data.group": config.group})
@@ -82,7 +96,9 @@ def open_source(config: TextDataConfig) -> TextSource:
 
 
 def why_all_again(config: TextDataConfig) -> str:
-    """Why more rows would mean that all of some texts are encoded again; empty where the new ones are enough."""
+    """Why more rows would mean that all of some texts are encoded again; empty where the new ones
+    are enough.
+    """
     if config.is_sample:
         return ""
     if config.tokenizer is None:
@@ -92,13 +108,17 @@ def why_all_again(config: TextDataConfig) -> str:
 
 
 def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
-    """Encode a part of the units of some texts; how many these are, and how many were there (see `encoded_units`)."""
+    """Encode a part of the units of some texts; how many these are, and how many were there (see
+    `encoded_units`).
+    """
     return TextPreparation(open_source(config)).encode_part(number, count)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What two passes over some texts tell: what becomes of each row, and how texts become tokens."""
+    """What two passes over some texts tell: what becomes of each row, and how texts
+    become tokens.
+    """
 
     survey: TextSurvey
     encoder: Encoder
@@ -112,13 +132,24 @@ class TextPreparation:
     def __init__(self, source: TextSource) -> None:
         self.config, self.source = source.config, source
         name = self.config.tokenizer
-        self.given = Subwords.load(name, words=self.config.problem is Problem.tags) if name is not None else None
+        self.given = (
+            Subwords.load(name, words=self.config.problem is Problem.tags)
+            if name is not None
+            else None
+        )
         """The tokenizer that is not made here."""
         if self.given is not None and self.config.problem is Problem.none:
             self.given.require_mask(str(name))
-        is_encoder = self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
+        is_encoder = (
+            self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
+        )
         what = f"{self.config.long} is for encoders"
-        require(is_encoder or self.config.long is Long.cut, "data.long", what, hint="Set model=transformer.")
+        require(
+            is_encoder or self.config.long is Long.cut,
+            "data.long",
+            what,
+            hint="Set model=transformer.",
+        )
         if self.given is not None:
             self._require_room(self.given)
 
@@ -130,17 +161,33 @@ class TextPreparation:
             fits = config.window - special > config.overlap
             require(fits, "data.window", what, allowed=f"more than {special + config.overlap}")
         elif config.long is Long.head_tail:
-            fits, what = config.max_length - special > 1, f"{config.max_length} tokens, {special} of them special"
+            fits, what = (
+                config.max_length - special > 1,
+                f"{config.max_length} tokens, {special} of them special",
+            )
             require(fits, "data.max_length", what, allowed=f"more than {special + 1}")
 
     def open(self) -> dict[str, Any]:
-        """What the infos of texts and of tags have in common; the store is built where it is missing."""
+        """What the infos of texts and of tags have in common; the store is built where it is
+        missing.
+        """
         cache, source, config = Cache(self.config.cache), self.source, self.config
         store, report = cache.open_or_build(source.name, self._recipe(), self._build)
-        source.require_words(store.facts.get("has_words", True))  # another run may have named the column
+        # another run may have named the column
+        source.require_words(store.facts.get("has_words", True))
         vocabulary = read_encoder(store.read_text("tokenizer.json"))
-        about = {"roles": source.columns, "max_length": config.max_length, "long_texts": config.long_texts}
-        return {"store": store, "report": report, "vocabulary": vocabulary, "source": source.name, **about}
+        about = {
+            "roles": source.columns,
+            "max_length": config.max_length,
+            "long_texts": config.long_texts,
+        }
+        return {
+            "store": store,
+            "report": report,
+            "vocabulary": vocabulary,
+            "source": source.name,
+            **about,
+        }
 
     def _recipe(self) -> Recipe:
         config, splitting, roles = self.config, self.source.splitting, self.source.columns
@@ -153,18 +200,27 @@ class TextPreparation:
             "max_classes": config.max_classes,
             "split": asdict(splitting),
             "clean": asdict(config.clean),
-            "vocabulary": asdict(config.vocabulary) if self.given is None else self.given.fingerprint(),
+            "vocabulary": (
+                asdict(config.vocabulary) if self.given is None else self.given.fingerprint()
+            ),
             "max_length": config.max_length,
             **({} if config.long is Long.cut else {"long": asdict(config.long_texts)}),
             "schema": SCHEMA,
         }
 
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
-        """Encode the units of every `count`-th piece from the `number`-th on; how many these are, and were there."""
+        """Encode the units of every `count`-th piece from the `number`-th on; how many these are,
+        and were there.
+        """
         with Progress() as progress:
             known = self._known(progress, (number, count))
-            units, pieces, advance = self._units(known), self._pieces(known), progress.task("encoding")
-            step = count if len(pieces) >= count else 1  # a part reads its own files alone, where there are enough
+            units, pieces, advance = (
+                self._units(known),
+                self._pieces(known),
+                progress.task("encoding"),
+            )
+            # a part reads its own files alone, where there are enough
+            step = count if len(pieces) >= count else 1
             for place, piece in enumerate(pieces[(number - 1) % step :: step]):
                 share = ((number - 1) // step - place) % (count // step), count // step
                 deque(self._encoded_units(piece, units, known, advance, share), 0)
@@ -173,7 +229,9 @@ class TextPreparation:
 
     def _known(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> Known:
         """Two passes: the fate of each row, and the vocabulary."""
-        surveyed = TextSurvey(self.source, Cache(self.config.cache), share).run(progress.task("checking"))
+        surveyed = TextSurvey(self.source, Cache(self.config.cache), share).run(
+            progress.task("checking")
+        )
         self.source.require_words(surveyed.has_words)
         self._require_rows(surveyed)
         self._require_classes(surveyed)
@@ -188,13 +246,18 @@ class TextPreparation:
                 totals = self._join(writer, pieces, known, advance)
             else:
                 blocks = self.source.texts_and_labels(surveyed.fates, advance)
-                totals = self._encode(writer, self.config.split_names(self.source.tables), blocks, known)
+                totals = self._encode(
+                    writer, self.config.split_names(self.source.tables), blocks, known
+                )
         self.source.require_unchanged()
         writer.write_text("tokenizer.json", known.encoder.to_json())
         remarks = self._remarks(surveyed, totals)
         writer.facts |= {
             **self._label_facts(surveyed),
-            "columns": {"text": list(self.source.columns.texts), "label": self.source.columns.label},
+            "columns": {
+                "text": list(self.source.columns.texts),
+                "label": self.source.columns.label,
+            },
             "splits": {split: total.facts() for split, total in totals.items()},
             "lengths": {split: total.lengths.as_dict() for split, total in totals.items()},
             "has_words": surveyed.has_words,
@@ -217,21 +280,41 @@ class TextPreparation:
     def _require_rows(self, surveyed: TextSurvey) -> None:
         tables, rows = self.source.tables, surveyed.rows
         for split in self.config.split_names(tables):
-            key = "source" if self.config.source is not None else split if split in tables else "train"
+            key = (
+                "source"
+                if self.config.source is not None
+                else split
+                if split in tables
+                else "train"
+            )
             what = f"no rows are left for the {split} split of {self.source.name}"
-            hint = "Give more rows, or a file for each split; python -m flatout check counts what was left out."
+            hint = (
+                "Give more rows, or a file for each split; python -m flatout check counts what was"
+                " left out."
+            )
             require(split in rows, f"data.{key}", what, hint=hint)
 
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Advance) -> Encoder:
-        """Second pass: the words of the training rows, and their numbers if these are the labels."""
-        share, has_numbers = VOCABULARY_ROWS / surveyed.rows["train"], self.config.problem is Problem.regression
+        """Second pass: the words of the training rows, and their numbers if these are
+        the labels.
+        """
+        share, has_numbers = (
+            VOCABULARY_ROWS / surveyed.rows["train"],
+            self.config.problem is Problem.regression,
+        )
 
         def training_texts() -> Iterator[pa.Array]:
-            for _, block in self.source.texts_and_labels(surveyed.fates, advance, splits=("train",)):
+            for _, block in self.source.texts_and_labels(
+                surveyed.fates, advance, splits=("train",)
+            ):
                 if has_numbers:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
                 texts = block.texts
-                yield texts if share >= 1 else texts.filter(pa.array(hash_texts(texts) < np.uint64(share * 2.0**64)))
+                yield (
+                    texts
+                    if share >= 1
+                    else texts.filter(pa.array(hash_texts(texts) < np.uint64(share * 2.0**64)))
+                )
 
         if self.given is None:
             is_kept = surveyed.rows["train"] >= least_rows() and not has_numbers
@@ -265,14 +348,23 @@ class TextPreparation:
         return {"tokens": tokens, **_TARGETS[self.config.problem], "rows": Column("int64")}
 
     def _encode(
-        self, writer: StoreWriter, splits: Iterable[str], blocks: Blocks, known: Known, first: int = 0
+        self,
+        writer: StoreWriter,
+        splits: Iterable[str],
+        blocks: Blocks,
+        known: Known,
+        first: int = 0,
     ) -> dict[str, _Totals]:
-        """Third pass: tokens, targets and numbers of the rows of some splits; the latter count from `first`."""
+        """Third pass: tokens, targets and numbers of the rows of some splits; the latter count from
+        `first`.
+        """
         writers = {split: writer.split(split, self._columns(known)) for split in splits}
         totals = {split: _Totals() for split in writers}
         for split, block, encoded, targets in self._encoded(blocks, known):
             given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
-            writers[split].append(tokens=(encoded.tokens, encoded.lengths), rows=block.rows - first, **given)
+            writers[split].append(
+                tokens=(encoded.tokens, encoded.lengths), rows=block.rows - first, **given
+            )
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
                 is_clean = pc.equal(block.block.column("label"), block.block.column(TOPIC))
@@ -282,39 +374,69 @@ class TextPreparation:
     def _encoded(self, blocks: Blocks, known: Known) -> EncodedRows:
         """Blocks with their ids and targets."""
         for split, block in blocks:
-            encoded = encode_texts(known.encoder, block.texts, self.config.max_length, self.config.long_texts)
+            encoded = encode_texts(
+                known.encoder, block.texts, self.config.max_length, self.config.long_texts
+            )
             yield split, block, encoded, known.survey.census.targets(block.labels)
 
     def _pieces(self, known: Known) -> Pieces:
-        """The rows in parts that are encoded by units of their own; none where there are few: one store has them."""
+        """The rows in parts that are encoded by units of their own; none where there are few: one
+        store has them.
+        """
         pieces = self.source.pieces(known.survey.fates, least_rows())
-        return pieces if self.in_units and any(len(rows) >= least_rows() for _, rows, _ in pieces) else ()
+        return (
+            pieces
+            if self.in_units and any(len(rows) >= least_rows() for _, rows, _ in pieces)
+            else ()
+        )
 
     def _units(self, known: Known) -> EncodedUnits:
         other = ("source", "split", "vocabulary", "max_classes")
         how = {name: value for name, value in self._recipe().items() if name not in other}
-        return EncodedUnits(Cache(self.config.cache), self.source.name, how | {"encoder": known.encoder.to_json()})
+        return EncodedUnits(
+            Cache(self.config.cache), self.source.name, how | {"encoder": known.encoder.to_json()}
+        )
 
     def _encoded_units(
-        self, piece: Piece, units: EncodedUnits, known: Known, advance: Advance, share: tuple[int, int] = (0, 1)
+        self,
+        piece: Piece,
+        units: EncodedUnits,
+        known: Known,
+        advance: Advance,
+        share: tuple[int, int] = (0, 1),
     ) -> Iterator[Store]:
         name, rows, _ = piece
         fates = known.survey.fates[name][rows.start : rows.stop]
 
         def encode(unit: Unit, writer: StoreWriter) -> None:
-            totals = self._encode(writer, dict.fromkeys(split for split, _ in unit), unit, known, rows.start)
+            totals = self._encode(
+                writer, dict.fromkeys(split for split, _ in unit), unit, known, rows.start
+            )
             writer.facts |= {"totals": {split: total.noted() for split, total in totals.items()}}
             writer.facts |= {"classes": known.survey.census.classes()}
             self.source.require_as_known(piece)
 
-        about = {"files": self.source.prints(piece), "fates": xxhash.xxh3_128_hexdigest(fates.tobytes())}
+        about = {
+            "files": self.source.prints(piece),
+            "fates": xxhash.xxh3_128_hexdigest(fates.tobytes()),
+        }
         blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
         return units.of(about, int((fates >= 0).sum()), units_of(blocks), encode, share)
 
-    def _join(self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance) -> dict[str, _Totals]:
-        """As `_encode`, by units: their tokens stay where they are, and what else they have of a row is copied."""
-        splits, units, census = self.config.split_names(self.source.tables), self._units(known), known.survey.census
-        writers = {split: writer.split(split, self._columns(known), sharded="tokens") for split in splits}
+    def _join(
+        self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance
+    ) -> dict[str, _Totals]:
+        """As `_encode`, by units: their tokens stay where they are, and what else they have of a
+        row is copied.
+        """
+        splits, units, census = (
+            self.config.split_names(self.source.tables),
+            self._units(known),
+            known.survey.census,
+        )
+        writers = {
+            split: writer.split(split, self._columns(known), sharded="tokens") for split in splits
+        }
         totals = {split: _Totals() for split in splits}
         for piece in pieces:
             for shard in self._encoded_units(piece, units, known, advance):
@@ -326,41 +448,66 @@ class TextPreparation:
                     elif self.config.problem.has_classes:
                         targets = numbers[targets]
                     given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
-                    writers[name].append_shard(shard, rows=split.fixed("rows") + piece[1].start, **given)
+                    writers[name].append_shard(
+                        shard, rows=split.fixed("rows") + piece[1].start, **given
+                    )
                     totals[name].take_in(shard.facts["totals"][name])
         if units.found:
-            print(f"cache: {units.found} of {units.found + units.made} units were encoded before", file=sys.stderr)
+            print(
+                f"cache: {units.found} of {units.found + units.made} units were encoded before",
+                file=sys.stderr,
+            )
         return totals
 
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
         counts = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
         made = [split for split in totals if split not in self.source.tables]
-        how = f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})" if made else ""
+        how = (
+            f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})"
+            if made
+            else ""
+        )
         lines, long = [f"rows: {counts}{how}"], self.config.long_texts
         if self.given is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
-            lines.append(f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the text")
+            lines.append(
+                f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the"
+                " text"
+            )
         if long.window:
-            windows = ", ".join(f"{split} {total.counts['windows']:,}" for split, total in totals.items())
-            lines.append(f"windows: {windows}, of {long.window} tokens, {long.overlap} shared by neighbours")
+            windows = ", ".join(
+                f"{split} {total.counts['windows']:,}" for split, total in totals.items()
+            )
+            lines.append(
+                f"windows: {windows}, of {long.window} tokens, {long.overlap} shared by neighbours"
+            )
         return lines
 
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
         account = [] if self.config.is_sample else surveyed.account()
         found = all_remarks(surveyed.findings.values())
-        losses = {split: (total.counts["unknown"], total.lengths) for split, total in totals.items()}
-        lost = loss_remarks(losses, self.config.max_length, are_given=self.config.tokenizer is not None)
+        losses = {
+            split: (total.counts["unknown"], total.lengths) for split, total in totals.items()
+        }
+        lost = loss_remarks(
+            losses, self.config.max_length, are_given=self.config.tokenizer is not None
+        )
         return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
 
 
 @dataclass(slots=True)
 class _Totals:
     counts: Counter[str] = field(default_factory=Counter)
-    """Tokens, those unknown, what was cut, windows, and in a sample that knows them the rows with their clean label."""
+    """Tokens, those unknown, what was cut, windows, and in a sample that knows them the rows with
+    their clean label."""
     lengths: Lengths = field(default_factory=Lengths)  # lengths before anything is cut
 
     def add(self, block: EncodedBlock, long: LongTexts) -> None:
-        self.counts.update(tokens=len(block.tokens), unknown=block.unknown, windows=long.windows_of(block.lengths))
-        self.counts.update(truncated_rows=block.truncated_rows, truncated_tokens=block.truncated_tokens)
+        self.counts.update(
+            tokens=len(block.tokens), unknown=block.unknown, windows=long.windows_of(block.lengths)
+        )
+        self.counts.update(
+            truncated_rows=block.truncated_rows, truncated_tokens=block.truncated_tokens
+        )
         self.lengths.add(block.whole_lengths)
 
     def noted(self) -> dict[str, Any]:
@@ -374,7 +521,10 @@ class _Totals:
 
     def facts(self) -> dict[str, Any]:
         rows, tokens = max(1, self.lengths.rows), self.counts["tokens"]
-        shares = {"mean_length": tokens / rows, "unknown_share": self.counts["unknown"] / max(1, tokens)}
+        shares = {
+            "mean_length": tokens / rows,
+            "unknown_share": self.counts["unknown"] / max(1, tokens),
+        }
         cut = {name: self.counts[name] for name in ("truncated_rows", "truncated_tokens")}
         known = {"ceiling": self.counts["clean"] / rows} if "clean" in self.counts else {}
         return {"rows": self.lengths.rows, "tokens": tokens, **shares, **cut, **known}

@@ -1,4 +1,6 @@
-"""The tables of texts, or of words and tags, whose columns are known: read by the block, split by split."""
+"""The tables of texts, or of words and tags, whose columns are known: read by the block, split by
+split.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ TOPIC = "topic"  # the column of the built-in headlines that knows what a row is
 class TextSource:
     """The tables of some texts, and which of their columns hold what."""
 
-    def __init__(self, config: TextDataConfig, tables: Tables, roles: Roles, group: str | None = None) -> None:
+    def __init__(
+        self, config: TextDataConfig, tables: Tables, roles: Roles, group: str | None = None
+    ) -> None:
         """`group`: the column whose equal values stay in one split."""
         self.config, self.tables, self.roles = config, tables, roles
-        self.splitting = Splitting(config.split_by, group, *config.taken_shares(tables), config.split_seed)
+        self.splitting = Splitting(
+            config.split_by, group, *config.taken_shares(tables), config.split_seed
+        )
         self.columns = roles  # the columns as they are given
         self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
 
@@ -46,7 +52,9 @@ class TextSource:
         return self.tables["train"].name
 
     def pieces(self, fates: Fates, least: int) -> Pieces:
-        """The rows in parts of whole files that have `least` rows, but for the last of each table."""
+        """The rows in parts of whole files that have `least` rows, but for the last of
+        each table.
+        """
         found = {name: table.pieces(len(fates[name]), least) for name, table in self.tables.items()}
         return [(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
 
@@ -58,7 +66,9 @@ class TextSource:
         splits: Sequence[str] = SPLITS,
         pieces: Pieces = (),
     ) -> Iterator[tuple[str, TextBlock]]:
-        """The rows of some splits, of all tables or of some pieces, read again; `fates` say which row belongs where."""
+        """The rows of some splits, of all tables or of some pieces, read again; `fates` say which
+        row belongs where.
+        """
         for name, numbers, table in pieces or self.pieces(fates, sys.maxsize):
             num_rows = 0
             for rows, block in table.numbered(self._columns_read_again()):
@@ -68,7 +78,10 @@ class TextSource:
                 rows += numbers.start
                 for split in splits:
                     if (mask := fates[name][rows] == SPLITS.index(split)).any():
-                        yield split, self._text_block(name, block.filter(pa.array(mask)), rows[mask])
+                        yield (
+                            split,
+                            self._text_block(name, block.filter(pa.array(mask)), rows[mask]),
+                        )
                 advance(block.num_rows)
             if num_rows != len(numbers):
                 raise changed(self.tables[name].name)
@@ -87,7 +100,9 @@ class TextSource:
     def prints(self, piece: Piece) -> list[list[str]]:
         """What the bytes of a piece's files are known by, and how these are read."""
         files = piece[2].tables or [piece[2]]
-        return [[self._known[file.inner or file][1], type(file).__name__, file.how()] for file in files]
+        return [
+            [self._known[file.inner or file][1], type(file).__name__, file.how()] for file in files
+        ]
 
     def require_as_known(self, piece: Piece) -> None:
         """Refuse a piece that has changed since its fingerprints were taken."""
@@ -103,16 +118,34 @@ class TextSource:
         """Refuse a column that no setting names where it holds numbers only."""
         name, columns = self.roles.texts[0], ", ".join(self.tables["train"].columns[:20])
         what = f"column {name!r} of {self.name} holds numbers only"
-        hint = f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as texts."
-        require(has_words or self.config.text is not None, "data.text", what, allowed=f"columns: {columns}", hint=hint)
+        hint = (
+            f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as"
+            " texts."
+        )
+        require(
+            has_words or self.config.text is not None,
+            "data.text",
+            what,
+            allowed=f"columns: {columns}",
+            hint=hint,
+        )
 
     def _columns_read_again(self) -> list[str]:
-        return [*self.roles.columns, *([TOPIC] if self.config.is_sample and self.roles.label else [])]
+        return [
+            *self.roles.columns,
+            *([TOPIC] if self.config.is_sample and self.roles.label else []),
+        ]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         source, config, given = self.tables[name].name, self.config, labels_of(block, self.roles)
-        texts, _ = read_texts(block, self.roles, rows, Findings(source), escapes=config.clean.escapes)
-        how: dict[str, Any] = {"problem": config.problem, "delimiter": config.label_delimiter, "source": source}
+        texts, _ = read_texts(
+            block, self.roles, rows, Findings(source), escapes=config.clean.escapes
+        )
+        how: dict[str, Any] = {
+            "problem": config.problem,
+            "delimiter": config.label_delimiter,
+            "source": source,
+        }
         return TextBlock(pc.fill_null(texts, ""), normalise_labels(given, rows, **how), rows, block)
 
     def remarks(self) -> list[Remark]:
@@ -120,12 +153,26 @@ class TextSource:
         by_how: dict[str, list[str]] = {}
         for table in self.tables.values():
             by_how.setdefault(table.how(), []).append(table.name)
-        remarks = [Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how]
+        remarks = [
+            Remark(Level.note, ", ".join(names), how) for how, names in by_how.items() if how
+        ]
         if self.config.text is None or (self.config.label is None and self.roles.label):
-            others = [name for name in self.tables["train"].columns if name not in self.roles.columns]
-            more = f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})" if others else ""
+            others = [
+                name for name in self.tables["train"].columns if name not in self.roles.columns
+            ]
+            more = (
+                f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})"
+                if others
+                else ""
+            )
             labels = f", labels from {self.roles.label}" if self.roles.label else ""
-            remarks.append(Remark(Level.note, "columns", f"texts from {' and '.join(self.roles.texts)}{labels}{more}"))
+            remarks.append(
+                Remark(
+                    Level.note,
+                    "columns",
+                    f"texts from {' and '.join(self.roles.texts)}{labels}{more}",
+                )
+            )
         return [] if self.config.is_sample else remarks
 
 
@@ -138,7 +185,9 @@ class TagSource(TextSource):
         for table in tables.values():
             require_columns(table, {"data.text": given.texts[0], "data.label": given.label})
         self.census = TagCensus(first.name)
-        self.tagged = {split: TaggedTable(table, given, split, self.census) for split, table in tables.items()}
+        self.tagged = {
+            split: TaggedTable(table, given, split, self.census) for split, table in tables.items()
+        }
         super().__init__(config, self.tagged, Roles(COLUMNS[:1], COLUMNS[1]))
         self.columns = given
 
@@ -148,9 +197,16 @@ class TagSource(TextSource):
         for split, table in self.tagged.items():
             findings = of_splits[split]
             table.tell(findings, scheme)
-            findings.rows_repaired += findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
-        kinds = ", ".join(f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items())
-        what = f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
+            findings.rows_repaired += (
+                findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
+            )
+        kinds = ", ".join(
+            f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items()
+        )
+        what = (
+            f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,}"
+            " words"
+        )
         notes = [Remark(Level.note, "tags", what), Remark(Level.note, "entities", kinds or "none")]
         return [*notes, *_unseen_types(self.census)]
 
@@ -170,6 +226,8 @@ def _unseen_types(census: TagCensus) -> Iterator[Remark]:
     train = census.entities.get("train", {})
     for split, counts in census.entities.items():
         if unseen := [name for name in counts if name not in train]:
-            yield Remark(Level.warning, split, f"entities that no training row has: {', '.join(unseen)}")
+            yield Remark(
+                Level.warning, split, f"entities that no training row has: {', '.join(unseen)}"
+            )
     if not train:
         yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")

@@ -1,6 +1,7 @@
 """Sums, maxima and lists over all ranks, and tensors of which each rank holds a slice.
 
-Where there is one process, values pass through unchanged; so do whole tensors. So code need not know the kind.
+Where there is one process, values pass through unchanged; so do whole tensors. So code need not
+know the kind.
 """
 
 from __future__ import annotations
@@ -48,20 +49,26 @@ def largest_of_ranks(numbers: Sequence[float], device: torch.device) -> list[flo
 
 
 class SharedMaximum:
-    """The largest numbers of all ranks, about twice a second: to ask in each step would cost a wait for the device."""
+    """The largest numbers of all ranks, about twice a second: to ask in each step would cost a wait
+    for the device.
+    """
 
     def __init__(self) -> None:
         self._every, self._looks, self._since = _WARM_UP, 0, time.perf_counter()
 
     def look(self, numbers: Sequence[float], device: torch.device) -> list[float] | None:
-        """The largest of each number, or None where it is not time yet. Every rank must look equally often."""
+        """The largest of each number, or None where it is not time yet.
+
+        Every rank must look equally often.
+        """
         if not are_several():
             return list(numbers)
         self._looks += 1
         if self._looks % self._every:
             return None
         now = time.perf_counter()
-        # Ranks count looks, as their clocks differ; the slowest rank decides for all how many make half a second.
+        # Ranks count looks, as their clocks differ; the slowest rank decides for all how many make
+        # half a second.
         *found, slowest_s = largest_of_ranks([*numbers, (now - self._since) / self._every], device)
         self._looks, self._since = 0, now
         self._every = min(_MOST_LOOKS, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
@@ -69,7 +76,10 @@ class SharedMaximum:
 
 
 def is_share(tensor: Tensor) -> bool:
-    """Whether other ranks hold the rest of it. Asked by a method of theirs: to import their class takes seconds."""
+    """Whether other ranks hold the rest of it.
+
+    Asked by a method of theirs: to import their class takes seconds.
+    """
     return hasattr(tensor, "full_tensor")
 
 
@@ -85,4 +95,6 @@ def share_of(tensor: Tensor, like: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     cut = cast(Any, like)
-    return distribute_tensor(tensor.to(like.device), cut.device_mesh, cut.placements, src_data_rank=None)
+    return distribute_tensor(
+        tensor.to(like.device), cut.device_mesh, cut.placements, src_data_rank=None
+    )

@@ -1,7 +1,9 @@
-"""Work in parts and trials: which part a process does, and Ray's tasks, where the machines of a cluster do them.
+"""Work in parts and trials: which part a process does, and Ray's tasks, where the machines of a
+cluster do them.
 
-A part is a function of its number that writes to a disk all machines see. Where it is computed changes nothing, and one
-that is begun again finds what it has done. Ray starts a part again when its machine is lost.
+A part is a function of its number that writes to a disk all machines see. Where it is computed
+changes nothing, and one that is begun again finds what it has done. Ray starts a part again when
+its machine is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def part_of(text: str) -> tuple[int, int]:
     """A part's number and their count, as `2/8` names them."""
     number, _, count = text.partition("/")
     is_known = number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)
-    require(is_known, "--part", repr(text), allowed="I/N with I from 1 to N", hint="Write --part 2/8.")
+    require(
+        is_known, "--part", repr(text), allowed="I/N with I from 1 to N", hint="Write --part 2/8."
+    )
     return int(number), int(count)
 
 
@@ -57,7 +61,12 @@ def connect() -> Any:
     try:
         if host and port.isdecimal() and not ray.is_initialized():  # Ray itself tries for minutes
             socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
-        ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            ignore_reinit_error=True,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         hint = "Set RAY_ADDRESS to a cluster that runs, or leave it out."
         raise UserError("on", f"no Ray cluster ({first_line(error)})", hint=hint) from None
@@ -65,14 +74,25 @@ def connect() -> Any:
 
 
 class RayTask:
-    """A function under way on some machine of a cluster: one core, and one GPU where it uses any and there are some."""
+    """A function under way on some machine of a cluster: one core, and one GPU where it uses any
+    and there are some.
+    """
 
-    def __init__(self, do: Work, *, uses_gpu: bool = False, times: int = 0, place: Path | None = None) -> None:
-        """`times`: how often Ray begins it again when its machine is lost; -1: always. `place`: what it must see."""
+    def __init__(
+        self, do: Work, *, uses_gpu: bool = False, times: int = 0, place: Path | None = None
+    ) -> None:
+        """`times`: how often Ray begins it again when its machine is lost; -1: always.
+
+        `place`: what it must see.
+        """
         self._ray, self.why = connect(), ""
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
         # A task is one of several on its machine: its tokenizer takes one core, as Ray counts it.
-        needs = {"num_cpus": 1, "num_gpus": num_gpus, "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}}}
+        needs = {
+            "num_cpus": 1,
+            "num_gpus": num_gpus,
+            "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}},
+        }
         task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_done)
         self._reference = task.remote(do, version("flatout"), Path.cwd(), place)
 
@@ -92,7 +112,10 @@ class RayTask:
         return bool(self.why)
 
     def result(self) -> Any:
-        """What it gave, once it has ended; None with `why`, where that is lost. A mistake in it is raised here."""
+        """What it gave, once it has ended; None with `why`, where that is lost.
+
+        A mistake in it is raised here.
+        """
         from ray import exceptions
 
         try:
@@ -101,8 +124,13 @@ class RayTask:
             if isinstance(error.cause, UserError):
                 raise error.cause from None
             if "ModuleNotFoundError" in (said := str(error)):
-                missing = next(line for line in reversed(said.splitlines()) if "ModuleNotFoundError" in line)
-                what = f"a machine of the cluster lacks a package ({missing.partition('ModuleNotFoundError: ')[2]})"
+                missing = next(
+                    line for line in reversed(said.splitlines()) if "ModuleNotFoundError" in line
+                )
+                what = (
+                    "a machine of the cluster lacks a package"
+                    f" ({missing.partition('ModuleNotFoundError: ')[2]})"
+                )
                 raise UserError("on", what, hint=_SAME) from None
             raise
         except exceptions.TaskCancelledError:
@@ -112,8 +140,12 @@ class RayTask:
             return None
 
 
-def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False) -> list[Any]:
-    """What each of so many parts gave, by the tasks of a Ray cluster; `do` does one, and all write to `place`."""
+def on_ray(
+    do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False
+) -> list[Any]:
+    """What each of so many parts gave, by the tasks of a Ray cluster; `do` does one, and all write
+    to `place`.
+    """
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:
@@ -124,7 +156,9 @@ def on_ray(do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: 
     finally:
         ray.shutdown()
     for task in tasks:
-        require(not task.why, "--on", task.why, hint="The same command continues with what is there.")
+        require(
+            not task.why, "--on", task.why, hint="The same command continues with what is there."
+        )
     return found
 
 
@@ -136,7 +170,9 @@ def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
     warm_start()
     cores = max(1, len(cores_here()) // count)
     try:
-        with ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), _take_cores, (cores,)) as processes:
+        with ProcessPoolExecutor(
+            count, multiprocessing.get_context("forkserver"), _take_cores, (cores,)
+        ) as processes:
             return list(processes.map(do, range(1, count + 1), [count] * count))
     except BrokenProcessPool:
         hint = "The same command continues with what is there; fewer parts take less memory."
@@ -144,7 +180,9 @@ def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
 
 
 def _take_cores(number: int) -> None:
-    """Be one of several processes: with some of the cores, no bar on the terminal, and silent when Ctrl-C ends it."""
+    """Be one of several processes: with some of the cores, no bar on the terminal, and silent when
+    Ctrl-C ends it.
+    """
     os.environ |= {"RAYON_NUM_THREADS": str(number), "TTY_COMPATIBLE": "0"}
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent()
@@ -163,16 +201,25 @@ def _mark(place: Path) -> Iterator[Path]:
 
 
 def device_of(workers: int) -> str:
-    """The kind of device that so many ranks take, one each: GPU where the cluster has any, else CPU."""
+    """The kind of device that so many ranks take, one each: GPU where the cluster has any, else
+    CPU.
+    """
     there = connect().cluster_resources()
     kind = "GPU" if there.get("GPU") else "CPU"
     most = int(there.get(kind, 0))
-    require(1 <= workers <= most, "workers", f"{workers}", allowed=f"1 to {most}: the {kind}s of the cluster")
+    require(
+        1 <= workers <= most,
+        "workers",
+        f"{workers}",
+        allowed=f"1 to {most}: the {kind}s of the cluster",
+    )
     return kind
 
 
 def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
-    """Train on the workers of Ray Train, a rank each, begun again up to three times; a mistake is raised here."""
+    """Train on the workers of Ray Train, a rank each, begun again up to three times; a mistake is
+    raised here.
+    """
     ray = connect()
     notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
     given = {"train": train, "version": version("flatout"), "here": Path.cwd(), "notes": notes}
@@ -215,19 +262,27 @@ def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
     settings: dict[str, Any] = {
         "storage_path": str(given["notes"]),
         "failure_config": train.FailureConfig(max_failures=_AGAIN),
-        "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},  # else lines stand there twice
+        # else lines stand there twice
+        "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
     }
-    ranks, around = train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu), train.RunConfig(**settings)
+    ranks, around = (
+        train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu),
+        train.RunConfig(**settings),
+    )
     try:
         TorchTrainer(_rank, train_loop_config=given, scaling_config=ranks, run_config=around).fit()
     except train.TrainingFailedError as error:
         if not any(given["notes"].glob(_MISTAKES)):
             hint = "The same command with resume=auto resumes from the last checkpoint."
-            raise RunBroke(f"workers of Ray failed {_AGAIN + 1} times: {first_line(error)}. {hint}") from None
+            raise RunBroke(
+                f"workers of Ray failed {_AGAIN + 1} times: {first_line(error)}. {hint}"
+            ) from None
 
 
 def _rank(given: dict[str, Any]) -> None:
-    """What a worker does: the settings' paths are those of the folder where the command was given."""
+    """What a worker does: the settings' paths are those of the folder where the command
+    was given.
+    """
     notes, rank = given["notes"], int(os.environ["RANK"])
     hint = "Start the run in a folder that they share."
     require(notes.is_dir(), "on", f"not all machines of the cluster see {notes}", hint=hint)
@@ -239,8 +294,11 @@ def _rank(given: dict[str, Any]) -> None:
             redirect_output()
         _done(given["train"], given["version"], given["here"])
     except UserError as error:
-        if not isinstance(error, OtherRankEnded):  # that one was lost, and Ray begins again, or has written its own
-            (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(json.dumps(error.parts), encoding="utf-8")
+        # that one was lost, and Ray begins again, or has written its own
+        if not isinstance(error, OtherRankEnded):
+            (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(
+                json.dumps(error.parts), encoding="utf-8"
+            )
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it would print a traceback
         raise  # or the other ranks would wait for this one
 
@@ -248,9 +306,17 @@ def _rank(given: dict[str, Any]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where parts are computed, for the verbs that have any."""
     one, places = parser.add_mutually_exclusive_group(), [place.value for place in Place]
-    one.add_argument("--part", metavar="I/N", help="do every N-th part of the work, from the I-th on, and no other")
-    one.add_argument("--on", choices=places, default=Place.here, help="where parts are done (default: here)")
-    parser.add_argument("--parts", metavar="N", type=int, help=f"parts that are done at once (--on ray: {_PARTS})")
+    one.add_argument(
+        "--part",
+        metavar="I/N",
+        help="do every N-th part of the work, from the I-th on, and no other",
+    )
+    one.add_argument(
+        "--on", choices=places, default=Place.here, help="where parts are done (default: here)"
+    )
+    parser.add_argument(
+        "--parts", metavar="N", type=int, help=f"parts that are done at once (--on ray: {_PARTS})"
+    )
 
 
 def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
@@ -258,15 +324,28 @@ def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
     is_here = arguments.on == Place.here
     hint = "Add it." if arguments.part is None else "Leave it out."
     is_fine = arguments.parts is None or not is_here or (may_be_here and arguments.part is None)
-    require(is_fine, "--parts", "is for all parts" if may_be_here else "is for --on ray alone", hint=hint)
+    require(
+        is_fine,
+        "--parts",
+        "is for all parts" if may_be_here else "is for --on ray alone",
+        hint=hint,
+    )
     return arguments.parts if is_here or arguments.parts is not None else _PARTS
 
 
 def _done(do: Work, asked: str, here: Path, place: Path | None = None) -> Any:
     own = version("flatout")
-    require(own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME)
+    require(
+        own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME
+    )
     if place is not None:
-        require(place.is_dir(), "on", f"not all machines of the cluster see {place.parent}", hint=_SHARED)
-    with suppress(OSError):  # a folder that this machine does not see matters to relative names alone
+        require(
+            place.is_dir(),
+            "on",
+            f"not all machines of the cluster see {place.parent}",
+            hint=_SHARED,
+        )
+    # a folder that this machine does not see matters to relative names alone
+    with suppress(OSError):
         os.chdir(here)
     return do()

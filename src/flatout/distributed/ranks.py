@@ -1,7 +1,8 @@
 """Rank and world size, read from the environment of torchrun, SLURM, Ray or our own launch.
 
-A rank trains its share of every step on its own device. Before the process group exists, the first rank decides a few
-things, such as the run folder. The others read them from the key-value store that starts the group.
+A rank trains its share of every step on its own device. Before the process group exists, the first
+rank decides a few things, such as the run folder. The others read them from the key-value store
+that starts the group.
 """
 
 from __future__ import annotations
@@ -21,27 +22,44 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 
 from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
-_PATIENCE = timedelta(hours=24)  # how long ranks wait for a value, such as a store of data that the first rank builds
+# how long ranks wait for a value, such as a store of data that the first rank builds
+_PATIENCE = timedelta(hours=24)
 _FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
-_SILENCE_S = 20.0  # how long the first wait for all ranks may take before a rank prints what it waits for
-_SAME_NUMBER = "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
-_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Linux on Windows
+# how long the first wait for all ranks may take before a rank prints what it waits for
+_SILENCE_S = 20.0
+_SAME_NUMBER = (
+    "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
+)
+# NVIDIA, AMD, Linux on Windows
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 _asked = itertools.count()
 _kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
-_GONE = r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed out waiting"
+_GONE = (
+    r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed"
+    r" out waiting"
+)
 
 
 def why_no_gpu() -> tuple[str, str]:
-    """Why torch finds no GPU, where it finds none, and what helps; nothing helps where the machine has none."""
+    """Why torch finds no GPU, where it finds none, and what helps; nothing helps where the machine
+    has none.
+    """
     if not any(Path(place).exists() for place in _DRIVERS):
         return "this machine has no GPU", ""
     if torch.version.cuda is None and torch.version.hip is None:
         what = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
-        return what, f"Run pip install --force-reinstall torch=={torch.__version__.partition('+')[0]}."
+        return (
+            what,
+            f"Run pip install --force-reinstall torch=={torch.__version__.partition('+')[0]}.",
+        )
     what = f"this machine has a GPU, but torch {torch.__version__} finds none"
     return what, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
 
@@ -57,8 +75,15 @@ class Ranks:
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
-        what = f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine"
-        require(ok, "RANK", what, hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.")
+        what = (
+            f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine"
+        )
+        require(
+            ok,
+            "RANK",
+            what,
+            hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.",
+        )
         what = f"{self.local_world} of {self.world} ranks on this machine"
         require(self.world % self.local_world == 0, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
 
@@ -68,8 +93,12 @@ class Ranks:
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             world = _number("WORLD_SIZE")
             alone = 1 if world == 1 else None
-            return cls(_number("RANK"), world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", alone))
-        return cls._of_slurm() if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect() else cls()
+            return cls(
+                _number("RANK"), world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", alone)
+            )
+        return (
+            cls._of_slurm() if "SLURM_PROCID" in os.environ and SLURMEnvironment.detect() else cls()
+        )
 
     @classmethod
     def _of_slurm(cls) -> Ranks:
@@ -77,13 +106,23 @@ class Ranks:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            hint = "Submit the batch file of docs/many_devices.md, with your numbers of nodes and tasks."
+            hint = (
+                "Submit the batch file of docs/many_devices.md, with your numbers of nodes and"
+                " tasks."
+            )
             raise UserError("SLURM", str(error), hint=hint) from None
         world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
-        ranks = cls(environment.global_rank(), world, environment.local_rank(), max(1, world // nodes))
+        ranks = cls(
+            environment.global_rank(), world, environment.local_rank(), max(1, world // nodes)
+        )
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        os.environ |= {name: str(number) for name, number in zip(names, astuple(ranks), strict=True)}
-        os.environ |= {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+        os.environ |= {
+            name: str(number) for name, number in zip(names, astuple(ranks), strict=True)
+        }
+        os.environ |= {
+            "MASTER_ADDR": environment.main_address,
+            "MASTER_PORT": str(environment.main_port),
+        }
         return ranks
 
     @property
@@ -96,7 +135,9 @@ class Ranks:
         return self.world > 1
 
     def device(self, accelerator: str, number: int = 0) -> torch.device:
-        """The device that Lightning will choose; `number` is the GPU to take where there is one rank."""
+        """The device that Lightning will choose; `number` is the GPU to take where there is one
+        rank.
+        """
         if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
             return torch.device("cpu")
         if not self.are_several:
@@ -104,11 +145,15 @@ class Ranks:
         return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
 
     def agreed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first rank, plain values, on every rank; if it fails there, all ranks end."""
+        """What `make` returns on the first rank, plain values, on every rank; if it fails there,
+        all ranks end.
+        """
         return self._exchanged(name, make, range(1))[0]
 
     def gathered(self, name: str, make: Callable[[], Any]) -> list[Any]:
-        """The plain values that `make` returns on each rank, in order, on every rank; if one fails, all ranks end."""
+        """The plain values that `make` returns on each rank, in order, on every rank; if one fails,
+        all ranks end.
+        """
         return self._exchanged(name, make, range(self.world))
 
     def _exchanged(self, name: str, make: Callable[[], Any], givers: range) -> list[Any]:
@@ -142,7 +187,9 @@ class Ranks:
             return
         store = dist.PrefixStore(f"group-{next(_asked)}", _key_value_store())
         backend, on = ("gloo", None) if device.type == "cpu" else ("nccl", device)
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, device_id=on)
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world, device_id=on
+        )
 
     def lightning_settings(self, device: torch.device) -> dict[str, object]:
         """Arguments of Lightning's Trainer, which must not start processes itself."""
@@ -150,7 +197,11 @@ class Ranks:
             devices = 1 if device.index is None else [device.index]
             return {"accelerator": device.type, "devices": devices, "num_nodes": 1}
         on_machine = 1 if self._sees_only_its_device() else self.local_world
-        return {"accelerator": device.type, "devices": on_machine, "num_nodes": self.world // on_machine}
+        return {
+            "accelerator": device.type,
+            "devices": on_machine,
+            "num_nodes": self.world // on_machine,
+        }
 
     def environment(self) -> ClusterEnvironment:
         """The plugin by which Lightning learns its rank."""
@@ -171,15 +222,21 @@ class _Started(TorchElasticEnvironment):
         return 0 if self.is_node else self.ranks.local
 
     def node_rank(self) -> int:
-        # A rank that sees one device only looks like a machine to Lightning, which counts devices by machine.
+        # A rank that sees one device only looks like a machine to Lightning, which counts devices
+        # by machine.
         return self.ranks.rank // (1 if self.is_node else self.ranks.local_world)
 
 
 def _key_value_store() -> dist.Store:
     if not _kept:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        words = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: waiting for the others at {place}."
-        words += " torchrun and srun start them; for a run of one process unset RANK, or SLURM_PROCID."
+        words = (
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: waiting for the others at"
+            f" {place}."
+        )
+        words += (
+            " torchrun and srun start them; for a run of one process unset RANK, or SLURM_PROCID."
+        )
         reminder = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
         reminder.daemon = True
         reminder.start()
@@ -192,11 +249,16 @@ def _key_value_store() -> dist.Store:
                 hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
             raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
         except (ValueError, dist.DistError) as error:
-            raise UserError("ranks", first_line(error), hint="Start the run with torchrun or srun.") from None
+            raise UserError(
+                "ranks", first_line(error), hint="Start the run with torchrun or srun."
+            ) from None
         finally:
             reminder.cancel()
-        # torchrun keeps its store when it starts ranks again: what the ranks before have written there is not ours.
-        _kept.append(dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store))
+        # torchrun keeps its store when it starts ranks again: what the ranks before have written
+        # there is not ours.
+        _kept.append(
+            dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        )
     return _kept[0]
 
 
@@ -212,7 +274,10 @@ def others_watched() -> Iterator[None]:
     except RuntimeError as error:
         if not dist.is_initialized() or not re.search(_GONE, str(error)):
             raise
-        words = "another rank is gone, and this one cannot continue without it. Read its message; without one, the"
+        words = (
+            "another rank is gone, and this one cannot continue without it. Read its message;"
+            " without one, the"
+        )
         words += " system ended it, mostly for memory. resume=auto continues"
         raise RunBroke(f"rank {dist.get_rank()} of {dist.get_world_size()}: {words}.") from None
 
@@ -226,7 +291,11 @@ def end_group() -> None:
 def _number(name: str, otherwise: int | None = None) -> int:
     text = os.environ.get(name, otherwise)
     if text is None:
-        raise UserError(name, "is not set, but RANK and WORLD_SIZE are", hint="Start the run with torchrun, or set it.")
+        raise UserError(
+            name,
+            "is not set, but RANK and WORLD_SIZE are",
+            hint="Start the run with torchrun, or set it.",
+        )
     try:
         return int(text)
     except ValueError:

@@ -1,6 +1,8 @@
-"""Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all ranks.
+"""Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all
+ranks.
 
-While training waits for such a place a signal only sets a flag; elsewhere, and the second time, it ends the process.
+While training waits for such a place a signal only sets a flag; elsewhere, and the second time, it
+ends the process.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from types import FrameType
 from typing import Any
 
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_ECHO_S = 1.0  # a terminal and a launcher both pass a signal on to a rank; within this time they are one
+# a terminal and a launcher both pass a signal on to a rank; within this time they are one
+_ECHO_S = 1.0
 
 
 class Signals:
     """What this process was asked, from `__enter__` to `__exit__`."""
 
     def __init__(self, *, has_echo: bool = False) -> None:
-        """`has_echo`: whether each signal may come twice, to the process and to its group, as it does to a child."""
+        """`has_echo`: whether each signal may come twice, to the process and to its group, as it
+        does to a child.
+        """
         self._has_echo = has_echo or multiprocessing.parent_process() is not None
         self.number = 0  # the signal that asked to end; 0: none
         self._waits = False
@@ -60,7 +65,8 @@ class Signals:
         if self._waits and not self.number:
             self.number, self._asked_at = number, now
             if multiprocessing.parent_process() is None:
-                # A process that hangs in a library never comes back to a handler of ours; the system needs none.
+                # A process that hangs in a library never comes back to a handler of ours; the
+                # system needs none.
                 for again in self._before:
                     signal.signal(again, signal.SIG_DFL)
             return
@@ -71,11 +77,16 @@ class Signals:
 
 
 def requeue_with_slurm(number: int) -> str | None:
-    """Ask SLURM to run this job again, where its warning was what ended the run; what was done about it, in words."""
+    """Ask SLURM to run this job again, where its warning was what ended the run; what was done
+    about it, in words.
+    """
     job = os.environ.get("SLURM_JOB_ID", "")
     if number != signal.SIGUSR1 or not job.isdecimal():
         return None
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    array, task = (
+        os.environ.get("SLURM_ARRAY_JOB_ID", ""),
+        os.environ.get("SLURM_ARRAY_TASK_ID", ""),
+    )
     name = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else job
     if (program := shutil.which("scontrol")) is None:
         return f"SLURM job {name} is not queued again: there is no scontrol here"

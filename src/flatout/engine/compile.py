@@ -1,7 +1,9 @@
-"""Compiling by torch: the layers of a flat encoder where that pays, or a whole model where it is asked for.
+"""Compiling by torch: the layers of a flat encoder where that pays, or a whole model where it is
+asked for.
 
-`compile=auto` compiles what follows attention in a layer, once for all layers and any number of tokens; attention stays
-eager. It is chosen where the gain that was measured, over the steps of the run, is more than what compiling takes.
+`compile=auto` compiles what follows attention in a layer, once for all layers and any number of
+tokens; attention stays eager. It is chosen where the gain that was measured, over the steps of the
+run, is more than what compiling takes.
 """
 
 from __future__ import annotations
@@ -53,11 +55,15 @@ def compiles_layers(model: nn.Module) -> TypeGuard[Transformer]:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether layers of a flat encoder are compiled."""
-    return isinstance(model, Transformer) and any(layer.compiled is not None for layer in model.flat_layers())
+    return isinstance(model, Transformer) and any(
+        layer.compiled is not None for layer in model.flat_layers()
+    )
 
 
 def compile_layers(model: Transformer) -> None:
-    """Compile what follows attention, once for each kind of layer; after a failure they run eagerly."""
+    """Compile what follows attention, once for each kind of layer; after a failure they run
+    eagerly.
+    """
     layers = model.flat_layers()
     kinds = {type(layer) for layer in layers}
     compiled = {kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in kinds}
@@ -70,7 +76,10 @@ def compile_layers(model: Transformer) -> None:
             for each in layers:
                 each.compiled = None
             reason = " ".join(str(error).split())[:200]
-            warnings.warn(f"compile: torch could not compile a layer ({reason}). Layers run eagerly.", stacklevel=2)
+            warnings.warn(
+                f"compile: torch could not compile a layer ({reason}). Layers run eagerly.",
+                stacklevel=2,
+            )
             return layer.finish(*inputs)
         return found
 
@@ -81,7 +90,9 @@ def compile_layers(model: Transformer) -> None:
 def choose_compile(
     model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
 ) -> Choice[bool]:
-    """Compile the layers of a flat encoder if that pays over so many forward passes of so many tokens each."""
+    """Compile the layers of a flat encoder if that pays over so many forward passes of so many
+    tokens each.
+    """
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
     choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
@@ -95,8 +106,13 @@ def choose_compile(
     return choice
 
 
-def _measured(model: Transformer, device: torch.device, precision: Precision, tokens: int, passes: int) -> Choice[bool]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), arithmetic(precision, device):
+def _measured(
+    model: Transformer, device: torch.device, precision: Precision, tokens: int, passes: int
+) -> Choice[bool]:
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        arithmetic(precision, device),
+    ):
         trial = _Trial(model, device, precision, tokens)
         eager_s = trial.time(trial.layer.finish)
         total_s = passes * model.described.num_hidden_layers
@@ -116,7 +132,10 @@ def _measured(model: Transformer, device: torch.device, precision: Precision, to
             return Choice(False, "torch could not compile a layer", str(caught[-1].message))
         compiled_s = trial.time(finish)
     saved_s = (eager_s - compiled_s) * total_s
-    evidence = f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms:"
+    evidence = (
+        f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled"
+        f" {1e3 * compiled_s:.1f} ms:"
+    )
     evidence += f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
     if saved_s > compile_s:
         return Choice(True, "it pays for its time", evidence)
@@ -124,16 +143,26 @@ def _measured(model: Transformer, device: torch.device, precision: Precision, to
 
 
 class _Trial:
-    """What follows attention in one layer, forwards and backwards on random numbers; no gradient is left behind."""
+    """What follows attention in one layer, forwards and backwards on random numbers; no gradient is
+    left behind.
+    """
 
-    def __init__(self, model: Transformer, device: torch.device, precision: Precision, tokens: int) -> None:
+    def __init__(
+        self, model: Transformer, device: torch.device, precision: Precision, tokens: int
+    ) -> None:
         self.layer = copy.deepcopy(model.flat_layers()[0]).to(device).train()
         self.device = device
         hidden = model.described.hidden_size
         own = torch.randn(tokens, hidden, device=device, requires_grad=True)
-        read = torch.randn(tokens, hidden, device=device, dtype=product_type(precision), requires_grad=True)
+        read = torch.randn(
+            tokens, hidden, device=device, dtype=product_type(precision), requires_grad=True
+        )
         self.states = (own, read)
-        self.wanted = [own, read, *(weight for weight in self.layer.parameters() if weight.requires_grad)]
+        self.wanted = [
+            own,
+            read,
+            *(weight for weight in self.layer.parameters() if weight.requires_grad),
+        ]
 
     def run(self, finish: Callable[..., Tensor]) -> None:
         found = finish(*self.states, *self.layer.prepare(self.states[0]))
@@ -157,6 +186,7 @@ def why_not(device: torch.device) -> str:
         return ""
     try:
         importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
-    except (AttributeError, ImportError, OSError, RuntimeError):  # no compiler, or a torch that looks for it elsewhere
+    except (AttributeError, ImportError, OSError, RuntimeError):
+        # no compiler, or a torch that looks for it elsewhere
         return "no C++ compiler is here, and torch compiles with it"
     return ""

@@ -1,9 +1,11 @@
-"""Weights shared out among ranks, for models that do not fit on one device: torch's FSDP2 under Lightning's strategy.
+"""Weights shared out among ranks, for models that do not fit on one device: torch's FSDP2 under
+Lightning's strategy.
 
-Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it. Before a layer
-computes, its weights are gathered from all ranks; after it they are dropped again, and its gradients are summed where
-their slices lie. Results stay the same to rounding. Checkpoints hold whole tensors, so a run resumes on any number. A
-gathering needs every rank, so ranks go through the same passes at the same time, in validation too.
+Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it.
+Before a layer computes, its weights are gathered from all ranks; after it they are dropped again,
+and its gradients are summed where their slices lie. Results stay the same to rounding. Checkpoints
+hold whole tensors, so a run resumes on any number. A gathering needs every rank, so ranks go
+through the same passes at the same time, in validation too.
 """
 
 from __future__ import annotations
@@ -33,17 +35,25 @@ class SharedOut(ModelParallelStrategy):
     lightning_restore_optimizer = True
 
     def __init__(self, ranks: int) -> None:
-        super().__init__(data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        super().__init__(
+            data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
         self._skeleton: nn.Module | None = None
 
     def share_out(self, model: nn.Module) -> None:
-        """Leave this rank its slices of the first rank's weights; once, however often training or judging begins."""
+        """Leave this rank its slices of the first rank's weights; once, however often training or
+        judging begins.
+        """
         if self._skeleton is not None:
             return
         # A copy whose weights take no memory, to be filled when training is over.
-        empty = {id(weight): nn.Parameter(torch.empty_like(weight, device="meta")) for weight in model.parameters()}
+        empty = {
+            id(weight): nn.Parameter(torch.empty_like(weight, device="meta"))
+            for weight in model.parameters()
+        }
         self._skeleton = copy.deepcopy(model, cast(dict[int, Any], empty))
-        for tensor in [*model.parameters(), *model.buffers()]:  # so the device never holds two whole weights
+        # so the device never holds two whole weights
+        for tensor in [*model.parameters(), *model.buffers()]:
             there = tensor.detach().to(self.root_device)
             dist.broadcast(there, 0)
             with torch.no_grad():
@@ -79,7 +89,11 @@ class SharedOut(ModelParallelStrategy):
         with torch.no_grad():
             for name, own in module.state_dict().items():
                 is_first = self.is_global_zero and state is not None
-                given = (state or {})[name].to(own.dtype) if is_first else torch.empty(own.shape, dtype=own.dtype)
+                given = (
+                    (state or {})[name].to(own.dtype)
+                    if is_first
+                    else torch.empty(own.shape, dtype=own.dtype)
+                )
                 given = given.to(own.device)
                 dist.broadcast(given, 0)
                 own.copy_(share_of(given, own))
@@ -92,12 +106,19 @@ class SharedOut(ModelParallelStrategy):
         module = self.lightning_module
         assert module is not None
         own, given = module.state_dict(), checkpoint["state_dict"].items()
-        shares = {name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in given}
+        shares = {
+            name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in given
+        }
         module.load_state_dict(shares, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        kept = (optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer).state_dict()
-        return {**kept, "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()}}
+        kept = (
+            optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        ).state_dict()
+        return {
+            **kept,
+            "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()},
+        }
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, kept in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -105,7 +126,9 @@ class SharedOut(ModelParallelStrategy):
             numbers = [number for group in kept["param_groups"] for number in group["params"]]
             state = {
                 number: {
-                    name: share_of(value, weight) if getattr(value, "shape", ()) == weight.shape else value
+                    name: share_of(value, weight)
+                    if getattr(value, "shape", ()) == weight.shape
+                    else value
                     for name, value in kept["state"][number].items()
                 }
                 for number, weight in zip(numbers, weights, strict=True)
@@ -113,11 +136,17 @@ class SharedOut(ModelParallelStrategy):
             }
             optimizer.load_state_dict({**kept, "state": state})
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
         if self.is_global_zero:
-            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            self.checkpoint_io.save_checkpoint(
+                checkpoint, filepath, storage_options=storage_options
+            )
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: Any, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def setup_environment(self) -> None:
@@ -129,12 +158,13 @@ class SharedOut(ModelParallelStrategy):
 
 def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
     """Keep a slice of each weight on each rank, and gather them a layer at a time."""
-    # They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but round norms and
-    # embeddings too, which autocast leaves in fp32: gradients were then measured four times as far from those of fp32.
-    # The view that a last layer returns is only read.
+    # They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but
+    # round norms and embeddings too, which autocast leaves in fp32: gradients were then measured
+    # four times as far from those of fp32. The view that a last layer returns is only read.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     for part in [*contract(model).blocks(), model]:
-        # Dropped after each pass: what stayed gathered would not see a running mean put in its place.
+        # Dropped after each pass: what stayed gathered would not see a running mean put in its
+        # place.
         fully_shard(part, mesh=ranks, reshard_after_forward=True)
 
 

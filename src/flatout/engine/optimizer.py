@@ -1,6 +1,8 @@
-"""The optimizer, its learning rate and the running mean of the weights, all by the settings and the planned steps.
+"""The optimizer, its learning rate and the running mean of the weights, all by the settings and the
+planned steps.
 
-And the norm of the whole gradient and clipping by it; slices of several ranks count as one gradient.
+And the norm of the whole gradient and clipping by it; slices of several ranks count as one
+gradient.
 """
 
 from __future__ import annotations
@@ -30,14 +32,19 @@ ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers with one state."""
+    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers
+    with one state.
+    """
 
-    # Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the momentum of the gradient.
-    # Its steps are scaled to the length of AdamW's (`match_rms_adamw`), so learning rates and weight decays carry over.
-    # It keeps one number a weight where AdamW keeps two. Choose it for large batches and long training. One optimizer,
-    # because Lightning, schedules and checkpoints know one: its groups and its state are those of both.
+    # Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the
+    # momentum of the gradient. Its steps are scaled to the length of AdamW's (`match_rms_adamw`),
+    # so learning rates and weight decays carry over. It keeps one number a weight where AdamW keeps
+    # two. Choose it for large batches and long training. One optimizer, because Lightning,
+    # schedules and checkpoints know one: its groups and its state are those of both.
 
-    def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool) -> None:
+    def __init__(
+        self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool
+    ) -> None:
         matrices = [group for group in groups if group[MATRICES]]
         others = [group for group in groups if not group[MATRICES]]
         muon: Any = torch.optim.Muon
@@ -53,10 +60,13 @@ class MuonAndAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and bool(found_inf):  # waits for a GPU: Muon cannot leave a step out there by itself
+        # waits for a GPU: Muon cannot leave a step out there by itself
+        if found_inf is not None and bool(found_inf):
             return loss
         for optimizer, is_theirs in ((self._of_matrices, True), (self._of_others, False)):
-            optimizer.param_groups = [group for group in self.param_groups if group[MATRICES] == is_theirs]
+            optimizer.param_groups = [
+                group for group in self.param_groups if group[MATRICES] == is_theirs
+            ]
             optimizer.state = self.state
             if optimizer.param_groups:
                 optimizer.step()
@@ -67,15 +77,23 @@ class MuonAndAdamW(Optimizer):
 class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
-    name: OptimizerName = setting(OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for others.")
-    lr: float | None = setting(None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3")
+    name: OptimizerName = setting(
+        OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for others."
+    )
+    lr: float | None = setting(
+        None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3"
+    )
     scale_lr: ScaleRate = setting(
         ScaleRate.none,
-        "How lr grows with the rows of a step of all devices beyond base_batch: not, by their root, or alike.",
+        "How lr grows with the rows of a step of all devices beyond base_batch: not, by their root,"
+        " or alike.",
         example="sqrt optim.base_batch=128",
     )
     base_batch: int | None = setting(
-        None, "Rows a step that lr was chosen for.", least=1, example="optim.scale_lr=sqrt optim.base_batch=128"
+        None,
+        "Rows a step that lr was chosen for.",
+        least=1,
+        example="optim.scale_lr=sqrt optim.base_batch=128",
     )
     max_lr: float | None = setting(
         None,
@@ -83,21 +101,40 @@ class OptimConfig:
         above=0,
         example="optim.scale_lr=linear optim.base_batch=128 optim.max_lr=0.01",
     )
-    weight_decay: float = setting(0.01, "Decay of weight matrices; biases and norms have none.", least=0)
+    weight_decay: float = setting(
+        0.01, "Decay of weight matrices; biases and norms have none.", least=0
+    )
     beta1: float = setting(0.9, "Memory of the mean gradient.", least=0, below=1, example="0.95")
-    beta2: float = setting(0.999, "Memory of the squared gradient.", least=0, below=1, example="0.98")
+    beta2: float = setting(
+        0.999, "Memory of the squared gradient.", least=0, below=1, example="0.98"
+    )
     eps: float = setting(1e-8, "Added to the denominator.", least=0, example="1e-6")
     schedule: Schedule = setting(Schedule.linear, "How the learning rate falls after the warm-up.")
     warmup: float = setting(
-        0.06, "Share of all steps in which the learning rate rises; 1 or more: that many steps.", least=0, example="100"
+        0.06,
+        "Share of all steps in which the learning rate rises; 1 or more: that many steps.",
+        least=0,
+        example="100",
     )
-    final_lr_share: float = setting(0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1)
-    layer_decay: float = setting(1.0, "A layer's rate, as a share of the one above it.", above=0, most=1, example="0.9")
+    final_lr_share: float = setting(
+        0.0, "Learning rate at the last step, as a share of the highest.", least=0, most=1
+    )
+    layer_decay: float = setting(
+        1.0, "A layer's rate, as a share of the one above it.", above=0, most=1, example="0.9"
+    )
     ema: float = setting(
-        0.0, "Memory of a running mean of the weights, which answers then; 0: none.", least=0, below=1, example="0.999"
+        0.0,
+        "Memory of a running mean of the weights, which answers then; 0: none.",
+        least=0,
+        below=1,
+        example="0.999",
     )
-    clip: float | None = setting(None, "Longest gradient; null: as the model recommends; 0: any.", least=0, example="1")
-    not_finite: NotFinite = setting(NotFinite.stop, "At a gradient that is not finite: stop, or skip and count it.")
+    clip: float | None = setting(
+        None, "Longest gradient; null: as the model recommends; 0: any.", least=0, example="1"
+    )
+    not_finite: NotFinite = setting(
+        NotFinite.stop, "At a gradient that is not finite: stop, or skip and count it."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "optim")
@@ -111,16 +148,22 @@ class OptimConfig:
         return 2e-3 if self.lr is None else self.lr
 
     def scaled(self, rows: int) -> OptimConfig:
-        """These settings with the learning rate for so many rows a step; the warm-up to it stays."""
+        """These settings with the learning rate for so many rows a step; the warm-up to
+        it stays.
+        """
         if self.scale_lr is ScaleRate.none:
             return self
         assert self.base_batch is not None
         growth = rows / self.base_batch
         lr = self.highest * (growth if self.scale_lr is ScaleRate.linear else math.sqrt(growth))
-        return replace(self, lr=lr if self.max_lr is None else min(lr, self.max_lr), scale_lr=ScaleRate.none)
+        return replace(
+            self, lr=lr if self.max_lr is None else min(lr, self.max_lr), scale_lr=ScaleRate.none
+        )
 
     def build(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
-        """The optimizer of the weights that are trained or will be, in groups that decay or not, by their depth."""
+        """The optimizer of the weights that are trained or will be, in groups that decay or not, by
+        their depth.
+        """
         depths, matrices = self._depths(model), self._matrices(model)
         groups: dict[tuple[int, bool, bool], Group] = {}
         will_thaw = contract(model).unfreeze_epochs > 0
@@ -128,28 +171,47 @@ class OptimConfig:
             if not (weight.requires_grad or will_thaw):
                 continue
             depth, decays, is_matrix = depths.get(name, 0), weight.ndim >= 2, id(weight) in matrices
-            started = {"weight_decay": self.weight_decay if decays else 0.0, "lr_share": self.layer_decay**depth}
+            started = {
+                "weight_decay": self.weight_decay if decays else 0.0,
+                "lr_share": self.layer_decay**depth,
+            }
             marked = {MATRICES: is_matrix} if matrices else {}
             key = (depth, not decays, is_matrix)
             groups.setdefault(key, {"params": [], **started, **marked})["params"].append(weight)
         ordered = [groups[key] for key in sorted(groups)]
-        settings: dict[str, Any] = {"lr": self.highest, "betas": (self.beta1, self.beta2), "eps": self.eps}
-        return MuonAndAdamW(ordered, **settings, fused=fused) if matrices else AdamW(ordered, **settings, fused=fused)
+        settings: dict[str, Any] = {
+            "lr": self.highest,
+            "betas": (self.beta1, self.beta2),
+            "eps": self.eps,
+        }
+        return (
+            MuonAndAdamW(ordered, **settings, fused=fused)
+            if matrices
+            else AdamW(ordered, **settings, fused=fused)
+        )
 
     def _matrices(self, model: nn.Module) -> set[int]:
         if self.name is not OptimizerName.muon:
             return set()
-        what, hint = f"muon: torch {torch.__version__} has none", "Install torch 2.9 or later, or leave it at adamw."
+        what, hint = (
+            f"muon: torch {torch.__version__} has none",
+            "Install torch 2.9 or later, or leave it at adamw.",
+        )
         require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
         will_thaw = contract(model).unfreeze_epochs > 0
         found = {
             id(weight)
             for block in contract(model).blocks()
             for name, weight in block.named_parameters()
-            if weight.ndim == 2 and (weight.requires_grad or will_thaw) and "lora_" not in name and not is_share(weight)
+            if weight.ndim == 2
+            and (weight.requires_grad or will_thaw)
+            and "lora_" not in name
+            and not is_share(weight)
         }
         what = f"muon: {type(model).__name__} has no whole matrices in layers that are trained"
-        require(bool(found), "optim.name", what, hint="Leave it at adamw, or set model=transformer.")
+        require(
+            bool(found), "optim.name", what, hint="Leave it at adamw, or set model=transformer."
+        )
         return found
 
     def _depths(self, model: nn.Module) -> dict[str, int]:
@@ -158,7 +220,9 @@ class OptimConfig:
             return {}
         found = contract(model).depths()
         what = f"{type(model).__name__} has no layers that could decay"
-        require(bool(found), "optim.layer_decay", what, hint="Leave it at 1, or set model=transformer.")
+        require(
+            bool(found), "optim.layer_decay", what, hint="Leave it at 1, or set model=transformer."
+        )
         return found
 
     def lr_at(self, step: int, total_steps: int) -> float:
@@ -169,12 +233,16 @@ class OptimConfig:
         done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         if self.schedule is Schedule.constant:
             return self.highest
-        falling = 1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
+        falling = (
+            1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
+        )
         return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
 
 
 class StepSchedule(LRScheduler):
-    """Sets every group's rate to `rate_at(step)` times the group's `lr_share`; its whole state is one number."""
+    """Sets every group's rate to `rate_at(step)` times the group's `lr_share`; its whole state is
+    one number.
+    """
 
     def __init__(self, optimizer: Optimizer, rate_at: Callable[[int], float]) -> None:
         self.rate_at = rate_at
@@ -195,17 +263,26 @@ class StepSchedule(LRScheduler):
 
 
 class WeightAverage:
-    """A running mean of all that training changes in a model (weights, statistics); it often answers better."""
+    """A running mean of all that training changes in a model (weights, statistics); it often
+    answers better.
+    """
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
         will_thaw = contract(model).unfreeze_epochs > 0
         kept = model.state_dict().keys()  # of running statistics those that a checkpoint has
-        weights = {name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw}
-        buffers = {name: each for name, each in model.named_buffers() if name in kept and each.is_floating_point()}
+        weights = {
+            name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw
+        }
+        buffers = {
+            name: each
+            for name, each in model.named_buffers()
+            if name in kept and each.is_floating_point()
+        }
         self._weights: dict[str, Tensor] = {**weights, **buffers}
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        self.is_in_model = False  # whether the mean stands in the model's place and the weights aside
+        # whether the mean stands in the model's place and the weights aside
+        self.is_in_model = False
 
     @torch.no_grad()
     def add(self, step: int) -> None:
@@ -215,7 +292,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Put the mean into the model and keep the weights aside; the second time, the other way round."""
+        """Put the mean into the model and keep the weights aside; the second time, the other way
+        round.
+        """
         self.is_in_model = not self.is_in_model
         for name, weight in self._weights.items():
             kept = weight.clone()
@@ -233,25 +312,33 @@ class WeightAverage:
 
 
 def clip_gradients(parameters: list[nn.Parameter], longest: float) -> Tensor:
-    """Shorten the gradient to `longest` where it is longer; its length before, still on the device."""
+    """Shorten the gradient to `longest` where it is longer; its length before, still on
+    the device.
+    """
     return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
 
 
 def clip_divisor(norm: Tensor, longest: float) -> Tensor:
-    """What clipping to `longest` divides a gradient of this length by, on its device; 1 where it is short enough."""
+    """What clipping to `longest` divides a gradient of this length by, on its device; 1 where it is
+    short enough.
+    """
     return ((norm + _LEAST) / longest).clamp_min(1.0)
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by itself."""
+    """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by
+    itself.
+    """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
     """Whether the gradient has no number that is none; waits for the device."""
-    if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):  # one number to wait for, of all ranks
+    # one number to wait for, of all ranks
+    if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):
         return math.isfinite(gradient_length(parameters))
-    # On a CPU a sum for each weight is quicker than a length; it is not finite where any of its parts is not.
+    # On a CPU a sum for each weight is quicker than a length; it is not finite where any of its
+    # parts is not.
     return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
 
 
@@ -260,6 +347,7 @@ def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     is_plain = all(type(each) is Tensor and each.is_cpu for each in gradients)
     if is_plain and len({each.dtype for each in gradients}) == 1:
-        with torch.no_grad():  # then torch's own function, which groups them first, computes just this
+        # then torch's own function, which groups them first, computes just this
+        with torch.no_grad():
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     return whole(nn.utils.get_total_norm(gradients, foreach=True))

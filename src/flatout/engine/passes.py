@@ -1,14 +1,17 @@
-"""Forward and backward passes of a step's batches; after out-of-memory they are repeated in smaller pieces.
+"""Forward and backward passes of a step's batches; after out-of-memory they are repeated in smaller
+pieces.
 
-The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. It drops the gradients of
-the step's batches and sets the random numbers back. The same rows then pass in twice as many pieces, now and in all
-later steps. Losses are divided by the rows of the whole step, so the gradients of the pieces add up to the same.
+The plan, the feed and the checkpoints know nothing of it: a batch is cut *inside* the step. It
+drops the gradients of the step's batches and sets the random numbers back. The same rows then pass
+in twice as many pieces, now and in all later steps. Losses are divided by the rows of the whole
+step, so the gradients of the pieces add up to the same.
 
-On several ranks each repeats alone while the others wait. DDP cannot call back an exchange that it has begun. Then the
-run ends with its last checkpoint and notes the size that fits; `resume=auto` continues with it. A step that has enough
-memory pays one list append and a note of the random state. Only errors that plainly say so count as out-of-memory.
-cuDNN's "no engine" and cuBLAS's "not initialized" often mean the same. As often they mean something that smaller
-batches do not cure. On a CPU the system ends a process first.
+On several ranks each repeats alone while the others wait. DDP cannot call back an exchange that it
+has begun. Then the run ends with its last checkpoint and notes the size that fits; `resume=auto`
+continues with it. A step that has enough memory pays one list append and a note of the random
+state. Only errors that plainly say so count as out-of-memory. cuDNN's "no engine" and cuBLAS's "not
+initialized" often mean the same. As often they mean something that smaller batches do not cure. On
+a CPU the system ends a process first.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ _WORDS = re.compile(
 )
 _OTHERS = re.compile(r"\bNCCL\b")  # after one of these the ranks cannot talk any more
 TRAINING, EVALUATION = "training", "evaluation"
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers that keep running means
+# layers that keep running means
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,7 +48,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and _WORDS.search(text) is not None and _OTHERS.search(text) is None
+    return (
+        isinstance(error, RuntimeError)
+        and _WORDS.search(text) is not None
+        and _OTHERS.search(text) is None
+    )
 
 
 def in_short(error: BaseException) -> str:
@@ -54,14 +62,18 @@ def in_short(error: BaseException) -> str:
 
 
 class ShortOfMemory:
-    """Around a pass, stops an error that memory did not suffice, and drops its frames; `why` has its first words."""
+    """Around a pass, stops an error that memory did not suffice, and drops its frames; `why` has
+    its first words.
+    """
 
     why = ""
 
     def __enter__(self) -> ShortOfMemory:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         if error is None or not is_out_of_memory(error):
             return False
         self.why = in_short(error)
@@ -70,7 +82,8 @@ class ShortOfMemory:
 
 def give_back_memory() -> None:
     """Return unused memory to the device; call it where the error's traceback is gone."""
-    # Frames of the error and their tensors refer to each other: counting references alone never frees them.
+    # Frames of the error and their tensors refer to each other: counting references alone never
+    # frees them.
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -84,8 +97,10 @@ class Passes:
         self.pieces = {TRAINING: 1, EVALUATION: 1}  # into how many pieces each batch is cut
         self.times_out = 0  # how often memory did not suffice
         self.report: Callable[[str, int, int, int, str, bool], object] | None = None
-        """Called with what for, the pieces now and before, the step, the error's words, and whether the run ends."""
-        self.least = {TRAINING: 1, EVALUATION: 1}  # pieces without which a resumed run would end again
+        """Called with what for, the pieces now and before, the step, the error's words, and whether
+        the run ends."""
+        # pieces without which a resumed run would end again
+        self.least = {TRAINING: 1, EVALUATION: 1}
         self.losses: list[Tensor] = []  # of the step that is under way, so far
         self._batches: list[Any] = []
         self._random: dict[str, Any] = {}
@@ -104,7 +119,8 @@ class Passes:
     def train(self, batch: Any, *, ends_step: bool) -> float:
         """Gradients and the loss of a step's next batch; the seconds of its forward passes."""
         if not self._batches:
-            # What a repeat sets back. Running means are copied, as each forward pass moves them; weights are untouched.
+            # What a repeat sets back. Running means are copied, as each forward pass moves them;
+            # weights are untouched.
             self._random = random_state(self.loop.module.device, with_others=False)
             self._statistics = [(mean, mean.clone()) for mean in self._buffers]
             if (begin := getattr(self.loop.module, "begin_step", None)) is not None:
@@ -130,7 +146,11 @@ class Passes:
         while True:
             count = self.pieces[EVALUATION]
             with ShortOfMemory() as short:
-                found = answer(batch) if count == 1 else torch.cat([answer(part) for part in self._parts(batch, count)])
+                found = (
+                    answer(batch)
+                    if count == 1
+                    else torch.cat([answer(part) for part in self._parts(batch, count)])
+                )
                 if why:
                     self._report(EVALUATION, before, why)
                 return found
@@ -139,7 +159,10 @@ class Passes:
             self._halve(EVALUATION, [batch], why)
 
     def agree(self) -> None:
-        """Now and then, take over how many pieces some rank needs: the most of all. After each step of every rank."""
+        """Now and then, take over how many pieces some rank needs: the most of all.
+
+        After each step of every rank.
+        """
         # Not needed for the result, only for speed: ranks that cut alike wait less for each other.
         counts = self._of_ranks.look(list(self.pieces.values()), self.loop.module.device)
         for name, count in zip(self.pieces, counts or (), strict=False):
@@ -148,14 +171,23 @@ class Passes:
                 self._report(name, before, "on another rank")
 
     def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:
-        """Start with the pieces that a checkpoint notes: this rank's, or the most of all in another world."""
-        # Pieces change the order of sums, so a resume with others would not be exact: this rank's own count stays.
+        """Start with the pieces that a checkpoint notes: this rank's, or the most of all in another
+        world.
+        """
+        # Pieces change the order of sums, so a resume with others would not be exact: this rank's
+        # own count stays.
         known = [of_ranks[rank]] if is_same_world else of_ranks
         for name in self.pieces:
-            self.pieces[name] = max(self.least[name], *(each.get("pieces", {}).get(name, 1) for each in known))
+            self.pieces[name] = max(
+                self.least[name], *(each.get("pieces", {}).get(name, 1) for each in known)
+            )
 
     def _parts(self, batch: FlatBatch, count: int) -> list[FlatBatch]:
-        return cut_batch(batch, count, labels_are_of_tokens=getattr(self.loop.module, "labels_are_of_tokens", False))
+        return cut_batch(
+            batch,
+            count,
+            labels_are_of_tokens=getattr(self.loop.module, "labels_are_of_tokens", False),
+        )
 
     def _pass(self, batch: Any, ends_step: bool) -> float:
         loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
@@ -163,13 +195,15 @@ class Passes:
         for number, part in enumerate(parts, 1):
             is_last = ends_step and number == len(parts)
             began = time.perf_counter()
-            # Forward and backward pass in one context: DDP decides in the forward pass whether it will exchange.
+            # Forward and backward pass in one context: DDP decides in the forward pass whether it
+            # will exchange.
             with loop.exchange_context(ends_step=is_last):
                 loss = loop.forward(part)
                 seconds += loop.edge(1) - began
                 if loss is None:
                     continue
-                # From here on other ranks wait for this one's gradients, and nothing can call them back.
+                # From here on other ranks wait for this one's gradients, and nothing can call them
+                # back.
                 self._is_exchanging = is_last
                 loop.backward(loss, ends_step=is_last)
                 self._is_exchanging = False
@@ -180,13 +214,15 @@ class Passes:
         self._require_alone(TRAINING, why)
         seconds, before = 0.0, self.pieces[TRAINING]
         while True:
-            # A rank that repeated now would send its gradients twice, and the others would add them up.
+            # A rank that repeated now would send its gradients twice, and the others would add them
+            # up.
             if self._is_exchanging and self.loop.exchanges:
                 raise self._no_way_back(why)
             self._halve(TRAINING, self._batches, why)
             self._reset()
             with ShortOfMemory() as short:
-                # The batches before the one that failed were fine; but their gradients were dropped with its own.
+                # The batches before the one that failed were fine; but their gradients were dropped
+                # with its own.
                 for number, batch in enumerate(self._batches, 1):
                     seconds += self._pass(batch, ends_step and number == len(self._batches))
                 self._report(TRAINING, before, why)
@@ -199,7 +235,8 @@ class Passes:
         where = f"{name} ran out of memory {self._at()}"
         hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
         require(all(isinstance(batch, FlatBatch) for batch in self._batches), where, why, hint=hint)
-        # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait for ever.
+        # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait
+        # for ever.
         what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
         hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
         require(not getattr(self.loop.module, "is_sharded", False), where, what, hint=hint)
@@ -211,7 +248,8 @@ class Passes:
             what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
             hint = f"{self._smaller_rows()} The last checkpoint is kept."
             raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)
-        # The caching allocator keeps blocks of the old sizes, which smaller pieces cannot always use.
+        # The caching allocator keeps blocks of the old sizes, which smaller pieces cannot always
+        # use.
         give_back_memory()
         self.pieces[name] *= 2
 
@@ -228,16 +266,25 @@ class Passes:
         self._is_exchanging = False
 
     def _no_way_back(self, why: str) -> UserError:
-        """Ranks have exchanged what cannot be called back: this run ends, the next begins with smaller pieces."""
+        """Ranks have exchanged what cannot be called back: this run ends, the next begins with
+        smaller pieces.
+        """
         before = self.pieces[TRAINING]
-        self.pieces[TRAINING] *= 2  # the checkpoint that the error leaves behind notes it; there the next run reads it
+        # the checkpoint that the error leaves behind notes it; there the next run reads it
+        self.pieces[TRAINING] *= 2
         self._report(TRAINING, before, why, has_ended=True)
         hint = "The next run starts with smaller pieces: type the same command with resume=auto."
-        return UserError("training", f"memory ran out {self._at()} while ranks exchanged gradients ({why})", hint=hint)
+        return UserError(
+            "training",
+            f"memory ran out {self._at()} while ranks exchanged gradients ({why})",
+            hint=hint,
+        )
 
     def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:
         if self.report is not None:
-            self.report(name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended)
+            self.report(
+                name, self.pieces[name], before, self.loop.trainer.global_step, why, has_ended
+            )
 
     def _at(self) -> str:
         return f"at step {self.loop.trainer.global_step + 1}"

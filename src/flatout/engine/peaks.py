@@ -1,9 +1,10 @@
 """What a device could do at most: the roof that MFU is measured against.
 
-For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the doubled one for sparse
-matrices. For every other device, and for every CPU, a product of matrices is timed here. Both are of one device. A
-measured roof is what the library reaches, not what the silicon could, so it is a little low and says so by its source.
-On a CPU that others use as well, threads wait for each other. Then one thread is timed, times the cores.
+For GPUs in the table it is the vendor's figure for *dense* products with fp32 sums, never the
+doubled one for sparse matrices. For every other device, and for every CPU, a product of matrices is
+timed here. Both are of one device. A measured roof is what the library reaches, not what the
+silicon could, so it is a little low and says so by its source. On a CPU that others use as well,
+threads wait for each other. Then one thread is timed, times the cores.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, fp32_products, one_thread, product_type
 
 _SMALLEST, _LARGEST = 512, 4096
-_LONG_ENOUGH_S = 1e-3  # so long a product is not all overheads; a longer one is disturbed by what else runs
+# so long a product is not all overheads; a longer one is disturbed by what else runs
+_LONG_ENOUGH_S = 1e-3
 _BUDGET_S, _MOST_S = 0.02, 0.08
 _TIMES = 10
-_BUSY = 0.6  # below this share of one thread's rate times their number, threads were kept from running together
+# below this share of one thread's rate times their number, threads were kept from running together
+_BUSY = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,15 @@ class Peak:
     source: str
 
 
-_CARDS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["cards"]
+_CARDS: list[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
+)["cards"]
 
 
 def arithmetic_of(precision: str) -> Precision | None:
-    """What Lightning's precision multiplies with, by its name and as torch is set; None for unknown kinds."""
+    """What Lightning's precision multiplies with, by its name and as torch is set; None for unknown
+    kinds.
+    """
     if precision.startswith("bf16"):
         return Precision.bf16
     if precision.startswith("16"):
@@ -53,7 +60,9 @@ def arithmetic_of(precision: str) -> Precision | None:
 
 
 def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
-    """The table's figure for a GPU of this name; None for one that is not in it, and for slices of one."""
+    """The table's figure for a GPU of this name; None for one that is not in it, and for slices of
+    one.
+    """
     short = re.sub(r"^(NVIDIA |Tesla |GeForce )*", "", name).strip()
     card = next((each for each in _CARDS if re.fullmatch(each["names"], short)), None)
     if card is None or arithmetic is None:
@@ -65,11 +74,17 @@ def listed_peak(name: str, arithmetic: Precision | None) -> Peak | None:
 
 def known_peak(device: torch.device, precision: str) -> Peak | None:
     """What is known of a device without trying it: nothing of a CPU."""
-    return listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision)) if device.type == "cuda" else None
+    return (
+        listed_peak(torch.cuda.get_device_name(device), arithmetic_of(precision))
+        if device.type == "cuda"
+        else None
+    )
 
 
 def measured_peak(device: torch.device, precision: str) -> Peak | None:
-    """The best of some products of matrices, timed here with the run's threads; draws from a generator of its own."""
+    """The best of some products of matrices, timed here with the run's threads; draws from a
+    generator of its own.
+    """
     arithmetic = arithmetic_of(precision)
     if arithmetic is None or device.type not in ("cpu", "cuda"):
         return None
@@ -82,7 +97,10 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
         with one_thread():
             alone, small = _fastest(device, dtype)
         if rate < _BUSY * cores * alone:
-            source = f"measured on a busy machine: {small} x {small} {words} of one thread, times {cores:g}"
+            source = (
+                f"measured on a busy machine: {small} x {small} {words} of one thread, times"
+                f" {cores:g}"
+            )
             return Peak(cores * alone / 1e12, source)
     on = f", {threads} thread{'s'[: threads - 1]}" if device.type == "cpu" else ""
     return Peak(rate / 1e12, f"measured: {size} x {size} {words}{on}")
@@ -94,7 +112,9 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         while True:
             own = torch.Generator(device).manual_seed(0)
-            left, right = (torch.randn(size, size, generator=own, device=device).to(dtype) for _ in range(2))
+            left, right = (
+                torch.randn(size, size, generator=own, device=device).to(dtype) for _ in range(2)
+            )
             seconds = _best_s(partial(torch.mm, left, right, out=torch.empty_like(left)), device)
             if 2 * size**3 / seconds > fastest:
                 fastest, found = 2 * size**3 / seconds, size
@@ -104,8 +124,12 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
 
 
 def _best_s(act: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of many calls, as others' work leaves only some in peace; the first is not counted."""
-    wait: Callable[[], None] = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    """Seconds of the fastest of many calls, as others' work leaves only some in peace; the first is
+    not counted.
+    """
+    wait: Callable[[], None] = (
+        (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+    )
     act()
     wait()
     began = now = time.perf_counter()

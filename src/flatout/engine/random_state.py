@@ -10,7 +10,9 @@ import torch
 
 
 def random_state(device: torch.device, *, with_others: bool = True) -> dict[str, Any]:
-    """`with_others` false leaves out Python's and numpy's, which nothing of ours draws from: 33 of 34 µs."""
+    """`with_others` false leaves out Python's and numpy's, which nothing of ours draws from: 33 of
+    34 µs.
+    """
     on_card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     own = {"torch": torch.get_rng_state(), "device": on_card}
     return own | state_of_others() if with_others else own

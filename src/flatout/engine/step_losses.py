@@ -1,4 +1,5 @@
-"""Losses and gradient norms of the latest steps, kept on the device, and the guard against those that are not finite.
+"""Losses and gradient norms of the latest steps, kept on the device, and the guard against those
+that are not finite.
 
 One transfer brings many of them to the host, on request; no step waits for the device.
 """
@@ -26,7 +27,9 @@ class StepLosses:
     """What is not read yet of the steps taken, and which steps were left out."""
 
     def __init__(self, policy: NotFinite) -> None:
-        require(policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite))
+        require(
+            policy in list(NotFinite), "not_finite", repr(policy), allowed=" or ".join(NotFinite)
+        )
         self.policy = NotFinite(policy)
         self.describe_rows: Callable[[int], str] = _describe_nothing
         self.values: list[Tensor] = []
@@ -36,12 +39,16 @@ class StepLosses:
 
     @property
     def may_be_broken(self) -> bool:
-        """Whether the device has found a step that is not finite; waits for it, and never on a CPU."""
+        """Whether the device has found a step that is not finite; waits for it, and
+        never on a CPU.
+        """
         return self._broken is not None and self.policy is NotFinite.stop and bool(self._broken)
 
     @contextmanager
     def of_step(self, loss: Tensor | None) -> Iterator[None]:
-        """Around a step with this loss; one that an error ends is trained again, and counts only then."""
+        """Around a step with this loss; one that an error ends is trained again, and counts only
+        then.
+        """
         counts = len(self.values), len(self.norms)
         if loss is not None:
             self.values.append(loss)
@@ -76,14 +83,18 @@ class StepLosses:
         return broken
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
-        """Losses and gradient norms since the last call: the one wait for the device, before each validation."""
+        """Losses and gradient norms since the last call: the one wait for the device, before each
+        validation.
+        """
         if not self.values:
             return [], []
         losses, count = torch.stack(self.values).float(), len(self.values)
         if are_several():
             dist.all_reduce(losses)  # gradients are averaged over ranks, and so are losses
             losses /= dist.get_world_size()
-        both = torch.cat([losses, torch.stack(self.norms).float()] if self.norms else [losses]).tolist()
+        both = torch.cat(
+            [losses, torch.stack(self.norms).float()] if self.norms else [losses]
+        ).tolist()
         losses_of, norms_of = both[:count], both[count:]
         wrong = {place for place, value in enumerate(losses_of) if not math.isfinite(value)}
         left_out = {place for place, value in enumerate(norms_of) if not math.isfinite(value)}
@@ -92,7 +103,9 @@ class StepLosses:
         first = steps_done - count
         if wrong and (self.policy is NotFinite.stop or is_scaled):
             raise self._not_finite(first + min(wrong))
-        self.skipped += [first + place for place in sorted(left_out) if first + place not in self.skipped]
+        self.skipped += [
+            first + place for place in sorted(left_out) if first + place not in self.skipped
+        ]
         if left_out and _are_too_many(self.skipped[-count - _MOST_IN_A_ROW :]):
             raise self._not_finite(self.skipped[-1])
         self.values, self.norms = [], []
@@ -100,13 +113,19 @@ class StepLosses:
         return kept, [value for value in norms_of if math.isfinite(value)]
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: what is not read yet, on the host, as ranks that unpickle it would open every GPU."""
+        """For a checkpoint: what is not read yet, on the host, as ranks that unpickle it would open
+        every GPU.
+        """
         kept = {"losses": self.values, "norms": self.norms}
-        unread = {name: torch.stack(values).cpu() if values else None for name, values in kept.items()}
+        unread = {
+            name: torch.stack(values).cpu() if values else None for name, values in kept.items()
+        }
         return {**unread, "skipped": list(self.skipped)}
 
     def load(self, of_ranks: list[dict[str, Any]], rank: int, *, is_same_world: bool) -> None:
-        """What `state` was on each rank; in another world the first rank takes the sum of all losses."""
+        """What `state` was on each rank; in another world the first rank takes the sum of all
+        losses.
+        """
         own = of_ranks[rank if is_same_world else 0]
         losses, norms = own["losses"], own["norms"]
         if losses is not None and not is_same_world:
@@ -116,9 +135,17 @@ class StepLosses:
         self.skipped = list(own["skipped"])
 
     def _not_finite(self, step: int) -> UserError:
-        what = f"the loss or its gradient is not finite at step {step + 1}{self.describe_rows(step)}"
-        hint = "Lower optim.lr, set precision=fp32, or leave such steps out with optim.not_finite=skip."
-        kept = 'In a script that is FastLoop(not_finite="skip"). No weight was changed by it; checkpoints are kept.'
+        what = (
+            f"the loss or its gradient is not finite at step {step + 1}{self.describe_rows(step)}"
+        )
+        hint = (
+            "Lower optim.lr, set precision=fp32, or leave such steps out with"
+            " optim.not_finite=skip."
+        )
+        kept = (
+            'In a script that is FastLoop(not_finite="skip"). No weight was changed by it;'
+            " checkpoints are kept."
+        )
         return UserError("training", what, hint=f"{hint} {kept}")
 
 

@@ -1,11 +1,13 @@
-"""A run as files that other programs open: an encoder as a folder of transformers, and networks as ONNX.
+"""A run as files that other programs open: an encoder as a folder of transformers, and networks as
+ONNX.
 
-An encoder's weights are put into the library's own class, so that nothing of ours is needed to use them. The folder is
-opened as anybody would open it, and its padded logits on made-up rows must equal the run's own. A network on recordings
-becomes one that a device calls sample by sample, in the sensors' units. Where it answers each sample, it takes a sample
-and its hidden state, and gives the answer and the next state; zeros begin a recording. One that labels recordings does
-the same: its answer is that of the samples so far. A network on windows takes a window. Scales are part of the file;
-`signature.json` lists names and shapes. Its answers must equal the run's own.
+An encoder's weights are put into the library's own class, so that nothing of ours is needed to use
+them. The folder is opened as anybody would open it, and its padded logits on made-up rows must
+equal the run's own. A network on recordings becomes one that a device calls sample by sample, in
+the sensors' units. Where it answers each sample, it takes a sample and its hidden state, and gives
+the answer and the next state; zeros begin a recording. One that labels recordings does the same:
+its answer is that of the samples so far. A network on windows takes a window. Scales are part of
+the file; `signature.json` lists names and shapes. Its answers must equal the run's own.
 
 Shapes: B rows, L longest row, C outputs, F columns.
 """
@@ -34,16 +36,20 @@ from flatout.models.encoder.layered import merge_lora
 from flatout.models.encoder.transformer import Outputs, quiet_library
 
 ONNX, SIGNATURE = "model.onnx", "signature.json"
-_MOST_APART, _ONNX_APART = 1e-5, 1e-4  # most that logits may differ; another runtime sums in another order
+# most that logits may differ; another runtime sums in another order
+_MOST_APART, _ONNX_APART = 1e-5, 1e-4
 _ROWS, _LONGEST, _SAMPLES = 8, 200, 200
 _JOINED = {
     "mean": "a text has the mean of its windows' logits",
     "max": "a text has the max of its windows' logits",
-    "attention": "a text has the mean of its windows' logits, weighted by an attention that stays in the run",
+    "attention": (
+        "a text has the mean of its windows' logits, weighted by an attention that stays in the run"
+    ),
     "tags": "a word has the tag of the window with most words around it",
 }  # what is answered to several windows
 _TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
-_MOST_IN_ONE_FILE = 1 << 30  # bytes of weights; more lie beside the ONNX file, which may have twice that at most
+# bytes of weights; more lie beside the ONNX file, which may have twice that at most
+_MOST_IN_ONE_FILE = 1 << 30
 _DEFECT = "Nothing was written; please report this with the family of the encoder."
 
 
@@ -60,16 +66,24 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
             joined = _JOINED["tags" if predictor.model.is_tagging else predictor.model.joins.value]
             lines += [f"it answers one window of {window} tokens; {joined}"]
         if getattr(predictor, "long_texts", CUT).kind is Long.head_tail:
-            lines += ["texts that are too long: its tokenizer cuts their end off, the run cuts out their middle"]
+            lines += [
+                "texts that are too long: its tokenizer cuts their end off, the run cuts out their"
+                " middle"
+            ]
         lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
         if onnx:
             apart = export_onnx(predictor, folder)
-            lines += [f"{ONNX}: largest difference from transformers: {apart:.1e} on batches of two shapes"]
+            lines += [
+                f"{ONNX}: largest difference from transformers: {apart:.1e} on batches of two"
+                " shapes"
+            ]
     return lines
 
 
 def export(predictor: Any, folder: Path) -> float:
-    """Write the model and its tokenizer into a folder that is there; how far its logits are from the run's own."""
+    """Write the model and its tokenizer into a folder that is there; how far its logits are from
+    the run's own.
+    """
     rows, (mean, spread) = made_up_rows(predictor), _scale(predictor)
     with torch.inference_mode():
         expected = predictor.model.eval()(flat_batch(rows)) * spread + mean
@@ -83,7 +97,9 @@ def export(predictor: Any, folder: Path) -> float:
 
 
 def export_onnx(predictor: Any, folder: Path) -> float:
-    """Write an exported folder's model as ONNX too; how far its logits are from those of transformers."""
+    """Write an exported folder's model as ONNX too; how far its logits are from those of
+    transformers.
+    """
     rows = made_up_rows(predictor)
     model = _OnlyLogits(_opened(predictor, folder), _input_names(predictor.model)).eval()
     inputs, axes = _padded(predictor, rows[:3]), {0: "rows", 1: "length"}
@@ -104,11 +120,15 @@ def export_onnx(predictor: Any, folder: Path) -> float:
 
 
 def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
-    """The library's own model with the trained weights; `is_scaled`: temperature or unit of the labels in its head."""
+    """The library's own model with the trained weights; `is_scaled`: temperature or unit of the
+    labels in its head.
+    """
     net = predictor.model.net
     if any("lora_" in name for name, _ in net.named_parameters()):
         merge_lora(net)
-    plain = outputs_of(predictor.model).auto_class.from_config(type(net.config).from_dict(net.config.to_dict()))
+    plain = outputs_of(predictor.model).auto_class.from_config(
+        type(net.config).from_dict(net.config.to_dict())
+    )
     plain.load_state_dict(net.state_dict())
     if is_scaled and (scale := _scale(predictor)) != (0.0, 1.0):
         _scale_outputs(plain, *scale)
@@ -117,16 +137,27 @@ def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
 
 def outputs_of(model: Any) -> Outputs:
     """What an encoder answers, without names."""
-    return Outputs([], "words" if model.predicts_words else "tags" if model.is_tagging else "single")
+    return Outputs(
+        [], "words" if model.predicts_words else "tags" if model.is_tagging else "single"
+    )
 
 
 def made_up_rows(predictor: Any) -> list[list[int]]:
     """Rows of random ids in the frame of the tokenizer, shortest first."""
     frame = predictor.vocabulary.frame
-    apart = {*frame.opening, *frame.closing, *frame.parting, frame.padding, predictor.model.padding_id}
+    apart = {
+        *frame.opening,
+        *frame.closing,
+        *frame.parting,
+        frame.padding,
+        predictor.model.padding_id,
+    }
     size = min(predictor.vocabulary.size, predictor.model.described.vocab_size)
     ids = [number for number in range(size) if number not in apart]
-    longest = min(_LONGEST, predictor.model.longest_row(), predictor.model.window or _LONGEST) - frame.size
+    longest = (
+        min(_LONGEST, predictor.model.longest_row(), predictor.model.window or _LONGEST)
+        - frame.size
+    )
     random = torch.Generator().manual_seed(0)
     rows = []
     for length in torch.linspace(1, max(1, longest), _ROWS).long().tolist():
@@ -140,7 +171,11 @@ def _padded(predictor: Any, rows: list[list[int]]) -> dict[str, Tensor]:
     mask_BL = _mask(rows)
     tokens_BL = torch.full(mask_BL.shape, predictor.model.padding_id)
     tokens_BL[mask_BL] = torch.tensor([token for row in rows for token in row])
-    found = {"input_ids": tokens_BL, "attention_mask": mask_BL.long(), "token_type_ids": torch.zeros_like(tokens_BL)}
+    found = {
+        "input_ids": tokens_BL,
+        "attention_mask": mask_BL.long(),
+        "token_type_ids": torch.zeros_like(tokens_BL),
+    }
     return {name: found[name] for name in _input_names(predictor.model)}
 
 
@@ -151,12 +186,16 @@ def _mask(rows: list[list[int]]) -> Tensor:
 
 
 def _input_names(model: Any) -> list[str]:
-    """What the model must be given; the texts of a pair have numbers only where training gave them."""
+    """What the model must be given; the texts of a pair have numbers only where
+    training gave them.
+    """
     return ["input_ids", "attention_mask", *(["token_type_ids"] if model._numbers_pairs else [])]
 
 
 def _scale(predictor: Any) -> tuple[float, float]:
-    """What logits get and are multiplied by: by the temperature of classes; a regression learnt numbers around zero."""
+    """What logits get and are multiplied by: by the temperature of classes; a regression learnt
+    numbers around zero.
+    """
     if getattr(getattr(predictor, "labels", None), "problem", None) is not Problem.regression:
         return 0.0, 1 / getattr(predictor, "temperature", 1.0)
     return predictor.labels.mean, predictor.labels.spread
@@ -188,13 +227,25 @@ def _save_tokenizer(predictor: Any, folder: Path) -> None:
     text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
     expected = predictor.vocabulary.encode(pa.array([text]), max_length=1_000).tokens.tolist()
     found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
-    require(found == expected, "export", "the saved tokenizer makes other tokens than the run's", hint=_DEFECT)
+    require(
+        found == expected,
+        "export",
+        "the saved tokenizer makes other tokens than the run's",
+        hint=_DEFECT,
+    )
 
 
 def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
-    """Largest one, as a share of the largest value where that is above 1: numbers of a regression may be large."""
+    """Largest one, as a share of the largest value where that is above 1: numbers of a regression
+    may be large.
+    """
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
-    require(apart <= most, "export", f"{who} answers otherwise: logits differ by {apart:.1e}", hint=_DEFECT)
+    require(
+        apart <= most,
+        "export",
+        f"{who} answers otherwise: logits differ by {apart:.1e}",
+        hint=_DEFECT,
+    )
     return apart
 
 
@@ -213,15 +264,22 @@ class _OnlyLogits(nn.Module):
 
 
 def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free_axes: Any) -> Any:
-    """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have any size."""
+    """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have
+    any size.
+    """
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
     given = tuple(inputs.values())
     with errors_alone("torch.onnx"), warnings.catch_warnings():
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
-        # And of a list that torch's own recurrent layers keep, and of what its own generated code calls.
-        warnings.filterwarnings("ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be")
-        return torch.onnx.export(model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names)
+        # And of a list that torch's own recurrent layers keep, and of what its own generated code
+        # calls.
+        warnings.filterwarnings(
+            "ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be"
+        )
+        return torch.onnx.export(
+            model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names
+        )
 
 
 @contextmanager
@@ -238,19 +296,38 @@ def errors_alone(name: str | None = None) -> Iterator[None]:
 
 def export_recordings(predictor: Any, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
-    what = "a bidirectional network reads a recording from its end too, which a device does not have"
-    require(not contract(predictor.model).is_both, "export", what, hint="Train with model.bidirectional=false.")
-    module: _Window | _Sample = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
+    what = (
+        "a bidirectional network reads a recording from its end too, which a device does not have"
+    )
+    require(
+        not contract(predictor.model).is_both,
+        "export",
+        what,
+        hint="Train with model.bidirectional=false.",
+    )
+    module: _Window | _Sample = (
+        _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
+    )
     first, *others = ({axis: torch.export.Dim.DYNAMIC} for axis in module.row_axes.values())
     free_axes = (first, *([tuple(others)] if others else []))  # states come as one argument
-    _trace(module.eval(), module.inputs, module.outputs, free_axes).save(folder / ONNX, external_data=False)
-    (folder / SIGNATURE).write_text(json.dumps(_signature(predictor, module), indent=1), encoding="utf-8")
+    _trace(module.eval(), module.inputs, module.outputs, free_axes).save(
+        folder / ONNX, external_data=False
+    )
+    (folder / SIGNATURE).write_text(
+        json.dumps(_signature(predictor, module), indent=1), encoding="utf-8"
+    )
     apart = _compare(predictor, folder / ONNX)
     hint = "Nothing was written; please report this with the settings of the model."
     require(apart <= _MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=hint)
     return [
-        f"inputs {', '.join(module.inputs)} ({', '.join(predictor.columns)}); outputs {', '.join(module.outputs)}",
-        f"{ONNX}: largest difference from the run's own answers: {apart:.1e} of their range on {_SAMPLES} samples",
+        (
+            f"inputs {', '.join(module.inputs)} ({', '.join(predictor.columns)}); outputs"
+            f" {', '.join(module.outputs)}"
+        ),
+        (
+            f"{ONNX}: largest difference from the run's own answers: {apart:.1e} of their range on"
+            f" {_SAMPLES} samples"
+        ),
     ]
 
 
@@ -266,11 +343,16 @@ class _Scaled(nn.Module):
         self.shift = nn.Buffer(shifts.float())
         self.rest_of_shift = nn.Buffer((shifts - shifts.float()).float())
         self.factor = nn.Buffer(torch.tensor(scaler.factor[: shape.inputs]))
-        self.answer_shift, self.answer_factor = nn.Buffer(torch.tensor(shift)), nn.Buffer(torch.tensor(factor))
+        self.answer_shift, self.answer_factor = (
+            nn.Buffer(torch.tensor(shift)),
+            nn.Buffer(torch.tensor(factor)),
+        )
         self.has_classes = predictor.has_classes
 
     def scale(self, values: Tensor) -> Tensor:
-        """In two steps, since 32 bits hold too few digits of a shift that is large beside the factor."""
+        """In two steps, since 32 bits hold too few digits of a shift that is large beside the
+        factor.
+        """
         return ((values - self.shift) - self.rest_of_shift) / self.factor
 
     def in_units(self, answers: Tensor) -> Tensor:
@@ -289,8 +371,12 @@ class _Sample(_Scaled):
         state = {f"state_{number}": each.clone() for number, each in enumerate(states or ())}
         self.inputs = {"sample": torch.zeros(_TRACED, predictor.shape.inputs), **state}
         self.outputs = ["answer", *(f"next_{name}" for name in state)]
-        shapes = [(each.shape, other.shape) for each, other in zip(alone or (), states or (), strict=True)]
-        of_states = [next(axis for axis in range(len(one)) if one[axis] != two[axis]) for one, two in shapes]
+        shapes = [
+            (each.shape, other.shape) for each, other in zip(alone or (), states or (), strict=True)
+        ]
+        of_states = [
+            next(axis for axis in range(len(one)) if one[axis] != two[axis]) for one, two in shapes
+        ]
         self.row_axes = dict(zip(self.inputs, [0, *of_states], strict=True))
 
     def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -303,7 +389,9 @@ class _Window(_Scaled):
 
     def __init__(self, predictor: Any) -> None:
         super().__init__(predictor)
-        self.inputs = {"window": torch.zeros(_TRACED, predictor.shape.lookback or 1, predictor.shape.inputs)}
+        self.inputs = {
+            "window": torch.zeros(_TRACED, predictor.shape.lookback or 1, predictor.shape.inputs)
+        }
         self.outputs = ["answer"]
         self.row_axes = {"window": 0}
 
@@ -312,21 +400,35 @@ class _Window(_Scaled):
 
 
 def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
-    shapes: dict[str, list[int | str]] = {name: list(each.shape) for name, each in module.inputs.items()}
+    shapes: dict[str, list[int | str]] = {
+        name: list(each.shape) for name, each in module.inputs.items()
+    }
     for name, axis in module.row_axes.items():
         shapes[name][axis] = "rows"
-    found = {"inputs": shapes, "outputs": module.outputs, "columns": predictor.columns, "targets": predictor.names}
+    found = {
+        "inputs": shapes,
+        "outputs": module.outputs,
+        "columns": predictor.columns,
+        "targets": predictor.names,
+    }
     state = "zeros begin a recording; give each next_state back as state with the next sample"
     return {**found, "step_s": predictor.step_s, **({} if len(shapes) == 1 else {"state": state})}
 
 
 def _compare(predictor: Any, path: Path) -> float:
-    """The largest difference between the file's answers and the run's own, as a share of the targets' scale."""
-    # Of labels after the last sample. Both read samples of 32 bits; that answers are rounded to these is no difference.
+    """The largest difference between the file's answers and the run's own, as a share of the
+    targets' scale.
+    """
+    # Of labels after the last sample. Both read samples of 32 bits; that answers are rounded to
+    # these is no difference.
     random = np.random.default_rng(0)
     shape, scaler = predictor.shape, predictor.scaler
-    values = random.standard_normal((max(_SAMPLES, shape.lookback or 0), shape.inputs)).cumsum(0) / 10
-    values = values * np.array(scaler.factor[: shape.inputs]) + np.array(scaler.shift[: shape.inputs])
+    values = (
+        random.standard_normal((max(_SAMPLES, shape.lookback or 0), shape.inputs)).cumsum(0) / 10
+    )
+    values = values * np.array(scaler.factor[: shape.inputs]) + np.array(
+        scaler.shift[: shape.inputs]
+    )
     values = values.astype(np.float32).astype(np.float64)
     expected, found = predictor.answer(values), stream_onnx(path, values)
     if shape.labels:
@@ -345,16 +447,25 @@ def open_onnx(path: Path) -> Any:
 
 
 def stream_onnx(path: Path, values: Any, *, is_each: bool = False) -> Any:
-    """The answers of an exported file: sample by sample, or of the last window; `is_each`: of each window."""
+    """The answers of an exported file: sample by sample, or of the last window; `is_each`: of each
+    window.
+    """
     session = open_onnx(path)
-    inputs = {each.name: [size if isinstance(size, int) else 1 for size in each.shape] for each in session.get_inputs()}
+    inputs = {
+        each.name: [size if isinstance(size, int) else 1 for size in each.shape]
+        for each in session.get_inputs()
+    }
     values = np.asarray(values, dtype=np.float32)
     if "window" in inputs:
         size = inputs["window"][1]
-        windows = np.lib.stride_tricks.sliding_window_view(values if is_each else values[-size:], size, axis=0)
+        windows = np.lib.stride_tricks.sliding_window_view(
+            values if is_each else values[-size:], size, axis=0
+        )
         (answer,) = session.run(None, {"window": np.ascontiguousarray(windows.swapaxes(1, 2))})
         return answer.reshape(-1, answer.shape[-1])
-    state = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name != "sample"}
+    state = {
+        name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name != "sample"
+    }
     found = []
     for sample in values:
         answer, *after = session.run(None, {"sample": sample[None], **state})

@@ -1,8 +1,10 @@
-"""The forms in which one model answers: its own layers, the library's, a folder of transformers, an ONNX file.
+"""The forms in which one model answers: its own layers, the library's, a folder of transformers, an
+ONNX file.
 
-Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row alone. Of an
-encoder it goes through the library's own layers, so that it shares no attention, padding or batch with what is judged.
-A folder is asked as anybody would: its tokenizer pads and cuts, its configuration names the outputs.
+Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row
+alone. Of an encoder it goes through the library's own layers, so that it shares no attention,
+padding or batch with what is judged. A folder is asked as anybody would: its tokenizer pads and
+cuts, its configuration names the outputs.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     order, found, start = random.permutation(len(rows)).tolist(), list[Any](rows), 0
     while start < len(order):
         places = order[start : start + int(random.integers(1, _MOST_MIXED + 1))]
-        for place, answer in zip(places, predictor.predict([rows[place] for place in places]), strict=True):
+        for place, answer in zip(
+            places, predictor.predict([rows[place] for place in places]), strict=True
+        ):
             found[place] = answer
         start += len(places)
     return found
@@ -88,47 +92,89 @@ _ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order
 def forms_of_run(
     predictor: RunPredictor, beside: Sequence[RunPredictor], files: Mapping[str, RunPredictor]
 ) -> tuple[Form, list[Form]]:
-    """The reference, and all others: `beside` the same run on other devices, and what it was exported as."""
+    """The reference, and all others: `beside` the same run on other devices, and what it was
+    exported as.
+    """
     library = through_library(predictor)
-    reference = Form("alone" if library is predictor else "the library's layers, alone", library, alone)
-    own = "flat" if library is not predictor and getattr(predictor.model, "is_flat", False) else "its own layers"
+    reference = Form(
+        "alone" if library is predictor else "the library's layers, alone", library, alone
+    )
+    own = (
+        "flat"
+        if library is not predictor and getattr(predictor.model, "is_flat", False)
+        else "its own layers"
+    )
     forms = [Form(f"{own}, {name}", predictor, order) for name, order in _ORDERS.items()]
     if library is not predictor:
-        forms = [Form(f"{own}, alone", predictor, alone), *forms, Form("padded, in batches", library, together)]
+        forms = [
+            Form(f"{own}, alone", predictor, alone),
+            *forms,
+            Form("padded, in batches", library, together),
+        ]
     for other in beside:
-        forms.append(Form(f"{own}, on {other.device}, fp32", replace(other, precision=Precision.fp32), together))
+        forms.append(
+            Form(
+                f"{own}, on {other.device}, fp32",
+                replace(other, precision=Precision.fp32),
+                together,
+            )
+        )
         forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
     return reference, forms + [_of_file(name, each) for name, each in files.items()]
 
 
 def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
-    """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX files."""
+    """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX
+    files.
+    """
     plain = FolderPredictor.of_folder(folder, text)
-    require(has_weights(folder), str(folder), "no weights (*.safetensors) in it", hint="Name its run, with --form.")
+    require(
+        has_weights(folder),
+        str(folder),
+        "no weights (*.safetensors) in it",
+        hint="Name its run, with --form.",
+    )
     heads = " ".join(cast(Any, plain.model).config.architectures or ())
     what = f"its model is a {heads}, and only one that classifies texts is verified without its run"
-    require("TokenClassification" not in heads, str(folder), what, hint="Name its run, with --form.")
-    who = "transformers" if "SequenceClassification" in heads else "transformers with a made-up head"
+    require(
+        "TokenClassification" not in heads, str(folder), what, hint="Name its run, with --form."
+    )
+    who = (
+        "transformers" if "SequenceClassification" in heads else "transformers with a made-up head"
+    )
     forms = [Form(f"{who}, {name}", plain, order) for name, order in _ORDERS.items()]
     if (flat := plain.run_flat()) is not None:
-        forms += [Form(f"flat, {name}", flat, order) for name, order in {"alone": alone, **_ORDERS}.items()]
-    forms += [_of_file(name, each) for name, each in plain.answering(folder).items() if name.endswith(".onnx")]
+        forms += [
+            Form(f"flat, {name}", flat, order)
+            for name, order in {"alone": alone, **_ORDERS}.items()
+        ]
+    forms += [
+        _of_file(name, each)
+        for name, each in plain.answering(folder).items()
+        if name.endswith(".onnx")
+    ]
     return Form(f"{who}, alone", plain, alone), forms
 
 
 def _of_file(name: str, predictor: RunPredictor) -> Form:
     file = Path(name)
-    has_fewer_bits = name.endswith("16") or (file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS))
+    has_fewer_bits = name.endswith("16") or (
+        file.suffix == ".onnx" and any(mark in file.name for mark in _FEWER_BITS)
+    )
     return Form(name, predictor, together, is_exact=not has_fewer_bits)
 
 
 def through_library(predictor: RunPredictor) -> RunPredictor:
-    """The same weights through the layers of transformers, rows padded; itself where there is no encoder."""
+    """The same weights through the layers of transformers, rows padded; itself where there is no
+    encoder.
+    """
     model = predictor.model
     if not isinstance(model, Transformer):
         return predictor
     copied = replace(predictor, model=deepcopy(model))  # small matrices are merged in place
-    padded = outputs_of(model).wrap(plain_model(copied, is_scaled=False), Compute.padded, model.separator_id)
+    padded = outputs_of(model).wrap(
+        plain_model(copied, is_scaled=False), Compute.padded, model.separator_id
+    )
     padded.read_windows(model.window, model.joins)
     padded.window_query = model.window_query
     return replace(predictor, model=padded.eval())
@@ -156,16 +202,22 @@ class FolderPredictor(Predictor):
         """Anybody's folder, for texts in the column `text`."""
         net, tokenizer = open_folder(folder, Outputs([], "single"))
         names = names_of(net)
-        problem = _PROBLEMS.get(net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single)
+        problem = _PROBLEMS.get(
+            net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single
+        )
         labels, roles = Labels(problem, names, [], 0), Roles((text,), "label")
-        if tokenizer.model_max_length > _NO_LIMIT:  # its folder does not say: two places may be those of padding
+        # its folder does not say: two places may be those of padding
+        if tokenizer.model_max_length > _NO_LIMIT:
             tokenizer.model_max_length = getattr(net.config, "max_position_embeddings", 514) - 2
         own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
         return cls(*own, tokenizer=tokenizer, ask=lambda given: net(**given).logits)
 
     def answering(self, folder: Path) -> dict[str, RunPredictor]:
         """All that answers from the folder, by name."""
-        return {name: replace(self, ask=ask, where=name) for name, ask in _asks_of(folder, self.model).items()}
+        return {
+            name: replace(self, ask=ask, where=name)
+            for name, ask in _asks_of(folder, self.model).items()
+        }
 
     def run_flat(self) -> FolderPredictor | None:
         """The same weights through our flat layers; None for other families."""
@@ -176,7 +228,9 @@ class FolderPredictor(Predictor):
 
         def ask(given: Mapping[str, Tensor]) -> Tensor:
             masks = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-            batch = flat_batch([row[mask] for row, mask in zip(given["input_ids"], masks, strict=True)])
+            batch = flat_batch(
+                [row[mask] for row, mask in zip(given["input_ids"], masks, strict=True)]
+            )
             return model(batch)[batch.rows.argsort()]
 
         return replace(self, ask=ask)
@@ -191,7 +245,11 @@ class FolderPredictor(Predictor):
             own, outputs = self.labels.num_outputs, found[-1].shape[1]
             hint = "Take it out of the folder to judge the rest."
             require(found[-1].ndim == 2, self.where, "answers each token, not each row", hint=hint)
-            require(outputs == own, self.where, f"answers {outputs} numbers a row, {own} are named in config.json")
+            require(
+                outputs == own,
+                self.where,
+                f"answers {outputs} numbers a row, {own} are named in config.json",
+            )
         return torch.cat(found) if found else torch.empty(0, self.labels.num_outputs)
 
 
@@ -213,9 +271,19 @@ class FolderTagger(TagPredictor):
             best = self.ask(given).float().softmax(-1).max(-1)
             for number in range(len(batch)):
                 of_tokens = given.word_ids(number)
-                firsts = {word: place for place, word in reversed(list(enumerate(of_tokens))) if word is not None}
-                there, places = offsets[start + number] + np.array(list(firsts), np.int64), list(firsts.values())
-                found.ids[there], found.probabilities[there] = best.indices[number, places], best.values[number, places]
+                firsts = {
+                    word: place
+                    for place, word in reversed(list(enumerate(of_tokens)))
+                    if word is not None
+                }
+                there, places = (
+                    offsets[start + number] + np.array(list(firsts), np.int64),
+                    list(firsts.values()),
+                )
+                found.ids[there], found.probabilities[there] = (
+                    best.indices[number, places],
+                    best.values[number, places],
+                )
         return found
 
 
@@ -232,9 +300,14 @@ class OnnxRecordings(SequencePredictor):
             found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
         if self.shape.labels:
             return found[-1]
-        # The first samples of a recording have shorter windows, which the file does not read: those are the run's own.
+        # The first samples of a recording have shorter windows, which the file does not read: those
+        # are the run's own.
         first = len(values) - len(found) if self.shape.lookback and not self.shape.horizon else 0
-        return np.concatenate([SequencePredictor.answer(self, values)[:first], found]) if first else found
+        return (
+            np.concatenate([SequencePredictor.answer(self, values)[:first], found])
+            if first
+            else found
+        )
 
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
@@ -243,7 +316,12 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     found = opened.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
     what = f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}"
-    require(not has_names or set(found) == set(own), str(folder), what, hint="Name a folder of this run.")
+    require(
+        not has_names or set(found) == set(own),
+        str(folder),
+        what,
+        hint="Name a folder of this run.",
+    )
     opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
     if predictor.thresholds:
         opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
@@ -253,44 +331,76 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers from a folder that a run was exported as, by name."""
-    kind = predictor.long_texts.kind if isinstance(predictor, Predictor | TagPredictor) else Long.cut
+    kind = (
+        predictor.long_texts.kind if isinstance(predictor, Predictor | TagPredictor) else Long.cut
+    )
     what = f"its tokenizer cuts the texts that the run reads with data.long={kind}"
     require(kind is Long.cut, str(folder), what, hint="Leave it out.")
     if type(predictor) is Predictor:
         return texts_of_folder(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
-        own = (predictor.model, predictor.vocabulary, names_of(net), predictor.max_length, predictor.roles)
+        own = (
+            predictor.model,
+            predictor.vocabulary,
+            names_of(net),
+            predictor.max_length,
+            predictor.roles,
+        )
         asks = _asks_of(folder, net)
-        return {name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()}
+        return {
+            name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()
+        }
     if type(predictor) is SequencePredictor:
-        fields_of_run = {each.name: getattr(predictor, each.name) for each in fields(SequencePredictor) if each.init}
-        require(bool(files := onnx_files(folder)), str(folder), "no ONNX file in it", hint="Name an exported folder.")
+        fields_of_run = {
+            each.name: getattr(predictor, each.name)
+            for each in fields(SequencePredictor)
+            if each.init
+        }
+        require(
+            bool(files := onnx_files(folder)),
+            str(folder),
+            "no ONNX file in it",
+            hint="Name an exported folder.",
+        )
         return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in files}
-    raise UserError(str(folder), f"no exported form of a run on {predictor.answers_to} answers rows")
+    raise UserError(
+        str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
+    )
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether transformers can read a folder's weights without pickles; one of a chosen ONNX file has none."""
+    """Whether transformers can read a folder's weights without pickles; one of a chosen ONNX file
+    has none.
+    """
     return next(folder.glob("*.safetensors"), None) is not None
 
 
 def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
-    """The model and the tokenizer of a folder, as anybody opens them; without weights for ONNX files beside them."""
+    """The model and the tokenizer of a folder, as anybody opens them; without weights for ONNX
+    files beside them.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     hint = "Name a folder with config.json, model.safetensors and the tokenizer's files."
-    has_tokens = any(next(folder.glob(name), None) for name in ("tokenizer.json", "vocab.*", "*.model"))
-    require(has_tokens, str(folder), "no tokenizer in it", hint=hint)  # the library would make an empty one
+    has_tokens = any(
+        next(folder.glob(name), None) for name in ("tokenizer.json", "vocab.*", "*.model")
+    )
+    # the library would make an empty one
+    require(has_tokens, str(folder), "no tokenizer in it", hint=hint)
     with _read_by("transformers", folder, hint), quiet_library():
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):
             safe: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32}
             net = kind.auto_class.from_pretrained(folder, trust_remote_code=False, **safe)
         else:
-            net = kind.auto_class.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            net = kind.auto_class.from_config(
+                AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    require(tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with")
+    require(
+        tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with"
+    )
     return net.eval(), tokenizer
 
 
@@ -299,8 +409,11 @@ def _read_by(library: str, place: Path, hint: str = "Export the run again.") -> 
     """Say of a file that a library cannot read what is wrong with it."""
     try:
         yield
-    except Exception as error:  # no narrower class: each library raises whatever a damaged file makes it
-        raise UserError(str(place), f"{library} cannot read it ({first_line(error)})", hint=hint) from None
+    except Exception as error:
+        # no narrower class: each library raises whatever a damaged file makes it
+        raise UserError(
+            str(place), f"{library} cannot read it ({first_line(error)})", hint=hint
+        ) from None
 
 
 def names_of(net: Any) -> list[str]:
@@ -311,7 +424,12 @@ def onnx_files(folder: Path) -> list[Path]:
     """The ONNX files of a folder, which need a package of their own."""
     files, hint = sorted(folder.glob("*.onnx")), "Install it with pip install 'flatout[onnx]'."
     has_package = find_spec("onnxruntime") is not None
-    require(not files or has_package, str(folder), "needs the package onnxruntime for its ONNX file", hint=hint)
+    require(
+        not files or has_package,
+        str(folder),
+        "needs the package onnxruntime for its ONNX file",
+        hint=hint,
+    )
     return files
 
 
@@ -319,7 +437,9 @@ def _asks_of(folder: Path, net: Any) -> dict[str, Ask]:
     kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
     name = f"{folder}: transformers{f', {kept_in}' if kept_in.endswith('16') else ''}"
     own: dict[str, Ask] = {name: lambda given: net(**given).logits}
-    return (own if has_weights(folder) else {}) | {str(file): ask_onnx(file) for file in onnx_files(folder)}
+    return (own if has_weights(folder) else {}) | {
+        str(file): ask_onnx(file) for file in onnx_files(folder)
+    }
 
 
 def ask_onnx(file: Path) -> Ask:
@@ -330,8 +450,13 @@ def ask_onnx(file: Path) -> Ask:
 
     def ask(given: Mapping[str, Tensor]) -> Tensor:
         if missing := [name for name in names if name not in given]:
-            raise UserError(str(file), f"asks for {', '.join(missing)}, which the tokenizer beside it does not give")
+            raise UserError(
+                str(file),
+                f"asks for {', '.join(missing)}, which the tokenizer beside it does not give",
+            )
         with _read_by("onnxruntime", file):
-            return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
+            return torch.from_numpy(
+                session.run(None, {name: given[name].numpy() for name in names})[0]
+            )
 
     return ask

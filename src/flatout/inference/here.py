@@ -1,7 +1,9 @@
-"""The forms of a text classifier on this machine: how fast, how large and how good each is; the best becomes a folder.
+"""The forms of a text classifier on this machine: how fast, how large and how good each is; the
+best becomes a folder.
 
-A form is measured as it is used: by transformers or onnxruntime, rows sorted and padded in batches, and one row alone.
-The folder that is written needs nothing of ours: weights, tokenizer, `predict.py`, a model card, and what was measured.
+A form is measured as it is used: by transformers or onnxruntime, rows sorted and padded in batches,
+and one row alone. The folder that is written needs nothing of ours: weights, tokenizer,
+`predict.py`, a model card, and what was measured.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from flatout.run_log import Say
 from flatout.tasks.metrics import monitored_metric
 
 INT8, STATIC, BF16 = "model_int8.onnx", "model_static_int8.onnx", "bf16"
-HEAD = f"{'form':<23} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'MB':>7}  {'same answers':<16} score"
+HEAD = (
+    f"{'form':<23} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'MB':>7}  {'same answers':<16} score"
+)
 _ALONE, _ROUNDS, _SEEN = 100, 3, 128
 _PAYS = 1.05  # of the speed of fp32, below which another form is not worth its trouble
 
@@ -59,7 +63,9 @@ class Measured:
     verified: Verified
 
     def line(self) -> str:
-        figures = f"{self.throughput:>8,.0f} {self.latency:>7.1f} {self.slowest:>7.1f} {self.size:>7.1f}"
+        figures = (
+            f"{self.throughput:>8,.0f} {self.latency:>7.1f} {self.slowest:>7.1f} {self.size:>7.1f}"
+        )
         return f"{self.name:<23} {figures}  {self.same():<16} {self.scored()}"
 
     def same(self) -> str:
@@ -78,28 +84,47 @@ BEST: dict[str, Callable[[Measured], float]] = {
 
 def require_measurable(predictor: Any, where: str) -> None:
     """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
-    what = f"--for here chooses among forms of text classifiers, and this run answers {predictor.answers_to}"
+    what = (
+        "--for here chooses among forms of text classifiers, and this run answers"
+        f" {predictor.answers_to}"
+    )
     require(type(predictor) is Predictor, where, what)
-    require(predictor.roles.join != PAIR, where, "--for here does not read pairs of texts", hint="Leave it out.")
-    what = f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
+    require(
+        predictor.roles.join != PAIR,
+        where,
+        "--for here does not read pairs of texts",
+        hint="Leave it out.",
+    )
+    what = (
+        f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
+    )
     require(predictor.long_texts.kind is Long.cut, where, what, hint="Leave it out.")
 
 
 def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
-    """Weights of 8 bits, numbers between layers as they come or as in texts; what stays in fp32 is in the lines."""
+    """Weights of 8 bits, numbers between layers as they come or as in texts; what stays in fp32 is
+    in the lines.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
     from transformers import AutoTokenizer
 
     model = onnx.load(folder / ONNX)
-    del model.graph.value_info[:]  # sizes that torch's exporter notes, and that contradict onnx's own
+    # sizes that torch's exporter notes, and that contradict onnx's own
+    del model.graph.value_info[:]
     names = [each.name for each in model.graph.input]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    batches = (tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN))
+    batches = (
+        tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN)
+    )
     inputs = ({name: batch[name] for name in names} for batch in batches)
-    seen = SimpleNamespace(get_next=lambda: next(inputs, None))  # what onnxruntime reads ranges of numbers from
+    # what onnxruntime reads ranges of numbers from
+    seen = SimpleNamespace(get_next=lambda: next(inputs, None))
     both = {"weight_type": QuantType.QInt8, "per_channel": True}
-    static = {"op_types_to_quantize": ["MatMul", "Gemm", "Gather"], "activation_type": QuantType.QUInt8}
+    static = {
+        "op_types_to_quantize": ["MatMul", "Gemm", "Gather"],
+        "activation_type": QuantType.QUInt8,
+    }
     with errors_alone():  # it asks for a preparation that is for other networks
         quantize_dynamic(copy.deepcopy(model), folder / INT8, **both)
         quantize_static(model, folder / STATIC, seen, **both, **static)
@@ -111,13 +136,21 @@ def _in_fp32(graph: Any) -> str:
     """The operators that read matrices of fp32."""
     from onnx import TensorProto
 
-    weights = {each.name for each in graph.initializer if each.data_type == TensorProto.FLOAT and len(each.dims) > 1}
+    weights = {
+        each.name
+        for each in graph.initializer
+        if each.data_type == TensorProto.FLOAT and len(each.dims) > 1
+    }
     counts = Counter(node.op_type for node in graph.node if weights & set(node.input))
     return ", ".join(f"{kind} ({count}×)" for kind, count in counts.items())
 
 
-def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say) -> list[Measured]:
-    """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known, comes first."""
+def measure_forms(
+    predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say
+) -> list[Measured]:
+    """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known,
+    comes first.
+    """
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
     expected = [parted(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)]
@@ -126,7 +159,11 @@ def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table,
     found = []
     for name, (file, asked) in forms.items():
         alone = np.array([_seconds(asked, [row]) for row in rows[:_ALONE]]) * 1e3
-        scored = own if asked is predictor else asked.score_table(table, FileOptions(), [asked], lambda rows: None)
+        scored = (
+            own
+            if asked is predictor
+            else asked.score_table(table, FileOptions(), [asked], lambda rows: None)
+        )
         metric = monitored_metric(predictor.labels.problem)
         interval = interval_text(scored.intervals.get(metric))
         parts = folder.glob(f"{file or WEIGHTS}*")  # large ones of ONNX lie beside their file
@@ -141,7 +178,10 @@ def measure_forms(predictor: Predictor, own: Scored, folder: Path, table: Table,
 
 def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
     plain, *onnx = texts_of_folder(predictor, folder).items()
-    found: dict[str, tuple[str, Any]] = {"predict": ("", predictor), "transformers fp32": (WEIGHTS, plain[1])}
+    found: dict[str, tuple[str, Any]] = {
+        "predict": ("", predictor),
+        "transformers fp32": (WEIGHTS, plain[1]),
+    }
     if bf16_is_native_on_cpu():
         found["transformers bf16"] = (WEIGHTS, _in_bf16(plain[1]))
     names = {ONNX: "onnxruntime fp32", INT8: "onnxruntime int8", STATIC: "onnxruntime static int8"}
@@ -156,7 +196,9 @@ def _in_bf16(plain: Any) -> FolderPredictor:
 
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:
-    """Median seconds of all rows, the forms one after the other in each round; the first round warms up."""
+    """Median seconds of all rows, the forms one after the other in each round; the first round
+    warms up.
+    """
     found: dict[str, list[float]] = {name: [] for name in forms}
     for round_ in range(_ROUNDS + 1):
         for name, (_, asked) in forms.items():
@@ -171,31 +213,52 @@ def _seconds(predictor: Any, rows: list[str]) -> float:
 
 
 def choose(found: Sequence[Measured], best: str, points: float, problem: Problem) -> Measured:
-    """The best form that others can open and that loses no more than so many points, or per cent of an error."""
+    """The best form that others can open and that loses no more than so many points, or per cent of
+    an error.
+    """
     own, *others = found
     if problem is Problem.regression:
         fits = [each for each in others if each.score <= own.score * (1 + points / 100)]
     else:
         fits = [each for each in others if each.score >= own.score - points / 100]
-    require(bool(fits), "--allow-points", f"no form loses as little as {points:g} points", hint="Allow more.")
+    require(
+        bool(fits),
+        "--allow-points",
+        f"no form loses as little as {points:g} points",
+        hint="Allow more.",
+    )
     return max(fits, key=BEST[best])
 
 
 def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]:
     """What was chosen, and which forms do not pay here."""
     gain, fp32 = BEST[best], next(each for each in found if each.file == WEIGHTS)
-    poor = [each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)]
+    poor = [
+        each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)
+    ]
     own, of_fp32 = gain(chosen) / gain(found[0]), f"of {fp32.name} for {best}"
-    lines = [f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor]
+    lines = [
+        f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor
+    ]
     faster = ", which is faster but needs flatout" if own < 1 else ""
     return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict{faster}"]
 
 
 def write_best(
-    folder: Path, predictor: Predictor, found: Sequence[Measured], chosen: Measured, about: dict[str, Any]
+    folder: Path,
+    predictor: Predictor,
+    found: Sequence[Measured],
+    chosen: Measured,
+    about: dict[str, Any],
 ) -> None:
-    """Leave one form in the folder, with its certificate, a program that asks it, and a model card."""
-    for path in (path for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file} for path in folder.glob(f"{file}*")):
+    """Leave one form in the folder, with its certificate, a program that asks it, and a
+    model card.
+    """
+    for path in (
+        path
+        for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file}
+        for path in folder.glob(f"{file}*")
+    ):
         path.unlink()
     if chosen.name.endswith(BF16):
         cast(Any, _in_bf16(FolderPredictor.of_folder(folder)).model).save_pretrained(folder)
@@ -208,7 +271,13 @@ def write_best(
     asked = {"onnx": chosen.file.endswith(".onnx"), "file": chosen.file, "problem": problem.value}
     program = render_text("predict.py", **asked, least=predictor.least_shares().tolist())
     (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
-    about |= {"problem": problem.value, "family": model.described.model_type, "max_length": predictor.max_length}
+    about |= {
+        "problem": problem.value,
+        "family": model.described.model_type,
+        "max_length": predictor.max_length,
+    }
     about |= {"classes": [] if problem is Problem.regression else predictor.labels.classes}
-    card = render_text("card.md", **about, metric=monitored_metric(problem), found=found, chosen=chosen)
+    card = render_text(
+        "card.md", **about, metric=monitored_metric(problem), found=found, chosen=chosen
+    )
     (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""A finished run: its `model/` folder, and its predictor, which predict, evaluate, export and `Result` ask.
+"""A finished run: its `model/` folder, and its predictor, which predict, evaluate, export and
+`Result` ask.
 
-The folder holds weights, the names of the outputs, and the settings that rebuild the model. A file is read by the
-block, answered on every device, and given back in its order. Memory stays flat.
+The folder holds weights, the names of the outputs, and the settings that rebuild the model. A file
+is read by the block, answered on every device, and given back in its order. Memory stays flat.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ from flatout.tasks.score_intervals import Interval
 _ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
-TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"  # of models of texts; what transformers builds an encoder by
+# of models of texts; what transformers builds an encoder by
+TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
 _EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
-"""Rows of a batch of exact answers: multiples of the rows that products take at once, and of a vector's numbers."""
+"""Rows of a batch of exact answers: multiples of the rows that products take at once, and of a
+vector's numbers."""
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]  # is called with each number of rows done
@@ -75,18 +78,29 @@ class ModelFolder:
         with self.read():
             settings = self.read_json(SETTINGS)
             what = f"{SETTINGS} holds no settings of a model"
-            require(isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what)
+            require(
+                isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what
+            )
             return settings
 
     def labels(self) -> list[str]:
         labels = self.read_json(LABELS)
-        is_plain = isinstance(labels, list) and bool(labels) and all(isinstance(name, str) for name in labels)
+        is_plain = (
+            isinstance(labels, list)
+            and bool(labels)
+            and all(isinstance(name, str) for name in labels)
+        )
         require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
         return labels
 
     def read_json(self, name: str) -> Any:
         text = (self.path / name).read_text(encoding="utf-8")
-        require(len(text) <= _MOST_CHARACTERS, f"{self.path}: {name}", f"{len(text):,} characters", hint=_CHANGED)
+        require(
+            len(text) <= _MOST_CHARACTERS,
+            f"{self.path}: {name}",
+            f"{len(text):,} characters",
+            hint=_CHANGED,
+        )
         return json.loads(text)
 
     @contextmanager
@@ -96,13 +110,18 @@ class ModelFolder:
             yield
         except UserError:
             raise
-        except Exception as error:  # no narrower class: for damaged files tokenizers raises Exception itself
+        except Exception as error:
+            # no narrower class: for damaged files tokenizers raises Exception itself
             reason = next(iter(str(error).strip().splitlines()), "")
             what = f"no model that can be read ({type(error).__name__}: {reason})"
-            raise UserError(str(self.path), what, hint="It is damaged, or was not written by this program.") from error
+            raise UserError(
+                str(self.path), what, hint="It is damaged, or was not written by this program."
+            ) from error
 
     def config(self) -> Any:
-        """The Config that the model was built by, without the files that were needed only to begin training."""
+        """The Config that the model was built by, without the files that were needed only to begin
+        training.
+        """
         described = self.settings()["model"]
         without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
         values = {name: without.get(name, value) for name, value in described["config"].items()}
@@ -114,11 +133,15 @@ class ModelFolder:
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
 
-    def encoder(self, outputs: Outputs, roles: Roles, window: int = 0) -> tuple[Transformer, Subwords]:
+    def encoder(
+        self, outputs: Outputs, roles: Roles, window: int = 0
+    ) -> tuple[Transformer, Subwords]:
         """The encoder with its weights, and its tokenizer."""
         vocabulary = self.vocabulary()
         assert isinstance(vocabulary, Subwords)
-        encoder = self.config().rebuild(outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window)
+        encoder = self.config().rebuild(
+            outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window
+        )
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
 
@@ -128,11 +151,17 @@ class ModelFolder:
     def roles(self) -> Roles:
         """The columns of the tables that a model of texts was trained on."""
         columns = self.settings()["data"]["columns"]
-        join = PAIR if columns["join"] == "\ue003" else columns["join"]  # which stood between pairs before 0.3
+        # which stood between pairs before 0.3
+        join = PAIR if columns["join"] == "\ue003" else columns["join"]
         return Roles(tuple(columns["texts"]), columns["label"], join)
 
     def write(
-        self, network: nn.Module, config: Any, labels: list[str], settings: dict[str, Any], vocabulary: Any = None
+        self,
+        network: nn.Module,
+        config: Any,
+        labels: list[str],
+        settings: dict[str, Any],
+        vocabulary: Any = None,
     ) -> None:
         """Write what is read above; `config` must be of a class in MODELS."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -147,7 +176,9 @@ class ModelFolder:
             (self.path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
 
     def write_json(self, name: str, value: Any) -> None:
-        (self.path / name).write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+        (self.path / name).write_text(
+            json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +202,8 @@ class Answered:
     """Rows with what the run answers."""
 
     block: pa.RecordBatch
-    replaced: list[str] = field(default_factory=list)  # columns of the file that gave way to answers of the same name
+    # columns of the file that gave way to answers of the same name
+    replaced: list[str] = field(default_factory=list)
     done: int = 0  # rows of the file that these answers finish
 
     @classmethod
@@ -193,19 +225,23 @@ class Scored:
     per_class: list[dict[str, Any]] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    intervals: dict[str, Interval] = field(default_factory=dict)  # the 95 % interval of each metric that has one
+    # the 95 % interval of each metric that has one
+    intervals: dict[str, Interval] = field(default_factory=dict)
 
 
 @dataclass
 class RunPredictor(ABC):
-    """A network with everything it needs to answer; variants are made by `load` or from a run's Result."""
+    """A network with everything it needs to answer; variants are made by `load` or from a run's
+    Result.
+    """
 
     problems: ClassVar[tuple[str, ...]]  # what `config.json` of its runs names
     answers_to: ClassVar[str]  # what it answers, for messages
     options: ClassVar[tuple[str, ...]] = ()  # the options of predict that it understands
     model: nn.Module
     _: KW_ONLY
-    precision: Precision = Precision.auto  # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
+    # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
+    precision: Precision = Precision.auto
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
     asked = computed = 0  # rows of exact answers, and rows that were computed for them
 
@@ -234,11 +270,17 @@ class RunPredictor(ABC):
         """The rows of a table, each as `predict` takes it."""
 
     @abstractmethod
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Self]) -> Iterator[Answered]:
-        """The rows of a table with what the run answers; `others`: the same run on every device, this one included."""
+    def answer_table(
+        self, table: Table, options: FileOptions, others: Sequence[Self]
+    ) -> Iterator[Answered]:
+        """The rows of a table with what the run answers; `others`: the same run on every device,
+        this one included.
+        """
 
     @abstractmethod
-    def score_table(self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance) -> Scored:
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance
+    ) -> Scored:
         """What the answers to a table that holds the truth as well are worth."""
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
@@ -246,18 +288,28 @@ class RunPredictor(ABC):
 
     def notes(self) -> list[str]:
         """What was found while files were read and answered."""
-        more = f"{self.computed:,} rows computed for {self.asked:,}, as each length fills whole batches"
+        more = (
+            f"{self.computed:,} rows computed for {self.asked:,}, as each length fills whole"
+            " batches"
+        )
         return [f"exact: {more}"] if self.asked else []
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
         """Refuse a run whose model no other program knows; `model`: its name among MODELS."""
         what = f"a run of model={model}, which transformers does not know"
-        require(model_class(model, where) is TransformerConfig, where, what, hint="Name a run of model=transformer.")
+        require(
+            model_class(model, where) is TransformerConfig,
+            where,
+            what,
+            hint="Name a run of model=transformer.",
+        )
 
     @classmethod
     def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
-        """Write files that other programs open into a folder, which will get that name; lines to print."""
+        """Write files that other programs open into a folder, which will get that name; lines to
+        print.
+        """
         return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
 
     # What they share.
@@ -269,7 +321,12 @@ class RunPredictor(ABC):
         with folder.read():
             settings = folder.settings()
             hint = "Open it with flatout.load_predictor(RUN)."
-            require(settings.get("problem") in cls.problems, str(folder.path), f"no run on {cls.answers_to}", hint=hint)
+            require(
+                settings.get("problem") in cls.problems,
+                str(folder.path),
+                f"no run on {cls.answers_to}",
+                hint=hint,
+            )
             found = cls.read_folder(folder, settings)
             found.model.to(torch.device(device)).eval()
             return found
@@ -279,37 +336,66 @@ class RunPredictor(ABC):
         return next(self.model.parameters()).device
 
     def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
-        """So many rows in batches as the network reads them; `batch.rows` numbers them. `tokens`: a store's column."""
-        if isinstance(tokens, tuple):  # the values of rows one after the other, and how many each row has
+        """So many rows in batches as the network reads them; `batch.rows` numbers them.
+
+        `tokens`: a store's column.
+        """
+        # the values of rows one after the other, and how many each row has
+        if isinstance(tokens, tuple):
             tokens = Ragged.of(*tokens)
         order = np.arange(count)
         if self.exact:
             is_ragged = isinstance(tokens, Ragged)
             rows_per_batch = _EXACT_ROWS[Layout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
             order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
-            tokens = Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order]) if is_ragged else tokens[order]
+            tokens = (
+                Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
+                if is_ragged
+                else tokens[order]
+            )
             self.asked, self.computed = self.asked + count, self.computed + len(order)
-        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False)
-        for batch in Feed(StoreSplit("rows", len(order), {"tokens": tokens}), plan, device=self.device):
+        plan = PlanSettings(
+            rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False
+        )
+        for batch in Feed(
+            StoreSplit("rows", len(order), {"tokens": tokens}), plan, device=self.device
+        ):
             yield replace(batch, rows=torch.from_numpy(order)[batch.rows])
 
     @staticmethod
     def rows_in_memory(given: Any, columns: Sequence[str]) -> list[Any]:
-        """Rows in their order: one, those of a list, or those of a table, which has the columns of training."""
+        """Rows in their order: one, those of a list, or those of a table, which has the columns of
+        training.
+        """
         if isinstance(given, str | bytes):
             return [given]
         is_list = hasattr(given, "__iter__")
-        require(is_list, "predict", f"{given!r} is neither a row nor a list of rows", hint="Pass a list, or a table.")
+        require(
+            is_list,
+            "predict",
+            f"{given!r} is neither a row nor a list of rows",
+            hint="Pass a list, or a table.",
+        )
         if not (isinstance(given, Mapping) or hasattr(given, "columns")):
             return list(given)
         for name in columns:
-            require(name in given, "predict", f"no column {name!r}", hint="Pass a list, or a table as in training.")
+            require(
+                name in given,
+                "predict",
+                f"no column {name!r}",
+                hint="Pass a list, or a table as in training.",
+            )
         values = [given[name] for name in columns]
-        found = [pa.array([each] if isinstance(each, str | bytes) else each).to_pylist() for each in values]
+        found = [
+            pa.array([each] if isinstance(each, str | bytes) else each).to_pylist()
+            for each in values
+        ]
         return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
     @staticmethod
-    def blocks(table: Table, columns: Sequence[str] = ()) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    def blocks(
+        table: Table, columns: Sequence[str] = ()
+    ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
         """Some columns of a table, or all, block by block, each with the numbers of its rows."""
         return table.numbered(list(columns or table.columns), _ROWS_PER_BLOCK)
 
@@ -319,19 +405,29 @@ class RunPredictor(ABC):
         require(count > 0, "FILE", f"{table.name}: no rows", hint="Name a file that holds some.")
 
     @staticmethod
-    def chosen(classes: pa.Array, probabilities: Tensor, threshold: float | Tensor) -> dict[str, pa.Array]:
+    def chosen(
+        classes: pa.Array, probabilities: Tensor, threshold: float | Tensor
+    ) -> dict[str, pa.Array]:
         """The classes of each row at or above the threshold, and their probabilities, as lists."""
         scores = probabilities.numpy()
         row, column = np.nonzero((probabilities >= threshold).numpy())
-        offsets = pa.array(np.append(0, np.cumsum(np.bincount(row, minlength=len(scores)))).astype(np.int32))
-        found = {"prediction": classes.take(pa.array(column)), "probability": pa.array(scores[row, column])}
+        offsets = pa.array(
+            np.append(0, np.cumsum(np.bincount(row, minlength=len(scores)))).astype(np.int32)
+        )
+        found = {
+            "prediction": classes.take(pa.array(column)),
+            "probability": pa.array(scores[row, column]),
+        }
         return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
 
 
 def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Rows by length, those of each length again until they fill batches: so any batch of a length has one shape."""
-    # In such a batch a row gets the same sums in each place, beside any rows. Products of other shapes sum in another
-    # order. Products of a few rows give each place a way of its own, and so do the last few numbers of a tensor.
+    """Rows by length, those of each length again until they fill batches: so any batch of a length
+    has one shape.
+    """
+    # In such a batch a row gets the same sums in each place, beside any rows. Products of other
+    # shapes sum in another order. Products of a few rows give each place a way of its own, and so
+    # do the last few numbers of a tensor.
     of_length = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
     filled = [np.resize(rows, -(-len(rows) // size) * size) for rows in of_length]
     return np.concatenate([*filled, np.empty(0, np.int64)])
@@ -340,7 +436,9 @@ def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
 def in_order(
     answer: Callable[[Any, Piece], Answer], predictors: Sequence[Any], pieces: Iterable[Piece]
 ) -> Iterator[Answer]:
-    """What is answered to each piece, in order: devices answer in threads, this one makes the pieces."""
+    """What is answered to each piece, in order: devices answer in threads, this one makes the
+    pieces.
+    """
     free, own = iter(predictors), threading.local()
 
     def begin() -> None:

@@ -1,7 +1,9 @@
-"""A trained network on recordings, with its columns, scales and sampling: tables in, answers in the targets' units out.
+"""A trained network on recordings, with its columns, scales and sampling: tables in, answers in the
+targets' units out.
 
-Recordings are read, filled, cut and resampled as in training. A network that answers each sample streams: blocks of
-samples go through with the hidden state carried on. A large file that is one recording is never in memory.
+Recordings are read, filled, cut and resampled as in training. A network that answers each sample
+streams: blocks of samples go through with the hidden state carried on. A large file that is one
+recording is never in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from torch import Tensor, nn
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, read_recordings
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    Scratch,
+    blocks_of,
+    read_recordings,
+)
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
@@ -32,7 +40,14 @@ from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_recordings
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    ModelFolder,
+    RunPredictor,
+    Scored,
+)
 from flatout.models.contract import contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
@@ -53,7 +68,8 @@ class SequencePredictor(RunPredictor):
 
     model: nn.Module
     shape: SequenceShape
-    rules: RecordingRules  # how tables become recordings; integrals and `rules.columns` are what the network reads
+    # how tables become recordings; integrals and `rules.columns` are what the network reads
+    rules: RecordingRules
     scaler: Scaler  # of the columns that are read, then of the targets that are not
     names: list[str]  # of the targets, or of the classes
     step_s: float | None  # median seconds between two samples of the training recordings
@@ -64,7 +80,8 @@ class SequencePredictor(RunPredictor):
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
     found: ReadingNotes = field(default_factory=ReadingNotes)
-    _squares: Floats = field(default_factory=lambda: np.zeros(()))  # of each column, summed over all answered samples
+    # of each column, summed over all answered samples
+    _squares: Floats = field(default_factory=lambda: np.zeros(()))
     _samples: int = 0
     _group: list[str] | None = None  # the group's columns in the files that were trained on
 
@@ -74,29 +91,52 @@ class SequencePredictor(RunPredictor):
         shape, labels = info.shape, info.labels if info.shape.labels else None
         inputs = info.columns[: shape.inputs]
         given = RecordingRules.of(info.config)
-        rules = replace(given, columns=[name for name in given.columns if name in inputs], label=None)
+        rules = replace(
+            given, columns=[name for name in given.columns if name in inputs], label=None
+        )
         names = info.targets if labels is None else labels.classes
         scale, has_classes = (0.0, 1.0), bool(info.facts["classes"])
         if labels is not None:  # the temperature of classes, or the unit of numbers
-            scale = (0.0, 1 / cast(Any, task).temperature) if has_classes else (labels.mean, labels.spread)
+            scale = (
+                (0.0, 1 / cast(Any, task).temperature)
+                if has_classes
+                else (labels.mean, labels.spread)
+            )
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": has_classes}
         settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
-        return cls(task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings)
+        return cls(
+            task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings
+        )
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
         data, shape = settings["data"], SequenceShape(**settings["data"]["shape"])
         rules = RecordingRules(**{**data["rules"], "missing": Missing(data["rules"]["missing"])})
-        own = (folder.network(shape=shape), shape, rules, Scaler(**data["scaler"]), folder.labels(), data["step_s"])
+        own = (
+            folder.network(shape=shape),
+            shape,
+            rules,
+            Scaler(**data["scaler"]),
+            folder.labels(),
+            data["step_s"],
+        )
         scale = tuple(data["label_scale"])
-        return cls(*own, data.get("label"), data.get("sizes", []), scale, has_classes=data["has_classes"])
+        return cls(
+            *own, data.get("label"), data.get("sizes", []), scale, has_classes=data["has_classes"]
+        )
 
     def save(self, folder: Path, model_config: Any) -> None:
         rules = {**asdict(self.rules), "missing": self.rules.missing.value}
-        data: dict[str, Any] = {"shape": asdict(self.shape), "rules": rules, "scaler": asdict(self.scaler)}
+        data: dict[str, Any] = {
+            "shape": asdict(self.shape),
+            "rules": rules,
+            "scaler": asdict(self.scaler),
+        }
         data |= {"step_s": self.step_s, "label": self.label, "sizes": self.sizes}
         data |= {"label_scale": list(self.label_scale), "has_classes": self.has_classes}
-        ModelFolder(folder).write(self.model, model_config, self.names, {"problem": self.problems[0], "data": data})
+        ModelFolder(folder).write(
+            self.model, model_config, self.names, {"problem": self.problems[0], "data": data}
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -108,7 +148,10 @@ class SequencePredictor(RunPredictor):
         return [self.answer(np.asarray(each, dtype=np.float64)) for each in rows]
 
     def read(self, table: Table, rules: RecordingRules | None = None) -> Iterator[Recording]:
-        """The recordings of a table, as in training; another sampling is refused. `rules` may read more columns."""
+        """The recordings of a table, as in training; another sampling is refused.
+
+        `rules` may read more columns.
+        """
         with _naming_training():
             for recording in read_recordings(table, rules or self.rules, self.found):
                 self._require_same_rate(recording)
@@ -128,16 +171,25 @@ class SequencePredictor(RunPredictor):
                 long.values.path.unlink()
 
     def answer(self, values: Floats) -> NDArray[Any]:
-        """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]` scores or the number."""
+        """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]`
+        scores or the number.
+        """
         require(len(values) > 0, "predict", "a recording without a sample", hint="Leave it out.")
         return np.concatenate(list(self.stream(values)))
 
     @torch.inference_mode()
     def stream(self, values: Any) -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other; of `values`, which may lie in a file, a block at a time is read."""
+        """The same in blocks, one after the other; of `values`, which may lie in a file, a block at
+        a time is read.
+        """
         self.model.eval()
         count = values.shape[1]
-        require(count == self.shape.inputs, "predict", f"{count} columns", allowed=", ".join(self.columns))
+        require(
+            count == self.shape.inputs,
+            "predict",
+            f"{count} columns",
+            allowed=", ".join(self.columns),
+        )
         for block in blocks_of(values, _SAMPLES_A_BLOCK):
             with np.errstate(over="ignore"):
                 self._squares = self._squares + np.square(block).sum(axis=0)
@@ -152,7 +204,9 @@ class SequencePredictor(RunPredictor):
 
     @torch.inference_mode()
     def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
-        """`[N, K]` scaled answers and what they should be, block after block; `values` hold the targets too."""
+        """`[N, K]` scaled answers and what they should be, block after block; `values` hold the
+        targets too.
+        """
         self.model.eval()
         scaled, shape, start = self.scaler.scale(values), self.shape, 0
         truths = torch.from_numpy(scaled[:, -shape.targets :])
@@ -162,17 +216,25 @@ class SequencePredictor(RunPredictor):
                 behind = truths[shape.lookback :].unfold(0, shape.horizon, 1).transpose(1, 2)
                 for first in range(0, len(rows.start), _SAMPLES_A_BLOCK):
                     chosen = slice(first, first + _SAMPLES_A_BLOCK)
-                    yield self._of_rows(scaled, rows, chosen).flatten(0, 1), behind[chosen].flatten(0, 1)
+                    yield (
+                        self._of_rows(scaled, rows, chosen).flatten(0, 1),
+                        behind[chosen].flatten(0, 1),
+                    )
                 return
             for answers in self._estimates(scaled, lambda block: block):
                 yield answers, truths[start : start + len(answers)]
                 start += len(answers)
 
-    def _estimates(self, values: Any, scale: Callable[[Any], NDArray[np.float32]]) -> Iterator[Tensor]:
-        """`[N, K]` scaled answers, block after block; a window's block reads samples before it, too."""
+    def _estimates(
+        self, values: Any, scale: Callable[[Any], NDArray[np.float32]]
+    ) -> Iterator[Tensor]:
+        """`[N, K]` scaled answers, block after block; a window's block reads samples before it,
+        too.
+        """
         lookback, model = self.shape.lookback, contract(self.model)
         state = model.make_state(1, self.device)
-        if lookback is None and state is None:  # a network of the user's own sees the whole recording
+        # a network of the user's own sees the whole recording
+        if lookback is None and state is None:
             scaled = scale(values[:])
             yield self._of_rows(scaled, _whole(scaled))
             return
@@ -200,7 +262,9 @@ class SequencePredictor(RunPredictor):
         outputs = self._of_rows(scaled, _whole(scaled))[0] * spread + mean
         return (outputs.softmax(-1) if self.has_classes else outputs).numpy()
 
-    def _of_rows(self, scaled: NDArray[np.float32], rows: RowPlaces, chosen: slice = slice(None)) -> Tensor:
+    def _of_rows(
+        self, scaled: NDArray[np.float32], rows: RowPlaces, chosen: slice = slice(None)
+    ) -> Tensor:
         found, order, tokens = [], [], Ragged(scaled, rows.start[chosen], rows.length[chosen])
         for batch in self.batches(tokens, len(tokens.lengths), _ROWS_A_BATCH):
             found.append(self.model(batch).float().cpu())
@@ -211,7 +275,9 @@ class SequencePredictor(RunPredictor):
     def _scale(self, values: Floats) -> NDArray[np.float32]:
         """Columns that are read, scaled; zeros for targets that are not."""
         others = self.shape.targets if not (self.shape.horizon or self.shape.labels) else 0
-        inputs = Scaler(self.scaler.shift[: self.shape.inputs], self.scaler.factor[: self.shape.inputs]).scale(values)
+        inputs = Scaler(
+            self.scaler.shift[: self.shape.inputs], self.scaler.factor[: self.shape.inputs]
+        ).scale(values)
         return np.concatenate([inputs, np.zeros((len(inputs), others), np.float32)], axis=1)
 
     def _in_units(self, scaled: Tensor) -> NDArray[Any]:
@@ -225,20 +291,30 @@ class SequencePredictor(RunPredictor):
         if self._group is None:
             self._group = self.rules.group
         # Without it the file is one recording of a run whose files held several.
-        self.rules = replace(self.rules, group=self._group if set(self._group) & set(table.columns) else [])
+        self.rules = replace(
+            self.rules, group=self._group if set(self._group) & set(table.columns) else []
+        )
         return table
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[Floats]:
         return (recording.values for recording in self.read(table))
 
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Any]) -> Iterator[Answered]:
-        """A row for each sample that is answered, recording after recording; large files are read in blocks too."""
+    def answer_table(
+        self, table: Table, options: FileOptions, others: Sequence[Any]
+    ) -> Iterator[Answered]:
+        """A row for each sample that is answered, recording after recording; large files are read
+        in blocks too.
+        """
         needed = (self.shape.lookback or 1) if self.shape.horizon else 0
         for recording in self._long_enough(self.read_long(table), needed, "predict"):
             yield from self._answer_recording(recording)
 
-    def _long_enough(self, recordings: Iterator[Recording], needed: int, verb: str) -> Iterator[Recording]:
-        """Without those that are too short, which the notes name, as in training; refused where all are."""
+    def _long_enough(
+        self, recordings: Iterator[Recording], needed: int, verb: str
+    ) -> Iterator[Recording]:
+        """Without those that are too short, which the notes name, as in training; refused where all
+        are.
+        """
         count, short = 0, list[str]()
         for recording in recordings:
             if len(recording.times) >= needed:
@@ -247,7 +323,12 @@ class SequencePredictor(RunPredictor):
             else:
                 short.append(f"{recording.name} ({len(recording.times):,} samples of {needed:,})")
         self.found.brief += short
-        require(count > 0 or not short, verb, f"all are too short: {', '.join(short[:3])}", hint="Leave them out.")
+        require(
+            count > 0 or not short,
+            verb,
+            f"all are too short: {', '.join(short[:3])}",
+            hint="Leave them out.",
+        )
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time, samples = self.rules.time or "step", len(recording.times)
@@ -266,37 +347,64 @@ class SequencePredictor(RunPredictor):
             if horizon:  # all of it is one block of answers, after the last sample
                 times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, horizon + 1)
             columns = {name: answers[:, number] for number, name in enumerate(self.names)}
-            yield _block(recording, {time: written(times), **columns}, samples if horizon else len(answers))
+            yield _block(
+                recording, {time: written(times), **columns}, samples if horizon else len(answers)
+            )
             start += len(answers)
 
-    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
-        """Over all answers to recordings that hold the targets too; a forecast is judged on every window."""
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance
+    ) -> Scored:
+        """Over all answers to recordings that hold the targets too; a forecast is judged on every
+        window.
+        """
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
         shape, targets = self.shape, self.names
         needed = (shape.lookback or 1) + shape.horizon if shape.horizon else 0
-        rules = replace(self.rules, columns=[*self.rules.columns, *(() if shape.horizon else targets)])
-        scores, total = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]), 0
-        for number, recording in enumerate(self._long_enough(self.read(table, rules), needed, "evaluate")):
+        rules = replace(
+            self.rules, columns=[*self.rules.columns, *(() if shape.horizon else targets)]
+        )
+        scores, total = (
+            SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]),
+            0,
+        )
+        for number, recording in enumerate(
+            self._long_enough(self.read(table, rules), needed, "evaluate")
+        ):
             for answers, truths in self.compare(recording.values):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += len(answers)
             advance(len(recording.times))
         self.require_rows(total, table)
-        return Scored({"rows": total}, scores.values(), remarks=self.found.lines(), intervals=scores.intervals())
+        return Scored(
+            {"rows": total},
+            scores.values(),
+            remarks=self.found.lines(),
+            intervals=scores.intervals(),
+        )
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
         column = label or self.label
         hint = "Name the column of labels with --label."
-        require(column is not None, "evaluate", "this run does not know its column of labels", hint=hint)
-        metrics, total = TaskMetrics.build(Problem.single if self.has_classes else Problem.regression, self.names), 0
+        require(
+            column is not None, "evaluate", "this run does not know its column of labels", hint=hint
+        )
+        metrics, total = (
+            TaskMetrics.build(
+                Problem.single if self.has_classes else Problem.regression, self.names
+            ),
+            0,
+        )
         for recording in self.read(table, replace(self.rules, label=column)):
             metrics.update(*self._labelled(recording), torch.tensor([total]))
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
         lines, intervals = self.found.lines(), metrics.intervals()
-        return Scored({"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals)
+        return Scored(
+            {"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals
+        )
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
         answer, written = torch.from_numpy(self.answer(recording.values)), str(recording.label)
@@ -307,7 +415,9 @@ class SequencePredictor(RunPredictor):
         try:
             return answer, torch.tensor([float(written)])
         except ValueError:
-            raise UserError("--label", f"{recording.name} is {written!r}", allowed="numbers") from None
+            raise UserError(
+                "--label", f"{recording.name} is {written!r}", allowed="numbers"
+            ) from None
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
@@ -322,13 +432,19 @@ class SequencePredictor(RunPredictor):
         if not self._samples or not self.sizes:
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
-        return [*lines, *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples))]
+        return [
+            *lines,
+            *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples)),
+        ]
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
         step, hint = recording.step, f"Resample it, or train with data.step={self.step_s:g}."
-        what = f"{recording.name} has a sample every {step:g} s, the training recordings every {self.step_s:g} s"
+        what = (
+            f"{recording.name} has a sample every {step:g} s, the training recordings every"
+            f" {self.step_s:g} s"
+        )
         require(abs(step / self.step_s - 1) <= _OTHER_RATE, "data.time", what, hint=hint)
 
 
@@ -340,7 +456,9 @@ def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered
 
 @contextmanager
 def _naming_training() -> Iterator[None]:
-    """Settings of the data belong to the run that was trained, so a hint to set one would not help."""
+    """Settings of the data belong to the run that was trained, so a hint to set one
+    would not help.
+    """
     try:
         yield
     except UserError as error:

@@ -13,14 +13,29 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, find_entities, word_lists
+from flatout.data.checks.tags import (
+    LISTS,
+    TagCensus,
+    TaggedTable,
+    as_bio,
+    find_entities,
+    word_lists,
+)
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    ModelFolder,
+    RunPredictor,
+    Scored,
+    in_order,
+)
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.tagging import EntityScores, Tagger
 
@@ -47,19 +62,24 @@ class TagPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TaggedRows:
-    """Answers for rows of words: a tag's number and its probability for each word, row after row."""
+    """Answers for rows of words: a tag's number and its probability for each word, row
+    after row.
+    """
 
     ids: NDArray[np.int64]
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
     lost: int  # words that the model did not see
-    types: NDArray[np.float32]  # of each word the probabilities of no entity, and of each type; 0 if it was not seen
+    # of each word the probabilities of no entity, and of each type; 0 if it was not seen
+    types: NDArray[np.float32]
 
     @classmethod
     def untagged(cls, offsets: NDArray[np.int64], lost: int = 0, num_types: int = 0) -> TaggedRows:
         """Rows whose words are all O, to be filled in."""
         types = np.zeros((offsets[-1], 1 + num_types), np.float32)
-        return cls(np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost, types)
+        return cls(
+            np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost, types
+        )
 
 
 @dataclass(slots=True)
@@ -82,7 +102,14 @@ class TagPredictor(RunPredictor):
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
         info, model = task.info, cast(Transformer, task.model.eval())
-        own = (model, info.vocabulary, task.labels.names, info.max_length, info.roles, info.long_texts)
+        own = (
+            model,
+            info.vocabulary,
+            task.labels.names,
+            info.max_length,
+            info.roles,
+            info.long_texts,
+        )
         return cls(*own, temperature=task.temperature)
 
     @classmethod
@@ -94,41 +121,69 @@ class TagPredictor(RunPredictor):
         return cls(*own, temperature=settings.get("temperature", 1.0))
 
     def save(self, folder: Path, model_config: Any) -> None:
-        data = {"max_length": self.max_length, "columns": asdict(self.roles), "long_texts": asdict(self.long_texts)}
+        data = {
+            "max_length": self.max_length,
+            "columns": asdict(self.roles),
+            "long_texts": asdict(self.long_texts),
+        }
         settings = {"problem": self.problems[0], "temperature": self.temperature, "data": data}
         ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
-        """Tags and entities of each row: a list of words, or a text, which is parted as `words_of` does."""
+        """Tags and entities of each row: a list of words, or a text, which is parted as `words_of`
+        does.
+        """
         given = self.rows_in_memory(rows, self.roles.texts)
         for number, row in enumerate(given):
-            is_words = isinstance(row, str) or (row is not None and all(isinstance(word, str) for word in row))
-            require(is_words, "predict", f"row {number} is {row!r}", allowed="a text, or a list of words")
+            is_words = isinstance(row, str) or (
+                row is not None and all(isinstance(word, str) for word in row)
+            )
+            require(
+                is_words,
+                "predict",
+                f"row {number} is {row!r}",
+                allowed="a text, or a list of words",
+            )
         words = [words_of(row) if isinstance(row, str) else list(row) for row in given]
-        return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string())))) if words else []
+        return (
+            self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))
+            if words
+            else []
+        )
 
     @torch.inference_mode()
     def tags(self, words: pa.Array, rows_per_batch: int = 256) -> TaggedRows:
         """A tag for each word of rows of words, in their order."""
         self.model.eval()
-        encoded = self.vocabulary.encode_words(words, max_length=self.max_length, long=self.long_texts)
+        encoded = self.vocabulary.encode_words(
+            words, max_length=self.max_length, long=self.long_texts
+        )
         starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
         types = np.zeros((len(ids), 1 + len(self.names) // 2), np.float32)
         with answering(self.precision, self.device):
-            for batch in self.batches((encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch):
+            for batch in self.batches(
+                (encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch
+            ):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
                 best, of_types_TK = shares_TN.max(-1), shares_TN[:, 1::2] + shares_TN[:, 2::2]
                 rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
-                there = np.arange(batch.num_tokens) + np.repeat(starts[rows] - (np.cumsum(lengths) - lengths), lengths)
+                there = np.arange(batch.num_tokens) + np.repeat(
+                    starts[rows] - (np.cumsum(lengths) - lengths), lengths
+                )
                 ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
                 types[there] = torch.cat([shares_TN[:, :1], of_types_TK], dim=1).cpu().numpy()
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
-        found = TaggedRows.untagged(offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2)
-        found.ids[is_seen], found.probabilities[is_seen] = ids[encoded.firsts], shares[encoded.firsts]
+        found = TaggedRows.untagged(
+            offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2
+        )
+        found.ids[is_seen], found.probabilities[is_seen] = (
+            ids[encoded.firsts],
+            shares[encoded.firsts],
+        )
         found.types[is_seen] = types[encoded.firsts]
         return found
 
@@ -136,7 +191,10 @@ class TagPredictor(RunPredictor):
         """Numbers as tags by name, and their entities."""
         entities = find_entities(found.ids, found.offsets)
         by_row: list[list[Entity]] = [[] for _ in words]
-        places = (values.tolist() for values in (entities.row, entities.start, entities.stop, entities.kind))
+        places = (
+            values.tolist()
+            for values in (entities.row, entities.start, entities.stop, entities.kind)
+        )
         for row, start, stop, kind in zip(*places, strict=True):
             first = int(found.offsets[row])
             surety = float(found.probabilities[first + start : first + stop].min())
@@ -144,72 +202,109 @@ class TagPredictor(RunPredictor):
             by_row[row].append(Entity(self.names[1 + 2 * kind][2:], text, start, stop, surety))
         return [
             TagPrediction(list(row), [self.names[number] for number in found.ids[first:last]], own)
-            for row, own, first, last in zip(words, by_row, found.offsets, found.offsets[1:], strict=False)
+            for row, own, first, last in zip(
+                words, by_row, found.offsets, found.offsets[1:], strict=False
+            )
         ]
 
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[TagPredictor]) -> Iterator[Answered]:
+    def answer_table(
+        self, table: Table, options: FileOptions, others: Sequence[TagPredictor]
+    ) -> Iterator[Answered]:
         """A tag for each word, and the entities."""
 
-        def answer(predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]) -> tuple[Answered, int]:
+        def answer(
+            predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]
+        ) -> tuple[Answered, int]:
             words, block = piece
             found = predictor.tags(words)
             tags = pa.array(predictor.names).take(pa.array(found.ids))
             rows = predictor.read(words.to_pylist(), found)
-            entities = pa.array([[asdict(each) for each in row.entities] for row in rows], _ENTITIES)
+            entities = pa.array(
+                [[asdict(each) for each in row.entities] for row in rows], _ENTITIES
+            )
             lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
             parted = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
-            return Answered.beside(block, parted | {"prediction": lists, "entities": entities}), found.lost
+            return (
+                Answered.beside(block, parted | {"prediction": lists, "entities": entities}),
+                found.lost,
+            )
 
         for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost
             yield answered
 
-    def _words(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+    def _words(
+        self, table: Table, options: FileOptions
+    ) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
         column = options.text or self.roles.texts[0]
         require_columns(table, {"--text": column})
         for _, block in self.blocks(table):
             given = block.column(column)
             # Sentences as people write them are parted, unlike those of the run's own column.
             if column not in self.roles.texts and is_text(given.type):
-                given = pa.array([words_of(text or "") for text in given.to_pylist()], pa.list_(pa.large_string()))
+                given = pa.array(
+                    [words_of(text or "") for text in given.to_pylist()],
+                    pa.list_(pa.large_string()),
+                )
             yield word_lists(given, name=column, table=table.name, key="--text"), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
         return (row for words, _ in self._words(table, options) for row in words.to_pylist())
 
-    def score_table(self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance) -> Scored:
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance
+    ) -> Scored:
         """Over all rows of words and tags, and of each type."""
         roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         types = [name[2:] for name in self.names[1::2]]
         scores, total = EntityScores(types), 0
-        asked = in_order(lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types))
+        asked = in_order(
+            lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types)
+        )
         for found, given in asked:
             rows = len(found.offsets) - 1
-            scores.add(found.ids, given, found.offsets, np.zeros(rows, np.bool_), torch.arange(total, total + rows))
+            scores.add(
+                found.ids,
+                given,
+                found.offsets,
+                np.zeros(rows, np.bool_),
+                torch.arange(total, total + rows),
+            )
             total += rows
             self.lost_words += found.lost
             advance(rows)
         self.require_rows(total, table)
         counts = {"rows": total, "lost_words": self.lost_words}
         notes, intervals = self.notes(), scores.intervals()
-        return Scored(counts, scores.values(), scores.per_type(), warnings=notes, intervals=intervals)
+        return Scored(
+            counts, scores.values(), scores.per_type(), warnings=notes, intervals=intervals
+        )
 
     def notes(self) -> list[str]:
         """How many words the model did not see, where there are any."""
         longest = f"data.max_length={self.max_length} of this run"
-        what = f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them are missed"
+        what = (
+            f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them"
+            " are missed"
+        )
         return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
 
 
 _PLACES = [("start", pa.int64()), ("stop", pa.int64())]
-_ENTITIES = pa.list_(pa.struct([("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]))
+_ENTITIES = pa.list_(
+    pa.struct(
+        [("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]
+    )
+)
 _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")
 """A mark that opens, a word up to the marks at its end, or one of these marks."""
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, and each mark before or after one as a word of its own, as tagged texts have them."""
+    """The words of a text, and each mark before or after one as a word of its own, as tagged texts
+    have them.
+    """
     return _WORD.findall(text)
 
 

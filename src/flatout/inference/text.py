@@ -1,7 +1,9 @@
-"""Trained models on texts with their vocabulary: texts in, classes with probabilities out, or words for masked ones.
+"""Trained models on texts with their vocabulary: texts in, classes with probabilities out, or words
+for masked ones.
 
-A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that rebuild the model.
-Rows are sorted by length inside a block, so prediction pads as little as training does, and given back in their order.
+A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that
+rebuild the model. Rows are sorted by length inside a block, so prediction pads as little as
+training does, and given back in their order.
 """
 
 from __future__ import annotations
@@ -32,7 +34,15 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
-from flatout.inference.run_predictor import Advance, Answered, FileOptions, ModelFolder, RunPredictor, Scored, in_order
+from flatout.inference.run_predictor import (
+    Advance,
+    Answered,
+    FileOptions,
+    ModelFolder,
+    RunPredictor,
+    Scored,
+    in_order,
+)
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
 from flatout.tasks.calibration import Sureness
@@ -67,7 +77,8 @@ class Predictor(RunPredictor):
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
     long_texts: LongTexts = CUT
-    temperature: float = 1.0  # what logits are divided by, so that probabilities are as often right as they say
+    # what logits are divided by, so that probabilities are as often right as they say
+    temperature: float = 1.0
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
 
@@ -81,10 +92,15 @@ class Predictor(RunPredictor):
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
         vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
-        labels, data = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]), settings["data"]
+        labels, data = (
+            Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]),
+            settings["data"],
+        )
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
         if settings["model"]["kind"] == "transformer":
-            model: nn.Module = folder.encoder(Outputs(classes, settings["problem"]), roles, long_texts.window)[0]
+            model: nn.Module = folder.encoder(
+                Outputs(classes, settings["problem"]), roles, long_texts.window
+            )[0]
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         own = (model, vocabulary, labels, data["max_length"], roles)
@@ -94,10 +110,16 @@ class Predictor(RunPredictor):
     def save(self, folder: Path, model_config: Any) -> None:
         scale = {"mean": self.labels.mean, "spread": self.labels.spread}
         answering = {"scale": scale, "temperature": self.temperature, "thresholds": self.thresholds}
-        data = {"max_length": self.max_length, "columns": asdict(self.roles), "escapes": self.escapes.value}
+        data = {
+            "max_length": self.max_length,
+            "columns": asdict(self.roles),
+            "escapes": self.escapes.value,
+        }
         data |= {"label_delimiter": self.label_delimiter, "long_texts": asdict(self.long_texts)}
         settings = {"problem": self.labels.problem.value, **answering, "data": data}
-        ModelFolder(folder).write(self.model, model_config, self.labels.classes, settings, self.vocabulary)
+        ModelFolder(folder).write(
+            self.model, model_config, self.labels.classes, settings, self.vocabulary
+        )
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
         """What the model says of each text, or of each pair of texts, in their order."""
@@ -113,7 +135,9 @@ class Predictor(RunPredictor):
         found = torch.empty(len(texts), self.labels.num_outputs)
         encoded = encode_texts(self.vocabulary, texts, self.max_length, self.long_texts)
         with answering(self.precision, self.device):
-            for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), rows_per_batch):
+            for batch in self.batches(
+                (encoded.tokens, encoded.lengths), len(texts), rows_per_batch
+            ):
                 found[batch.rows] = self.model(batch).float().cpu()
         if self.labels.problem is Problem.regression:
             found = found * self.labels.spread + self.labels.mean
@@ -128,23 +152,35 @@ class Predictor(RunPredictor):
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
         outputs = outputs / self.temperature
-        return outputs.softmax(-1) if self.labels.problem is Problem.single else even_sigmoid(outputs)
+        return (
+            outputs.softmax(-1) if self.labels.problem is Problem.single else even_sigmoid(outputs)
+        )
 
     def least_shares(self) -> Tensor:
         """`[C]` from which probability on a label is answered, where there are several a row."""
-        return torch.tensor(self.thresholds) if self.thresholds else torch.full((self.labels.num_outputs,), 0.5)
+        return (
+            torch.tensor(self.thresholds)
+            if self.thresholds
+            else torch.full((self.labels.num_outputs,), 0.5)
+        )
 
-    def answer_table(self, table: Table, options: FileOptions, others: Sequence[Predictor]) -> Iterator[Answered]:
+    def answer_table(
+        self, table: Table, options: FileOptions, others: Sequence[Predictor]
+    ) -> Iterator[Answered]:
         if self.labels.problem is Problem.regression:
             require(not options.top_k, "--top-k", "this run answers numbers", hint="Leave it out.")
 
         def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
             texts, block = piece
-            return Answered.beside(block, answer_columns(predictor, predictor.outputs(texts), options.top_k))
+            return Answered.beside(
+                block, answer_columns(predictor, predictor.outputs(texts), options.top_k)
+            )
 
         return in_order(answer, others, self._texts(table, options))
 
-    def _texts(self, table: Table, options: FileOptions) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+    def _texts(
+        self, table: Table, options: FileOptions
+    ) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
         roles, findings = options.roles(self.roles), Findings(table.name)
         require_text_columns(table, roles.texts)
         for rows, block in self.blocks(table):
@@ -154,7 +190,9 @@ class Predictor(RunPredictor):
     def rows(self, table: Table, options: FileOptions) -> Iterator[str]:
         return (text for texts, _ in self._texts(table, options) for text in texts.to_pylist())
 
-    def score_table(self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance) -> Scored:
+    def score_table(
+        self, table: Table, options: FileOptions, others: Sequence[Predictor], advance: Advance
+    ) -> Scored:
         """Over all rows that have a label, and of each class."""
         roles = options.roles(self.roles)
         require_text_columns(table, roles.texts, label=roles.label)
@@ -163,7 +201,9 @@ class Predictor(RunPredictor):
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
         labelled = self._labelled(table, roles, findings)
-        for outputs, targets in in_order(lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled):
+        for outputs, targets in in_order(
+            lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled
+        ):
             # Thresholds are of calibrated probabilities.
             judged = outputs / self.temperature if problem is Problem.multi else outputs
             metrics.update(judged, targets, torch.arange(total, total + len(targets)))
@@ -180,19 +220,28 @@ class Predictor(RunPredictor):
         counts, intervals = {"rows": findings.rows_kept}, metrics.intervals()
         return Scored(counts, values, metrics.per_class(), remarks, intervals=intervals)
 
-    def _labelled(self, table: Table, roles: Roles, findings: Findings) -> Iterator[tuple[pa.Array, Tensor]]:
+    def _labelled(
+        self, table: Table, roles: Roles, findings: Findings
+    ) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
-        problem, delimiter = self.labels.problem, self.label_delimiter or "|"  # as answers are written
+        # as answers are written
+        problem, delimiter = self.labels.problem, self.label_delimiter or "|"
         for rows, block in self.blocks(table, roles.columns):
-            clean = clean_block(block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings)
-            labels = normalise_labels(clean.labels, clean.rows, problem=problem, delimiter=delimiter, source=table.name)
+            clean = clean_block(
+                block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings
+            )
+            labels = normalise_labels(
+                clean.labels, clean.rows, problem=problem, delimiter=delimiter, source=table.name
+            )
             if len(clean.rows):
                 yield clean.texts, _targets(self, labels, table.name)
 
 
 def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
     """Check that the columns of the texts are there, and `others` by the options that name them."""
-    named = {"--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)}
+    named = {
+        "--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)
+    }
     require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
 
 
@@ -201,7 +250,9 @@ def texts_in_memory(given: Any, roles: Roles) -> list[str]:
     rows = RunPredictor.rows_in_memory(given, roles.texts)
     for number, row in enumerate(rows):
         parts = row if isinstance(row, list | tuple) and row else [row]
-        is_text = all(isinstance(part, str) and not re.search("[\ud800-\udfff]", part) for part in parts)
+        is_text = all(
+            isinstance(part, str) and not re.search("[\ud800-\udfff]", part) for part in parts
+        )
         allowed = "a text, or a pair of texts, of whole characters"
         require(is_text, "predict", f"row {number} is {row!r}", allowed=allowed)
     return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
@@ -215,13 +266,19 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
     shares = predictor.shares(outputs)
     if predictor.labels.problem is Problem.single:
         probabilities, ids = shares.max(-1)
-        answered = {"prediction": classes.take(pa.array(ids.numpy())), "probability": pa.array(probabilities.numpy())}
+        answered = {
+            "prediction": classes.take(pa.array(ids.numpy())),
+            "probability": pa.array(probabilities.numpy()),
+        }
     else:
         answered = predictor.chosen(classes, shares, predictor.least_shares())
     if top_k:  # the likeliest classes of each row, the best first
         values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
-        names, found = classes.take(pa.array(ids.flatten().numpy())), pa.array(values.flatten().numpy())
+        names, found = (
+            classes.take(pa.array(ids.flatten().numpy())),
+            pa.array(values.flatten().numpy()),
+        )
         lists = {"top_labels": names, "top_probabilities": found}
         answered |= {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
     return answered
@@ -233,8 +290,12 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
     is_multi = predictor.labels.problem is Problem.multi
     values = pc.list_flatten(labels) if is_multi else labels
-    ids, plain = pc.index_in(values, pa.array(classes, pa.large_string())), list(map(plainly, classes))
-    if ids.null_count and len({*plain}) == len(plain):  # written in another way, of which training may have made one
+    ids, plain = (
+        pc.index_in(values, pa.array(classes, pa.large_string())),
+        list(map(plainly, classes)),
+    )
+    # written in another way, of which training may have made one
+    if ids.null_count and len({*plain}) == len(plain):
         given = pa.array([plainly(each) for each in values.to_pylist()], pa.large_string())
         ids = pc.index_in(given, pa.array(plain, pa.large_string()))
     if ids.null_count:
@@ -271,7 +332,9 @@ class MaskedWordPredictor(RunPredictor):
     @classmethod
     def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:
         info = task.info
-        return cls(cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles)
+        return cls(
+            cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles
+        )
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
@@ -280,7 +343,10 @@ class MaskedWordPredictor(RunPredictor):
         return cls(model, vocabulary, settings["data"]["max_length"], roles)
 
     def save(self, folder: Path, model_config: Any) -> None:
-        settings = {"problem": self.problems[0], "data": {"max_length": self.max_length, "columns": asdict(self.roles)}}
+        settings = {
+            "problem": self.problems[0],
+            "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
+        }
         ModelFolder(folder).write(self.model, model_config, [], settings, self.vocabulary)
 
     @torch.inference_mode()

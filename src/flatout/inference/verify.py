@@ -1,7 +1,8 @@
-"""Holds the forms of a model to its reference, row by row: answers that changed, the largest difference, and a guess.
+"""Holds the forms of a model to its reference, row by row: answers that changed, the largest
+difference, and a guess.
 
-An answer has words (labels, tags) and numbers (probabilities, values). A row has changed where a word differs, or where
-a number of a form in fp32 is further away than rounding takes it.
+An answer has words (labels, tags) and numbers (probabilities, values). A row has changed where a
+word differs, or where a number of a form in fp32 is further away than rounding takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 from flatout.data.tables.output import told
 from flatout.inference.forms import Form, alone
 
-_APART = 1e-3  # most that numbers in fp32 may differ; as a share of the largest one, where that is above 1
+# most that numbers in fp32 may differ; as a share of the largest one, where that is above 1
+_APART = 1e-3
 _BIAS = 0.02  # most that numbers of fewer bits may be off on average: more is no rounding
 _SAME_ORDER = 0.99
 _MOST_NAMED, _MOST_ASKED = 100, 50
@@ -58,20 +60,31 @@ def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified
     largest = max((abs(number) for _, numbers in reference for number in numbers), default=0.0)
     apart = np.array([_apart(one, other) for one, other in pairs]) / max(1.0, largest)
     is_other = np.array([one[0] != other[0] for one, other in pairs])
-    is_other |= ~(apart <= _APART) if form.is_exact else ~np.isfinite(apart)  # NaN is within no distance
+    # NaN is within no distance
+    is_other |= ~(apart <= _APART) if form.is_exact else ~np.isfinite(apart)
     changed = np.flatnonzero(is_other)
-    means = [np.mean([number for _, numbers in side for number in numbers] or [0.0]) for side in (found, reference)]
+    means = [
+        np.mean([number for _, numbers in side for number in numbers] or [0.0])
+        for side in (found, reference)
+    ]
     is_off = not abs(means[0] - means[1]) / max(1.0, largest) <= _BIAS
     looks = _look(form, rows, pairs, changed) if len(changed) or is_off else ""
     named, same = (changed[:_MOST_NAMED] + 1).tolist(), len(rows) - len(changed)
     return Verified(form.name, len(rows), same, named, float(apart.max(initial=0.0)), looks, is_off)
 
 
-def write_certificate(file: Path, about: dict[str, Any], done: Sequence[Verified], allowed: int) -> None:
+def write_certificate(
+    file: Path, about: dict[str, Any], done: Sequence[Verified], allowed: int
+) -> None:
     """Write what came of each form as JSON."""
     versions = {name: version(name) for name in ("torch", "transformers")}
     forms = [{**asdict(each), "holds": each.holds(allowed)} for each in done]
-    found = {**about, "holds": all(each["holds"] for each in forms), "forms": forms, "versions": versions}
+    found = {
+        **about,
+        "holds": all(each["holds"] for each in forms),
+        "forms": forms,
+        "versions": versions,
+    }
     with told(file):
         file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
 
@@ -88,11 +101,19 @@ def _words(answer: Any, numbers: list[float]) -> Any:
         return None
     if is_dataclass(answer):
         return tuple(_words(getattr(answer, each.name), numbers) for each in fields(answer))
-    return tuple(_words(each, numbers) for each in answer) if isinstance(answer, list | tuple) else answer
+    return (
+        tuple(_words(each, numbers) for each in answer)
+        if isinstance(answer, list | tuple)
+        else answer
+    )
 
 
 def _apart(one: Parted, other: Parted) -> float:
-    return math.inf if len(one[1]) != len(other[1]) else float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
+    return (
+        math.inf
+        if len(one[1]) != len(other[1])
+        else float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
+    )
 
 
 def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:
@@ -100,16 +121,24 @@ def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], chang
     if any(len(one[1]) != len(other[1]) for one, other in pairs):
         return "another number of values in a row"
     if all(one == other for one, other in named):
-        numbers = np.array([(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)])
+        numbers = np.array(
+            [(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)]
+        )
         away = numbers - numbers.mean(axis=0)
         if away[:, 0] @ away[:, 1] > _SAME_ORDER * np.sqrt((away**2).sum(axis=0).prod()):
             return "another temperature or unit: words stay, and numbers keep their order"
     elif len(named) == len({one for one, _ in named}) == len({other for _, other in named}):
         return "labels in another order: each stands for one other"
     few = changed[:_MOST_ASKED].tolist()
-    again = [parted(answer) for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])]
+    again = [
+        parted(answer)
+        for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])
+    ]
     expected = [pairs[place][1] for place in few]
-    if few and all(one[0] == was[0] and _apart(one, was) <= _APART for one, was in zip(again, expected, strict=True)):
+    if few and all(
+        one[0] == was[0] and _apart(one, was) <= _APART
+        for one, was in zip(again, expected, strict=True)
+    ):
         return "the rows beside a row: alone each has the answer of the reference (a mask, padding)"
     lengths = np.array([len(row.split() if isinstance(row, str) else row) for row in rows])
     others = np.delete(lengths, changed)

@@ -1,7 +1,9 @@
-"""The case of a ladder: the rows of a run as three csv files, and the sizes and settings that both sides take.
+"""The case of a ladder: the rows of a run as three csv files, and the sizes and settings that both
+sides take.
 
-A usual program and a run of ours read the same rows, and have the same sizes; what a usual program cannot follow is
-refused with the key that asks for it. Where no ladder is named the rungs are those of the ladder for the same program.
+A usual program and a run of ours read the same rows, and have the same sizes; what a usual program
+cannot follow is refused with the key that asks for it. Where no ladder is named the rungs are those
+of the ladder for the same program.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from flatout.data.text_preparation import open_source
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import require
-from flatout.ladder.rungs import LEARNING, OF_BITS, OF_ENCODERS, Ladder, Rung, find_ladder, read_ladder
+from flatout.ladder.rungs import (
+    LEARNING,
+    OF_BITS,
+    OF_ENCODERS,
+    Ladder,
+    Rung,
+    find_ladder,
+    read_ladder,
+)
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
@@ -41,7 +51,8 @@ from flatout.models.rnn import RNNConfig
 from flatout.run_log import RunLog
 
 Written = tuple[dict[str, pa.Table], list[str], dict[str, Any]]
-"""The rows of each split, the words of a run of ours that reads them, and what the usual program is given."""
+"""The rows of each split, the words of a run of ours that reads them, and what the usual program is
+given."""
 _CELL = pa.large_string()
 _WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
 
@@ -53,8 +64,12 @@ class Silent(RunLog):
         return
 
 
-def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None) -> tuple[list[str], dict[str, Any], int]:
-    """Write the rows of each split: how a run of ours and a usual program read them, and how many an epoch has."""
+def write_rows(
+    config: Any, folder: Path, *, joined: Mapping[str, Any] | None
+) -> tuple[list[str], dict[str, Any], int]:
+    """Write the rows of each split: how a run of ours and a usual program read them, and how many
+    an epoch has.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
     tables, words, reading = way.tables(config)
@@ -66,12 +81,17 @@ def write_rows(config: Any, folder: Path, *, joined: Mapping[str, Any] | None) -
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
     splits = {way.first_key: "train", "validation": "validation", "test": "test"}
-    files = [f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}" for key, split in splits.items()]
+    files = [
+        f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}"
+        for key, split in splits.items()
+    ]
     return [*words, *files], reading, way.count(config, tables["train"])
 
 
 _BITS, _RECORDING = "bloomfilter", "recording"
-_AS_THEY_ARE = "data.source=null data.time=null data.step=null data.max_gap=null data.cumulate=[]".split()
+_AS_THEY_ARE = (
+    "data.source=null data.time=null data.step=null data.max_gap=null data.cumulate=[]".split()
+)
 _AS_THEY_ARE += ["data.split_by=auto", "data.split_at=null"]
 
 
@@ -87,26 +107,44 @@ def _listed(names: list[str]) -> str:
 def read_rows(path: Path) -> pa.Table:
     """Written rows again, whatever line breaks their texts have; all columns as texts."""
     names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
-    cells = pa_csv.ConvertOptions(column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False)
+    cells = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False
+    )
     return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
 
 
 def _texts(config: TextDataConfig) -> Written:
     is_single = config.problem is Problem.single and not config.pair
     hint = "Leave it out: the usual programs have one class a row."
-    require(is_single, "data.problem", f"{config.problem} has no usual program", allowed="single", hint=hint)
+    require(
+        is_single,
+        "data.problem",
+        f"{config.problem} has no usual program",
+        allowed="single",
+        hint=hint,
+    )
     source = open_source(config)
     surveyed = TextSurvey(source).run(lambda _: None)
     parts: dict[str, list[pa.RecordBatch]] = {}
     for split, block in source.texts_and_labels(surveyed.fates, lambda _: None):
         columns = {"text": pc.cast(block.texts, _CELL), "label": pc.cast(block.labels, _CELL)}
         parts.setdefault(split, []).append(pa.RecordBatch.from_pydict(columns))
-    words = ["data.source=null", "data.text=text", "data.label=label", "data.group=null", "data.split_by=content"]
+    words = [
+        "data.source=null",
+        "data.text=text",
+        "data.label=label",
+        "data.group=null",
+        "data.split_by=content",
+    ]
     return {split: pa.Table.from_batches(blocks) for split, blocks in parts.items()}, words, {}
 
 
-def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5) -> pa.Table:
-    """Long texts: each has `least` to `most` rows, a `share` of them with its label, the others drawn from all."""
+def join_texts(
+    table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5
+) -> pa.Table:
+    """Long texts: each has `least` to `most` rows, a `share` of them with its label, the others
+    drawn from all.
+    """
     random = np.random.default_rng(seed)
     texts, labels = table["text"].to_pylist(), np.array(table["label"].to_pylist())
     count = 2 * len(texts) // (least + most)
@@ -117,7 +155,9 @@ def join_texts(table: pa.Table, *, least: int, most: int, share: float = 0.5, se
         lines = int(random.integers(least, most + 1))
         own: NDArray[np.int64] = random.choice(by_label[label], lines)
         other = random.integers(0, len(texts), lines)
-        made.append("\n".join(texts[row] for row in np.where(random.random(lines) < share, own, other)))
+        made.append(
+            "\n".join(texts[row] for row in np.where(random.random(lines) < share, own, other))
+        )
     return pa.table({"text": pa.array(made, _CELL), "label": pa.array(chosen.tolist(), _CELL)})
 
 
@@ -125,32 +165,56 @@ def _records(config: BitsDataConfig) -> Written:
     data = BitData.of(config, log=Silent())
     data.setup()
     info = data.info
-    require(not info.is_set, "data.encoding", "sets of numbers have no usual program", hint="Use Bloom filters.")
+    require(
+        not info.is_set,
+        "data.encoding",
+        "sets of numbers have no usual program",
+        hint="Use Bloom filters.",
+    )
     tables = {}
     for split in (name for name in SPLITS if name in data.store.splits):
         view = data.store.splits[split]
         fields = pc.split_pattern(info.texts(split), FIELD_END)
-        columns = {name: pc.list_element(fields, place) for place, name in enumerate(info.text_columns)}
+        columns = {
+            name: pc.list_element(fields, place) for place, name in enumerate(info.text_columns)
+        }
         bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs] + ord("0")
         columns[_BITS] = pa.array([row.tobytes().decode() for row in bits], _CELL)
         tables[split] = pa.table(columns)
     texts = [name for name in info.text_columns if name != _BITS]
-    return tables, [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"], {"columns": texts}
+    return (
+        tables,
+        [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"],
+        {"columns": texts},
+    )
 
 
 def _recordings(config: SequenceDataConfig) -> Written:
-    is_window = config.problem is SequenceProblem.estimate and config.lookback is not None and not config.chunk
+    is_window = (
+        config.problem is SequenceProblem.estimate
+        and config.lookback is not None
+        and not config.chunk
+    )
     hint = "Set data.lookback=SAMPLES, and leave data.chunk and other problems out."
-    require(is_window, "data.lookback", "the usual program reads windows with one answer", hint=hint)
+    require(
+        is_window, "data.lookback", "the usual program reads windows with one answer", hint=hint
+    )
     data = SequenceData.of(config, log=Silent())
     data.setup()
     info, scaler, tables = data.info, data.info.scaler, {}
     for split, segments in info.segments.items():
-        values = info.rows_of(split).values.astype(np.float64) * np.array(scaler.factor) + np.array(scaler.shift)
-        places = [np.arange(first, stop) for first, stop in zip(segments.first, segments.stop, strict=True)]
+        values = info.rows_of(split).values.astype(np.float64) * np.array(scaler.factor) + np.array(
+            scaler.shift
+        )
+        places = [
+            np.arange(first, stop)
+            for first, stop in zip(segments.first, segments.stop, strict=True)
+        ]
         number = np.repeat(np.arange(len(places)), [len(part) for part in places])
         rows = values[np.concatenate(places)]
-        columns: dict[str, Any] = {name: rows[:, column] for column, name in enumerate(info.columns)}
+        columns: dict[str, Any] = {
+            name: rows[:, column] for column, name in enumerate(info.columns)
+        }
         columns[_RECORDING] = [f"{split} {each}" for each in number]
         tables[split] = pa.table(columns)
     features = [name for name in info.columns if name not in (_RECORDING, *config.targets)]
@@ -165,7 +229,11 @@ def _count_windows(config: SequenceDataConfig, table: pa.Table) -> int:
 
 def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
     words = config.vocabulary
-    return {"max_length": config.max_length, "words": words.size, "min_frequency": words.min_frequency}
+    return {
+        "max_length": config.max_length,
+        "words": words.size,
+        "min_frequency": words.min_frequency,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +245,19 @@ class Way:
     metric: str  # the test metric; a hundredth of it is a point
     tables: Callable[[Any], Written]
     first_key: str = "train"  # the setting that names the training rows
-    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)  # rows of an epoch
-    reading: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the usual program makes numbers of rows
+    # rows of an epoch
+    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)
+    # how the usual program makes numbers of rows
+    reading: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
 WAYS: dict[type, Way] = {
-    TextDataConfig: Way(kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts),
-    BitsDataConfig: Way(kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"),
+    TextDataConfig: Way(
+        kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts
+    ),
+    BitsDataConfig: Way(
+        kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"
+    ),
     SequenceDataConfig: Way(
         kind="sequence",
         title="recordings",
@@ -203,7 +277,10 @@ def way_of(data: Any) -> Way:
 
 _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     BiLSTMConfig: ("headlines", ("embedding", "hidden", "layers", "dropout", "embedding_dropout")),
-    TransformerConfig: (OF_ENCODERS, ("pretrained", "family", "hidden", "layers", "heads", "intermediate")),
+    TransformerConfig: (
+        OF_ENCODERS,
+        ("pretrained", "family", "hidden", "layers", "heads", "intermediate"),
+    ),
     BitMLPConfig: (OF_BITS, ("widths", "dropout", "detectors", "straight", "blend", "start")),
     RNNConfig: ("battery", ("hidden", "layers")),
 }  # the usual program of each model, and what it can follow of it; all else must have its default
@@ -211,14 +288,25 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
 
 def program_of(model: Any) -> str:
     allowed = "bilstm, transformer, bitmlp, rnn"
-    require(type(model) in _PROGRAMS, "model", f"{type(model).__name__} has no usual program", allowed=allowed)
+    require(
+        type(model) in _PROGRAMS,
+        "model",
+        f"{type(model).__name__} has no usual program",
+        allowed=allowed,
+    )
     return _PROGRAMS[type(model)][0]
 
 
-def describe(data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str, Any], **about: Any) -> Case:
-    """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and seed."""
+def describe(
+    data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str, Any], **about: Any
+) -> Case:
+    """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and
+    seed.
+    """
     require_followed(model)
-    require(optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out.")
+    require(
+        optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out."
+    )
     lr = recommended_lr(model) if optim.lr is None else optim.lr
     about |= {"batch": data.batch_size, "lr": float(optim.highest if lr is None else lr)}
     sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
@@ -230,15 +318,24 @@ def require_followed(model: Any) -> None:
     program, default, followed = program_of(model), type(model)(), _PROGRAMS[type(model)][1]
     for name in (each.name for each in fields(model) if each.name not in followed):
         value, hint = getattr(model, name), "Leave it out."
-        require(value == getattr(default, name), f"model.{name}", f"{value} is not in the usual program", hint=hint)
+        require(
+            value == getattr(default, name),
+            f"model.{name}",
+            f"{value} is not in the usual program",
+            hint=hint,
+        )
     if program == OF_BITS:
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
         hint = "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
         require(is_plain, "model", "the usual program is a plain network on the bits", hint=hint)
 
 
-def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int) -> Path:
-    """The pretrained folder that was named, or one of random weights with word pieces of the training rows."""
+def encoder_folder(
+    model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int
+) -> Path:
+    """The pretrained folder that was named, or one of random weights with word pieces of the
+    training rows.
+    """
     if model.pretrained is not None:
         return Path(model.pretrained)
     from transformers import AutoModel
@@ -250,7 +347,9 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
     described = model.read_description()
     described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
     most = getattr(described, "max_position_embeddings", data.max_length)
-    require(data.max_length <= most, "data.max_length", f"{data.max_length}", allowed=f"{most} at most")
+    require(
+        data.max_length <= most, "data.max_length", f"{data.max_length}", allowed=f"{most} at most"
+    )
     torch.manual_seed(seed)
     logging.disable_progress_bar()
     AutoModel.from_config(described).save_pretrained(folder)
@@ -258,21 +357,35 @@ def encoder_folder(model: TransformerConfig, data: TextDataConfig, texts: Path, 
 
 
 def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
-    """The rungs for these data and this model; promises of guides are about other rows, and are left out."""
+    """The rungs for these data and this model; promises of guides are about other rows, and are
+    left out.
+    """
     kind, program = way_of(data).kind, program_of(model)
     found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
-    # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch sizes.
+    # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch
+    # sizes.
     rungs = list[Rung]()
     for rung in found.rungs:
         if rung.name != "batch 64" and rung.measures != LEARNING:
-            words = [word for word in rung.words if not word.startswith(("optim.scale_lr", "optim.base_batch"))]
+            words = [
+                word
+                for word in rung.words
+                if not word.startswith(("optim.scale_lr", "optim.base_batch"))
+            ]
             own = replace(rung, promised="", factor=None, words=tuple(words))
             if program == OF_ENCODERS and rung.keywords is not None:
                 # Its rungs change the batch size; your learning rate was chosen for yours.
                 batch = {"batch": data.batch_size} if "batch" in rung.keywords else {}
-                keywords = {**rung.keywords, "base_rows": data.batch_size, "scale_lr": "sqrt", **batch}
+                keywords = {
+                    **rung.keywords,
+                    "base_rows": data.batch_size,
+                    "scale_lr": "sqrt",
+                    **batch,
+                }
                 own = replace(own, keywords=keywords)
             rungs.append(own)
-    return replace(found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=())
+    return replace(
+        found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=()
+    )

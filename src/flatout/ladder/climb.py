@@ -1,8 +1,10 @@
-"""Climb a ladder within a budget: each rung measured in turn, round after round, beside its neighbours.
+"""Climb a ladder within a budget: each rung measured in turn, round after round, beside its
+neighbours.
 
-The first round measures the foot and the top, then what lies between. Later rounds go up and down, so that neighbours
-are measured one right after the other and a slow minute of the machine hits both. A ratio is made inside of a round. A
-measurement is made in a process forked from the warm server: a program runs for some seconds without its first steps.
+The first round measures the foot and the top, then what lies between. Later rounds go up and down,
+so that neighbours are measured one right after the other and a slow minute of the machine hits
+both. A ratio is made inside of a round. A measurement is made in a process forked from the warm
+server: a program runs for some seconds without its first steps.
 """
 
 from __future__ import annotations
@@ -42,16 +44,22 @@ class Measured:
     tokens_per_s: float | None
     wait_share: float
     padding_share: float | None
-    startup_s: float  # to the first batch; of a run of ours all that is no training step, which is more
+    # to the first batch; of a run of ours all that is no training step, which is more
+    startup_s: float
     memory_gb: float | None  # peak of the process that trains; its workers are not counted
-    device_share: float | None = None  # share of the time in which the GPU was busy; None without one
-    metrics: dict[str, float] | None = None  # on the test rows; None where the training was cut short
+    # share of the time in which the GPU was busy; None without one
+    device_share: float | None = None
+    # on the test rows; None where the training was cut short
+    metrics: dict[str, float] | None = None
 
 
-Program = Callable[[float | None, Path], Measured]  # trains so many seconds in a folder; None: to the end, and tests
+# trains so many seconds in a folder; None: to the end, and tests
+Program = Callable[[float | None, Path], Measured]
 
 
-def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path) -> Measured:
+def measure_usual(
+    name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path
+) -> Measured:
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.How(**keywords)
     if getattr(how, "caching", False):
@@ -81,16 +89,26 @@ def measure_usual(name: str, case: Case, keywords: Mapping[str, Any], seconds: f
 
 
 def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder: Path) -> Measured:
-    """A run of ours with some words; validations and checkpoints are not counted: a usual program has none."""
+    """A run of ours with some words; validations and checkpoints are not counted: a usual program
+    has none.
+    """
     began = time.perf_counter()
     (folder / "run").mkdir(parents=True, exist_ok=True)
     result = job.train(folder / "run", words, resumes=False)
     speed, training = result.summary["speed"], result.summary["training"]
-    parts = {name: value for name, value in speed["step_ms"].items() if value is not None and name != "validation"}
+    parts = {
+        name: value
+        for name, value in speed["step_ms"].items()
+        if value is not None and name != "validation"
+    }
     whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
     saved_ms, steps_ms = parts.pop("checkpoint", 0.0), max(sum(parts.values()), 1e-9)
     trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
-    gain = whole_s / max(trained_s, 1e-9) * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+    gain = (
+        whole_s
+        / max(trained_s, 1e-9)
+        * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+    )
     tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
     return Measured(
         rows_per_s=speed["rows_per_s"] * gain,
@@ -104,22 +122,34 @@ def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder
 
 
 def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
-    """How much faster the steps are after the first ones, which a usual program leaves out and a summary counts."""
+    """How much faster the steps are after the first ones, which a usual program leaves out and a
+    summary counts.
+    """
     warm_ms = first_ms[:WARM_STEPS]
     later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
     return trained_s / steps * later / later_s if later > 0 and later_s > 0 else 1.0
 
 
 def peak_memory_gb() -> float | None:
-    """Most memory that this process has held, of a GPU where it computes on one; None where the system does not say."""
-    peak = peak_bytes(torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"))
+    """Most memory that this process has held, of a GPU where it computes on one; None where the
+    system does not say.
+    """
+    peak = peak_bytes(
+        torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+    )
     return None if peak is None else peak / 1e9
 
 
-def measure_apart(program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None) -> Measured:
-    """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or beyond `limit_s`."""
+def measure_apart(
+    program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None
+) -> Measured:
+    """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or
+    beyond `limit_s`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return run(partial(_measure, program, seconds, folder), limit_s, {OUTPUT: str(folder / "output.txt")})
+    return run(
+        partial(_measure, program, seconds, folder), limit_s, {OUTPUT: str(folder / "output.txt")}
+    )
 
 
 def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
@@ -156,7 +186,9 @@ class Step:
 
     def middle(self, name: str) -> float | None:
         """The median of a figure over rounds."""
-        known = [value for each in self.found.values() if (value := getattr(each, name)) is not None]
+        known = [
+            value for each in self.found.values() if (value := getattr(each, name)) is not None
+        ]
         return median(known) if known else None
 
     @property
@@ -183,11 +215,15 @@ def rounds_of(count: int, top: int) -> Iterator[list[int]]:
         yield list(range(count))[:: -1 if number % 2 else 1]
 
 
-def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]) -> list[Step]:
+def climb(
+    ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]
+) -> list[Step]:
     """Measure all rungs that can be measured here, as often as the budget allows."""
     until = time.monotonic() + budget_s
     untimed = "not timed: it changes what a step learns, not its time"
-    why_skipped = [untimed if rung.measures == LEARNING else find_missing(rung.needs) for rung in ladder.rungs]
+    why_skipped = [
+        untimed if rung.measures == LEARNING else find_missing(rung.needs) for rung in ladder.rungs
+    ]
     steps = [Step(rung, skipped=why) for rung, why in zip(ladder.rungs, why_skipped, strict=True)]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
@@ -218,16 +254,24 @@ def climb(ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Cal
 
 
 def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
-    """How much faster a rung is: over the rounds that measured both, else by medians; too few rounds bound nothing."""
+    """How much faster a rung is: over the rounds that measured both, else by medians; too few
+    rounds bound nothing.
+    """
 
     def rate(found: Measured) -> float:  # of the startup its inverse: larger is better
         return 1 / max(found.startup_s, 1e-9) if measures == STARTUP else found.rows_per_s
 
     if not (both := sorted(below.found.keys() & above.found.keys())):
-        before, after = (median(each.rows_per_s for each in step.found.values()) for step in (below, above))
+        before, after = (
+            median(each.rows_per_s for each in step.found.values()) for step in (below, above)
+        )
         return Estimate(after / before)
     gain = speedup(*([rate(step.found[number]) for number in both] for step in (below, above)))
-    return Estimate(gain.value, gain.low, gain.high) if len(both) >= _LEAST_ROUNDS else Estimate(gain.value)
+    return (
+        Estimate(gain.value, gain.low, gain.high)
+        if len(both) >= _LEAST_ROUNDS
+        else Estimate(gain.value)
+    )
 
 
 def find_missing(needs: Iterable[str]) -> str:
@@ -240,7 +284,11 @@ def _why_missing(need: str) -> str:
     if need == "a GPU":
         return "" if has_gpu else "not measurable here: no GPU"
     if need == "several GPUs":
-        return "" if count > 1 else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
+        return (
+            ""
+            if count > 1
+            else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
+        )
     if need == "native bf16":
         is_native = torch.cuda.is_bf16_supported() if has_gpu else bf16_is_native_on_cpu()
         return "" if is_native else "not measurable here: bf16 is not native"

@@ -1,7 +1,9 @@
-"""Two groups of finished runs, paired by their seeds: means, and the difference with its 95 % interval.
+"""Two groups of finished runs, paired by their seeds: means, and the difference with its 95 %
+interval.
 
-A group is a run folder, a folder with run folders in it, or a sweep's folder, of which the confirming runs count: its
-trials were chosen for their results. Ratios of speeds have intervals of their own, `perf/measure/intervals.py`.
+A group is a run folder, a folder with run folders in it, or a sweep's folder, of which the
+confirming runs count: its trials were chosen for their results. Ratios of speeds have intervals of
+their own, `perf/measure/intervals.py`.
 """
 
 from __future__ import annotations
@@ -30,26 +32,43 @@ class Comparison:
     first: Group
     second: Group
     difference: Estimate  # of the second over the first; in points where the metric is a share
-    notes: list[str]  # runs that are left out, each with the reason; and other rows that the groups were judged on
+    # runs that are left out, each with the reason; and other rows that the groups were judged on
+    notes: list[str]
     unit: str
 
     def lines(self) -> list[str]:
         """What to print below the table."""
         found, said = self.difference, quality_sentence(self.difference)
         if not self.unit:
-            sure = "" if found.low is None else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            sure = (
+                ""
+                if found.low is None
+                else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            )
             said = f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"
         return [*self.notes, said]
 
 
 def compare_groups(first: Path, second: Path) -> Comparison:
     """Two groups of runs by the test metric that they were chosen by."""
-    (runs, left_out, metric), (others, left_out_there, metric_there) = map(_read_group, (first, second))
+    (runs, left_out, metric), (others, left_out_there, metric_there) = map(
+        _read_group, (first, second)
+    )
     what = f"{metric} in {first}, {metric_there} in {second}"
-    require(metric == metric_there, "compare", f"different metrics: {what}", hint="Set checkpoint.metric alike.")
+    require(
+        metric == metric_there,
+        "compare",
+        f"different metrics: {what}",
+        hint="Set checkpoint.metric alike.",
+    )
     seeds = sorted(runs.keys() & others.keys())
     listed = " and ".join(", ".join(map(str, sorted(each))) for each in (runs, others))
-    require(bool(seeds), "compare", f"no seed is in both groups (seeds {listed})", hint="Train both with seed=0,1,2.")
+    require(
+        bool(seeds),
+        "compare",
+        f"no seed is in both groups (seeds {listed})",
+        hint="Train both with seed=0,1,2.",
+    )
     notes = left_out + left_out_there
     for group, folder in ((runs, first), (others, second)):
         alone = sorted(group.keys() - set(seeds))
@@ -73,8 +92,17 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
     """Finished runs by their seed, those that are left out, and the metric that chose them."""
     found, left_out = dict[int, Mapping[str, Any]](), list[str]()
     paths, is_sweep = summaries_in(folder), (folder / _SWEEP).is_file()
-    hint = "Confirm its best setting: confirm=3." if is_sweep else "Name a run folder, or a folder of run folders."
-    require(bool(paths), "compare", f"{folder} holds no {'confirming ' if is_sweep else ''}runs", hint=hint)
+    hint = (
+        "Confirm its best setting: confirm=3."
+        if is_sweep
+        else "Name a run folder, or a folder of run folders."
+    )
+    require(
+        bool(paths),
+        "compare",
+        f"{folder} holds no {'confirming ' if is_sweep else ''}runs",
+        hint=hint,
+    )
     for path in paths:
         summary = read_summary(path.parent)
         if summary["status"] != "finished":
@@ -84,7 +112,9 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
         what = f"{folder} has two finished runs with seed {seed}"
         require(seed not in found, "compare", what, hint="Move one of them out of the folder.")
         found[seed] = summary
-    require(bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first.")
+    require(
+        bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first."
+    )
     metrics = sorted({str(summary["metric"]) for summary in found.values()})
     what = f"{folder} has runs by {' and by '.join(metrics)}"
     require(len(metrics) == 1, "compare", what, hint="Compare like with like.")
@@ -100,7 +130,12 @@ def _judged_on(summary: Mapping[str, Any]) -> str:
 def _value(summary: Mapping[str, Any], metric: str) -> float:
     """The metric on the test rows, or on the validation rows where there are no test rows."""
     value = summary["metrics"].get(f"test/{metric}", summary["metrics"].get(f"val/{metric}"))
-    require(value is not None, "compare", f"seed {summary['seed']} has no {metric}", hint="Train it to its end first.")
+    require(
+        value is not None,
+        "compare",
+        f"seed {summary['seed']} has no {metric}",
+        hint="Train it to its end first.",
+    )
     return float(value)
 
 
@@ -123,7 +158,11 @@ class Group:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Group:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, tuple(values))
+        return cls(
+            statistics.fmean(values),
+            statistics.stdev(values) if len(values) > 1 else None,
+            tuple(values),
+        )
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
@@ -134,7 +173,11 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
     mean = statistics.fmean(differences)
     if len(differences) < 2:
         return Estimate(mean)
-    half = float(stdtrit(len(differences) - 1, 0.975)) * statistics.stdev(differences) / math.sqrt(len(differences))
+    half = (
+        float(stdtrit(len(differences) - 1, 0.975))
+        * statistics.stdev(differences)
+        / math.sqrt(len(differences))
+    )
     return Estimate(mean, mean - half, mean + half)
 
 

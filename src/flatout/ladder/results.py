@@ -1,4 +1,5 @@
-"""What a climb found, rung by rung: plain values for `ladder.json`, the table in the terminal, the page and its figure.
+"""What a climb found, rung by rung: plain values for `ladder.json`, the table in the terminal, the
+page and its figure.
 
 `ladder.html` shows promised against measured, without network or script.
 """
@@ -23,7 +24,17 @@ from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 from flatout.report.closing import plain_table
 from flatout.report.dashboard import event_file
-from flatout.report.figures import COLOURS, INK, LETTER, MUTED, Chart, add_axes, draw_svg, drawing, explain
+from flatout.report.figures import (
+    COLOURS,
+    INK,
+    LETTER,
+    MUTED,
+    Chart,
+    add_axes,
+    draw_svg,
+    drawing,
+    explain,
+)
 from flatout.report.page import filled, render_text, tile
 
 FILE = "ladder.json"
@@ -33,7 +44,9 @@ MOST_SPREAD = 0.2  # rounds that differ by more are not those of a quiet machine
 PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
 
 
-def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]) -> dict[str, Any]:
+def results(
+    ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]
+) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
     rungs, below = list[dict[str, Any]](), list[Step]()
     for step in steps:
@@ -46,7 +59,11 @@ def results(ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str
         **about,
         "rungs": rungs,
         "whole": _whole([step for step in steps if step.found], rows),
-        "skipped": [{"name": step.rung.name, "why": step.skipped} for step in steps if step.skipped and not step.found],
+        "skipped": [
+            {"name": step.rung.name, "why": step.skipped}
+            for step in steps
+            if step.skipped and not step.found
+        ],
         "is_complete": not any(step.skipped == TOO_SHORT for step in steps),
         "quality": None,
     }
@@ -70,13 +87,23 @@ def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
         gain = ratio(below[-1], step, rung.measures)
         found |= {"measured": asdict(gain), "verdict": judge(gain), "against": below[-1].rung.name}
     found["cumulative"] = asdict(ratio(below[0] if below else step, step))
-    for name in ("rows_per_s", "tokens_per_s", "wait_share", "padding_share", "startup_s", "memory_gb", "device_share"):
+    for name in (
+        "rows_per_s",
+        "tokens_per_s",
+        "wait_share",
+        "padding_share",
+        "startup_s",
+        "memory_gb",
+        "device_share",
+    ):
         found[name] = step.middle(name)
     return found | {"rounds": len(step.found), "spread": step.spread}
 
 
 def judge(gain: Estimate) -> str:
-    """Whether a rung pays: its gain is worth a setting, and enough rounds show that it is no chance."""
+    """Whether a rung pays: its gain is worth a setting, and enough rounds show that it is no
+    chance.
+    """
     if gain.value < LEAST_GAIN:
         return COSTS
     return PAYS if gain.low is not None and gain.low > 1 else UNSURE
@@ -87,9 +114,17 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
         return None
     foot, top = measured[0], measured[place]
     minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
-    found = {"foot": foot.rung.name, "top": top.rung.name, "minutes_before": minutes[0], "minutes_after": minutes[1]}
+    found = {
+        "foot": foot.rung.name,
+        "top": top.rung.name,
+        "minutes_before": minutes[0],
+        "minutes_after": minutes[1],
+    }
     found |= {"ratio": asdict(ratio(foot, top)), "startup_before_s": foot.middle("startup_s")}
-    return found | {"startup_after_s": top.middle("startup_s"), "startup_ratio": asdict(ratio(foot, top, STARTUP))}
+    return found | {
+        "startup_after_s": top.middle("startup_s"),
+        "startup_ratio": asdict(ratio(foot, top, STARTUP)),
+    }
 
 
 def closing_lines(found: Mapping[str, Any]) -> list[str]:
@@ -99,20 +134,38 @@ def closing_lines(found: Mapping[str, Any]) -> list[str]:
     whole, quality = found["whole"], list[str]()
     if known := found["quality"]:
         groups = "; ".join(f"{each['name']}: {mean_with_spread(each)}" for each in known["groups"])
-        quality = [f"test {known['metric']} in points, {known['seeds']} seeds: {groups}", known["sentence"]]
+        quality = [
+            f"test {known['metric']} in points, {known['seeds']} seeds: {groups}",
+            known["sentence"],
+        ]
     if whole is None:
-        none = "Fewer than two rungs were measured: no speed-up can be stated. Give more time with for=."
+        none = (
+            "Fewer than two rungs were measured: no speed-up can be stated. Give more time with"
+            " for=."
+        )
         return [*lines, none, *quality]
-    lines.append(f"an epoch as usually written: {duration(whole['minutes_before'])} ({found['rows']:,} rows)")
+    lines.append(
+        f"an epoch as usually written: {duration(whole['minutes_before'])} ({found['rows']:,} rows)"
+    )
     lines.append(f"an epoch of {whole['top']}: {duration(whole['minutes_after'])}")
-    lines.append(f"speed-up: {written(whole['ratio'])}" + (f"; promised {found['in_all']}" if found["in_all"] else ""))
-    lines.append(f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after at most")
+    lines.append(
+        f"speed-up: {written(whole['ratio'])}"
+        + (f"; promised {found['in_all']}" if found["in_all"] else "")
+    )
+    lines.append(
+        f"startup: {whole['startup_before_s']:.1f} s before, {whole['startup_after_s']:.1f} s after"
+        " at most"
+    )
     return [*lines, *_disturbed(found["rungs"]), *quality]
 
 
 def _disturbed(rungs: Sequence[dict[str, Any]]) -> list[str]:
     """A warning where rounds differ so much that other programs must have computed, too."""
-    widest = max((rung for rung in rungs if rung.get("spread")), key=lambda rung: rung["spread"], default=None)
+    widest = max(
+        (rung for rung in rungs if rung.get("spread")),
+        key=lambda rung: rung["spread"],
+        default=None,
+    )
     if widest is None or widest["spread"] <= MOST_SPREAD:
         return []
     words = "Measure again while the machine does nothing else, or give more time with for=."
@@ -132,7 +185,11 @@ def written(interval: Mapping[str, Any] | None) -> str:
     if interval is None:
         return "–"
     digits = 2 if interval["value"] < 10 else 1
-    sure = "" if interval["low"] is None else f" ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+    sure = (
+        ""
+        if interval["low"] is None
+        else f" ({interval['low']:.{digits}f}–{interval['high']:.{digits}f})"
+    )
     return f"{interval['value']:.{digits}f}×{sure}"
 
 
@@ -147,7 +204,9 @@ def figures(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     left_out = {"tokens/s"} if not any(rung.get("tokens_per_s") for rung in rungs) else set[str]()
     left_out |= {"GPU"} if all(rung.get("device_share") is None for rung in rungs) else set()
     heads = [name for name in _COLUMNS if name not in left_out]
-    return heads, [[_COLUMNS[name](rung) if rung["cumulative"] else "" for name in heads] for rung in rungs]
+    return heads, [
+        [_COLUMNS[name](rung) if rung["cumulative"] else "" for name in heads] for rung in rungs
+    ]
 
 
 def ladder_table(found: Mapping[str, Any]) -> Table:
@@ -155,8 +214,17 @@ def ladder_table(found: Mapping[str, Any]) -> Table:
     table = plain_table("rung", "promised", *names, texts=2, title=Text(found["title"]))
     table.add_column("")
     for rung, cells in zip(found["rungs"], rows, strict=True):
-        style = "bright_black" if rung["skipped"] else {COSTS: "red", UNSURE: "yellow"}.get(rung["verdict"] or "", "")
-        texts = [printable(rung["name"]), printable(rung["promised"]), *cells, printable(word_of(rung))]
+        style = (
+            "bright_black"
+            if rung["skipped"]
+            else {COSTS: "red", UNSURE: "yellow"}.get(rung["verdict"] or "", "")
+        )
+        texts = [
+            printable(rung["name"]),
+            printable(rung["promised"]),
+            *cells,
+            printable(word_of(rung)),
+        ]
         table.add_row(*(Text(text, style=style) for text in texts))
     return table
 
@@ -167,7 +235,8 @@ def _number(value: float | None) -> str:
 
 _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "measured": lambda rung: (
-        ("startup " if rung["measures"] == STARTUP and rung["measured"] else "") + written(rung["measured"])
+        ("startup " if rung["measures"] == STARTUP and rung["measured"] else "")
+        + written(rung["measured"])
     ),
     "in all": lambda rung: written({**rung["cumulative"], "low": None}),
     "rows/s": lambda rung: _number(rung["rows_per_s"]),
@@ -216,7 +285,10 @@ def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
         return []
     ratio = whole["ratio"]
     sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
-    sides = (("as usually written", whole["minutes_before"]), (whole["top"], whole["minutes_after"]))
+    sides = (
+        ("as usually written", whole["minutes_before"]),
+        (whole["top"], whole["minutes_after"]),
+    )
     epochs = [tile(duration(minutes), "an epoch", name) for name, minutes in sides]
     return [tile(f"{ratio['value']:.1f}×", "in all", sure), *epochs]
 
@@ -225,9 +297,21 @@ def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if quality is None:
         return None
     groups = quality["groups"]
-    rows = [[each["name"], mean_with_spread(each), *(f"{value:.2f}" for value in each["values"])] for each in groups]
-    heads = ["", f"test {quality['metric']}, points", *(f"seed {number + 1}" for number in range(quality["seeds"]))]
-    return {"heads": heads, "rows": rows, "sentence": quality["sentence"], "epochs": quality["epochs"]}
+    rows = [
+        [each["name"], mean_with_spread(each), *(f"{value:.2f}" for value in each["values"])]
+        for each in groups
+    ]
+    heads = [
+        "",
+        f"test {quality['metric']}, points",
+        *(f"seed {number + 1}" for number in range(quality["seeds"])),
+    ]
+    return {
+        "heads": heads,
+        "rows": rows,
+        "sentence": quality["sentence"],
+        "epochs": quality["epochs"],
+    }
 
 
 def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
@@ -239,7 +323,12 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
         _draw(figure, shown)
         svg = draw_svg(figure, title)
     legend = [(name, colour, "█") for name, colour in {"promised": _PROMISED, **_COLOURS}.items()]
-    return Chart(title=title, svg=svg, legend=legend, note="· a line reaches from the least to the most of all rounds")
+    return Chart(
+        title=title,
+        svg=svg,
+        legend=legend,
+        note="· a line reaches from the least to the most of all rounds",
+    )
 
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
@@ -259,13 +348,22 @@ def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
-    names = [printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "") for rung in shown]
-    axes = add_axes(figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM)
+    names = [
+        printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "")
+        for rung in shown
+    ]
+    axes = add_axes(
+        figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM
+    )
     values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
     low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
     axes.set_xscale("log")
     axes.set(xlim=(low, high), ylim=(len(names), 0))
-    ticks = [value for value in (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160) if low <= value <= high]
+    ticks = [
+        value
+        for value in (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
+        if low <= value <= high
+    ]
     axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
     axes.set_xticks([], minor=True)
     axes.set_yticks([place + 0.5 for place in range(len(names))], names)
@@ -284,25 +382,40 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
 
 def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
     least, most = rung["factor"]
-    bar = axes.barh(place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED)
+    bar = axes.barh(
+        place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED
+    )
     axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
     explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])
 
 
-def _draw_measured(axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float) -> None:
+def _draw_measured(
+    axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float
+) -> None:
     (value, least, most), at = _measured(rung), place + 0.64
-    bar = axes.barh(at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]])
+    bar = axes.barh(
+        at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]]
+    )
     explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])
     axes.plot([max(low, least), min(high, most)], [at, at], color=INK, linewidth=1.2)
     _write(axes, max(1, value, min(most, high)), at, f"{value:.2f}×", INK)
 
 
 def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    options: dict[str, Any] = {"textcoords": "offset points", "color": colour, "fontsize": 10.5, "va": "center"}
+    options: dict[str, Any] = {
+        "textcoords": "offset points",
+        "color": colour,
+        "fontsize": 10.5,
+        "va": "center",
+    }
     axes.annotate(text, (x, y), xytext=(6, 0), **options)
 
 
 def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:
     """Value and ends of the interval; empty where the rung was not measured."""
     found = rung["measured"]
-    return tuple(float(found[name] or found["value"]) for name in ("value", "low", "high")) if found else ()
+    return (
+        tuple(float(found[name] or found["value"]) for name in ("value", "low", "high"))
+        if found
+        else ()
+    )

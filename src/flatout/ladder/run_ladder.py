@@ -1,4 +1,6 @@
-"""A ladder from its rows to its page: write the rows, climb, train to the end where quality is asked for, report."""
+"""A ladder from its rows to its page: write the rows, climb, train to the end where quality is
+asked for, report.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,26 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
-from flatout.ladder.case import WAYS, describe, encoder_folder, program_of, quoted, require_followed, way_of, write_rows
-from flatout.ladder.climb import TOO_SHORT, Program, Step, climb, measure_apart, measure_run, measure_usual, top_of
+from flatout.ladder.case import (
+    WAYS,
+    describe,
+    encoder_folder,
+    program_of,
+    quoted,
+    require_followed,
+    way_of,
+    write_rows,
+)
+from flatout.ladder.climb import (
+    TOO_SHORT,
+    Program,
+    Step,
+    climb,
+    measure_apart,
+    measure_run,
+    measure_usual,
+    top_of,
+)
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
 from flatout.ladder.results import FILE, results, write_figure, write_ladder_page
 from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
@@ -29,14 +49,27 @@ from flatout.run.resolve import clip_of
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
-_QUIET = "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null tune=off".split()
+_QUIET = (
+    "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null"
+    " tune=off".split()
+)
 Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings and more words
 
 
 def run_ladder(
-    ladder: Ladder, top: RunJob, compose: Compose, folder: Path, *, command: str, budget_s: float, seeds: int
+    ladder: Ladder,
+    top: RunJob,
+    compose: Compose,
+    folder: Path,
+    *,
+    command: str,
+    budget_s: float,
+    seeds: int,
 ) -> dict[str, Any]:
-    """Climb to `top`, and write `ladder.json`; what it holds. `seeds`: of what learns something else, to the end."""
+    """Climb to `top`, and write `ladder.json`; what it holds.
+
+    `seeds`: of what learns something else, to the end.
+    """
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
     require_keywords(ladder)
@@ -48,7 +81,12 @@ def run_ladder(
     count, spent = rungs.count, time.monotonic() - began
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
-    about = {"command": command, "folder": str(folder), "date": time.strftime("%Y-%m-%d"), "budget_s": budget_s}
+    about = {
+        "command": command,
+        "folder": str(folder),
+        "date": time.strftime("%Y-%m-%d"),
+        "budget_s": budget_s,
+    }
     about |= {"batch": top.config.data.batch_size, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     write(found, folder)
@@ -78,8 +116,18 @@ def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     way, program = way_of(data), program_of(model)
     hint = "Leave +ladder out: rungs for your data are then chosen."
     needed = next(each.title for each in WAYS.values() if each.kind == ladder.kind)
-    require(way.kind == ladder.kind, "+ladder", f"{ladder.name} needs {needed}, and these are {way.title}", hint=hint)
-    require(program == ladder.program, "+ladder", f"{ladder.name} has no rungs for {type(model).__name__}", hint=hint)
+    require(
+        way.kind == ladder.kind,
+        "+ladder",
+        f"{ladder.name} needs {needed}, and these are {way.title}",
+        hint=hint,
+    )
+    require(
+        program == ladder.program,
+        "+ladder",
+        f"{ladder.name} has no rungs for {type(model).__name__}",
+        hint=hint,
+    )
 
 
 def with_cut(ladder: Ladder, model: Any) -> Ladder:
@@ -88,17 +136,29 @@ def with_cut(ladder: Ladder, model: Any) -> Ladder:
         return ladder
     cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
     words = (tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs)
-    return replace(ladder, rungs=tuple(replace(rung, words=own) for rung, own in zip(ladder.rungs, words, strict=True)))
+    return replace(
+        ladder,
+        rungs=tuple(
+            replace(rung, words=own) for rung, own in zip(ladder.rungs, words, strict=True)
+        ),
+    )
 
 
 def require_keywords(ladder: Ladder) -> None:
     """Refuse a change of a keyword that the usual program does not have."""
     program = ladder.program
-    known = [each.name for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").How)]
+    known = [
+        each.name for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").How)
+    ]
     for rung in ladder.rungs:
         for name in rung.keywords or {}:
-            where, what = f"{ladder.name}: {rung.name}", f"the usual program {program} has no keyword {name}"
-            require(name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known))
+            where, what = (
+                f"{ladder.name}: {rung.name}",
+                f"the usual program {program} has no keyword {name}",
+            )
+            require(
+                name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known)
+            )
 
 
 class _Rungs:
@@ -109,12 +169,16 @@ class _Rungs:
         words, read, self.count = write_rows(data, rows_at, joined=reading.pop("joined", None))
         self.words = [*words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
         if ladder.program == OF_ENCODERS:
-            encoder = encoder_folder(model, data, rows_at / "train.csv", folder / "encoder", seed).absolute()
+            encoder = encoder_folder(
+                model, data, rows_at / "train.csv", folder / "encoder", seed
+            ).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
         about = {"folder": rows_at, "clip": clip_of(top.config), "seed": seed}
         about |= {"epochs": int(top.config.trainer.get("max_epochs") or 1)}
-        self.case: Case = describe(data, model, top.config.optim, reading={**read, **reading}, **about)
+        self.case: Case = describe(
+            data, model, top.config.optim, reading={**read, **reading}, **about
+        )
         for rung in ladder.rungs:  # a mistake in a rung's words shows before anything is measured
             if rung.is_ours:
                 compose([*self.words, *rung.words])
@@ -122,7 +186,11 @@ class _Rungs:
     def make(self, rung: Rung, seconds: float) -> Program:
         """The program of a rung, that trains for some seconds."""
         limit = f"{int(seconds // 60):02d}:{seconds % 60:02.0f}"
-        short = [f"+trainer.max_time='00:00:{limit}'", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1"]
+        short = [
+            f"+trainer.max_time='00:00:{limit}'",
+            "+trainer.limit_val_batches=1",
+            "+trainer.limit_test_batches=1",
+        ]
         return self._program(rung, short, self.case)
 
     def whole(self, rung: Rung, seed: int) -> Program:
@@ -137,15 +205,23 @@ class _Rungs:
 
 
 def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
-    """Train the foot, the top and rungs that learn something else to the end with several seeds; None without a top."""
+    """Train the foot, the top and rungs that learn something else to the end with several seeds;
+    None without a top.
+    """
     can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
     if not (place := top_of([step.rung for step in can_be])):
         return None
     compared = [can_be[0], *can_be[place:]]
-    names, rates = [step.rung.name for step in compared], [step.middle("rows_per_s") for step in compared]
+    names, rates = (
+        [step.rung.name for step in compared],
+        [step.middle("rows_per_s") for step in compared],
+    )
     if all(rates):
         minutes = sum(rungs.count * rungs.case.epochs * seeds / rate / 60 for rate in rates if rate)
-        say(f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min with all seeds")
+        say(
+            f"{', '.join(names[:-1])} and {names[-1]} train to their end: some {minutes:.0f} min"
+            " with all seeds"
+        )
     metric = way_of(rungs.config.data).metric
     values: list[list[float]] = [[] for _ in compared]
     for seed in range(rungs.case.seed, rungs.case.seed + seeds):
@@ -153,11 +229,20 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
             points.append(100 * _train(rungs, step.rung, seed)[metric])
             say(f"seed {seed}, {step.rung.name}: test {metric} {points[-1]:.2f}")
     difference = paired_difference(values[0], values[1])
-    groups = [{"name": name, **asdict(Group.of(points))} for name, points in zip(names, values, strict=True)]
-    others = {name: paired_difference(values[1], points) for name, points in zip(names[2:], values[2:], strict=True)}
+    groups = [
+        {"name": name, **asdict(Group.of(points))}
+        for name, points in zip(names, values, strict=True)
+    ]
+    others = {
+        name: paired_difference(values[1], points)
+        for name, points in zip(names[2:], values[2:], strict=True)
+    }
     said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
     found = {"metric": metric, "seeds": seeds, "epochs": rungs.case.epochs, "groups": groups}
-    return found | {"difference": asdict(difference), "sentence": "; ".join([quality_sentence(difference), *said])}
+    return found | {
+        "difference": asdict(difference),
+        "sentence": "; ".join([quality_sentence(difference), *said]),
+    }
 
 
 def _train(rungs: _Rungs, rung: Rung, seed: int) -> dict[str, float]:
@@ -165,4 +250,6 @@ def _train(rungs: _Rungs, rung: Rung, seed: int) -> dict[str, float]:
     try:
         return measure_apart(rungs.whole(rung, seed), None, at).metrics or {}
     except Failed as failed:
-        raise UserError("ladder", f"{rung.name} could not be trained to the end: {failed}") from None
+        raise UserError(
+            "ladder", f"{rung.name} could not be trained to the end: {failed}"
+        ) from None

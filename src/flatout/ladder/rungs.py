@@ -1,7 +1,8 @@
 """A ladder as data: what it trains, and its rungs, each one change to the rung below.
 
-A file of `conf/ladder/` names the usual program at the foot, the settings that all rungs share, and the rungs. A rung
-changes one keyword of the usual program (`change`), or is a run of ours with some words (`run`). Changes add up.
+A file of `conf/ladder/` names the usual program at the foot, the settings that all rungs share, and
+the rungs. A rung changes one keyword of the usual program (`change`), or is a run of ours with some
+words (`run`). Changes add up.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ OF_ENCODERS, OF_BITS = "tweets", "bloom"  # usual programs, as modules of `ladde
 _MEASURES = ("training", STARTUP, LEARNING, OTHER)
 _SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
 _OF_THE_WAY = (
-    "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate data.effective_batch"
-    " data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr optim.base_batch optim.max_lr trainer"
-    " trainer.devices trainer.strategy trainer.accelerator model.compute model.gradient_checkpointing"
+    "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate"
+    " data.effective_batch data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr"
+    " optim.base_batch optim.max_lr trainer trainer.devices trainer.strategy trainer.accelerator"
+    " model.compute model.gradient_checkpointing"
 ).split()  # settings that decide how a run computes; all others decide what it learns
 
 
@@ -38,10 +40,12 @@ class Rung:
     promised: str = ""  # in the guide's words; empty: it promised nothing
     factor: tuple[float, float] | None = None  # the promise as a range of speed-ups
     measures: str = "training"
-    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of the rung below;
-    other learning: rows a second, and its quality beside, as it learns something else."""
+    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of
+    the rung below; other learning: rows a second, and its quality beside, as it learns something
+    else."""
     needs: tuple[str, ...] = ()  # what must be there: a package, or a need that `climb.py` knows
-    setting: str = ""  # the override of a run of ours that does the same; verdicts refer to the rung by it
+    # the override of a run of ours that does the same; verdicts refer to the rung by it
+    setting: str = ""
     keywords: Mapping[str, Any] | None = None  # of the usual program; None: a run of ours
     words: tuple[str, ...] = ()  # of `python -m train`, for a run of ours
 
@@ -60,7 +64,8 @@ class Ladder:
     program: str  # the usual program, a module of `ladder/usual/`
     settings: tuple[str, ...] = ()  # words of `python -m train` that all rungs share
     rungs: tuple[Rung, ...]
-    reading: Mapping[str, Any] = field(default_factory=dict)  # what the usual program reads besides: see there
+    # what the usual program reads besides: see there
+    reading: Mapping[str, Any] = field(default_factory=dict)
     in_all: str = ""  # what the guide promised in all
 
 
@@ -78,7 +83,9 @@ def find_ladder(name: str, folders: Sequence[Path]) -> Path:
         if (path := folder / f"{name}.yaml").is_file():
             return path
     names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise UserError("+ladder", f"no ladder {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
+    raise UserError(
+        "+ladder", f"no ladder {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names)
+    )
 
 
 def ladder_of(name: str, values: Any, where: str) -> Ladder:
@@ -92,7 +99,9 @@ def ladder_of(name: str, values: Any, where: str) -> Ladder:
     for word in settings:  # they count as typed: they may set values, and let no code in
         key = re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0]
         is_plain = key in _SETTABLE and "_target_" not in word and "${" not in word
-        require(is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}")
+        require(
+            is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}"
+        )
     return Ladder(
         name=name,
         title=str(values["title"]),
@@ -110,28 +119,57 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
     keywords, words, found = start, list[str](), list[Rung]()
     for number, values in enumerate(listed):
         at = f"{where}: rungs[{number}]"
-        known = ("name", "about", "promised", "factor", "measures", "needs", "setting", "change", "run")
+        known = (
+            "name",
+            "about",
+            "promised",
+            "factor",
+            "measures",
+            "needs",
+            "setting",
+            "change",
+            "run",
+        )
         _require_keys(values, known, ("name",), at)
         is_ours, change = "run" in values, dict(values.get("change") or {})
-        require(not (is_ours and change), at, "has both run and change", hint="Leave one of them out.")
+        require(
+            not (is_ours and change), at, "has both run and change", hint="Leave one of them out."
+        )
         is_late = bool(found) and found[-1].is_ours and not is_ours
         require(not is_late, at, "is a usual program above a run of ours", hint="Put it below.")
         is_one = is_ours or len(change) == (1 if found else 0)
-        require(is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot")
+        require(
+            is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot"
+        )
         keywords, words = {**keywords, **change}, [*words, *map(str, values.get("run") or ())]
         if values.get("measures") != OTHER:
             require_same_learning(values.get("run") or (), at)
         found.append(_rung(values, at, None if is_ours else dict(keywords), words))
-    require(not found[0].is_ours, f"{where}: rungs[0]", "is a run of ours", hint="Begin with the usual program.")
-    is_last = all(later.measures == OTHER for rung, later in pairwise(found) if rung.measures == OTHER)
+    require(
+        not found[0].is_ours,
+        f"{where}: rungs[0]",
+        "is a run of ours",
+        hint="Begin with the usual program.",
+    )
+    is_last = all(
+        later.measures == OTHER for rung, later in pairwise(found) if rung.measures == OTHER
+    )
     require(is_last, f"{where}: rungs", f"a rung stands above one of {OTHER}", hint="Put it below.")
-    require(len({rung.name for rung in found}) == len(found), f"{where}: rungs", "two have the same name")
+    require(
+        len({rung.name for rung in found}) == len(found),
+        f"{where}: rungs",
+        "two have the same name",
+    )
     return found
 
 
-def _rung(values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, words: Sequence[str]) -> Rung:
+def _rung(
+    values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, words: Sequence[str]
+) -> Rung:
     factor, measures = values.get("factor"), values.get("measures", "training")
-    is_range = factor is None or (isinstance(factor, list) and len(factor) == 2 and 0 < factor[0] <= factor[1])
+    is_range = factor is None or (
+        isinstance(factor, list) and len(factor) == 2 and 0 < factor[0] <= factor[1]
+    )
     require(is_range, f"{at}: factor", f"{factor}", allowed="[LEAST, MOST], both above 0")
     require(measures in _MEASURES, f"{at}: measures", repr(measures), allowed=", ".join(_MEASURES))
     return Rung(
@@ -146,11 +184,15 @@ def _rung(values: Mapping[str, Any], at: str, keywords: dict[str, Any] | None, w
 
 
 def require_same_learning(words: Sequence[str], where: str) -> None:
-    """Refuse words of a rung that change what is learned: its speed would then compare two different things."""
+    """Refuse words of a rung that change what is learned: its speed would then compare two
+    different things.
+    """
     for word in words:
         key = str(word).lstrip("+~").partition("=")[0]
         hint = "Set it for all rungs: in the ladder's settings, or on the command line."
-        require(key in _OF_THE_WAY, where, f"{word} changes what is learned between rungs", hint=hint)
+        require(
+            key in _OF_THE_WAY, where, f"{word} changes what is learned between rungs", hint=hint
+        )
 
 
 def _require_keys(values: Any, known: Sequence[str], needed: Sequence[str], where: str) -> None:

@@ -12,7 +12,11 @@ from flatout.models.rnn import RNNConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
 
-OF_TEXTS: dict[str, type] = {"bilstm": BiLSTMConfig, "textcnn": TextCNNConfig, "transformer": TransformerConfig}
+OF_TEXTS: dict[str, type] = {
+    "bilstm": BiLSTMConfig,
+    "textcnn": TextCNNConfig,
+    "transformer": TransformerConfig,
+}
 OF_BITS: dict[str, type] = {"bitmlp": BitMLPConfig}
 OF_RECORDINGS: dict[str, type] = {"rnn": RNNConfig, "window_mlp": WindowMLPConfig}
 MODELS = OF_TEXTS | OF_BITS | OF_RECORDINGS

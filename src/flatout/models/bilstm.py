@@ -1,9 +1,10 @@
 """A bidirectional LSTM over words, exact on rows of unequal length and without packing.
 
-Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain LSTMs. The backward
-one reads every row reversed by index, so padding trails in both directions and is never read before a row's end. Rows
-come in batches of like length, so little is computed that is thrown away; a batch of one length needs no index. On the
-CPU two LSTMs cost what one bidirectional does, to about 5 % in fp32 and bf16. A GPU runs both at once.
+Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain
+LSTMs. The backward one reads every row reversed by index, so padding trails in both directions and
+is never read before a row's end. Rows come in batches of like length, so little is computed that is
+thrown away; a batch of one length needs no index. On the CPU two LSTMs cost what one bidirectional
+does, to about 5 % in fp32 and bf16. A GPU runs both at once.
 
 Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 """
@@ -32,11 +33,19 @@ class BiLSTMConfig(WordsConfig):
 
     hidden: int = setting(128, "State of each direction.", least=1)
     layers: int = setting(1, "LSTMs on top of each other.", least=1)
-    dropout: float = setting(0.3, "Share of values dropped between layers and before the output.", least=0, below=1)
-    embedding_dropout: float | None = setting(
-        None, "Share dropped from the word vectors; null: as much as `dropout`.", least=0, below=1, example="0.2"
+    dropout: float = setting(
+        0.3, "Share of values dropped between layers and before the output.", least=0, below=1
     )
-    pooling: Pooling = setting(Pooling.max, "What a row's vector is: final states, maximum, mean or learned attention.")
+    embedding_dropout: float | None = setting(
+        None,
+        "Share dropped from the word vectors; null: as much as `dropout`.",
+        least=0,
+        below=1,
+        example="0.2",
+    )
+    pooling: Pooling = setting(
+        Pooling.max, "What a row's vector is: final states, maximum, mean or learned attention."
+    )
 
     def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> BiLSTM:
         return BiLSTM(self, num_outputs, vocabulary_size, padding_id)
@@ -47,13 +56,17 @@ class BiLSTM(Network, nn.Module):
 
     layout = "padded"
 
-    def __init__(self, config: BiLSTMConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0) -> None:
+    def __init__(
+        self, config: BiLSTMConfig, num_outputs: int, vocabulary_size: int, padding_id: int = 0
+    ) -> None:
         super().__init__()
         self.padding_id = padding_id
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
         # Of a layer, one LSTM forwards and one over the rows turned round.
-        sides = ({side: nn.LSTM(width, config.hidden) for side in ("ahead", "back")} for width in widths)
+        sides = (
+            {side: nn.LSTM(width, config.hidden) for side in ("ahead", "back")} for width in widths
+        )
         self.layers = nn.ModuleList(map(nn.ModuleDict, sides))
         self.pool = Pool(config.pooling, 2 * config.hidden)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
@@ -68,9 +81,11 @@ class BiLSTM(Network, nn.Module):
 
     def forward(self, batch: FlatBatch) -> Tensor:
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
-        is_even = bool(batch.lengths[0] == batch.lengths[-1])  # sorted and on the host: no wait for the device
+        # sorted and on the host: no wait for the device
+        is_even = bool(batch.lengths[0] == batch.lengths[-1])
         turned = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
-        states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))  # time first: torch's LSTM then copies less
+        # time first: torch's LSTM then copies less
+        states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))
         for depth, layer in enumerate(self.layers):
             ahead, back = layer.children()
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
@@ -80,9 +95,13 @@ class BiLSTM(Network, nn.Module):
         return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C at the end."""
+        """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C
+        at the end.
+        """
         tokens, found = float(lengths.sum()), [look_up(self.embedding.weight)]
         for layer in self.layers:
             for name in ("weight_ih_l0", "weight_hh_l0"):
-                found.append(through(tokens, *(side.get_parameter(name) for side in layer.children())))
+                found.append(
+                    through(tokens, *(side.get_parameter(name) for side in layer.children()))
+                )
         return [*found, *self.pool.products(tokens), through(len(lengths), self.output.weight)]

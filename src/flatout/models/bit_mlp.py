@@ -1,12 +1,15 @@
-"""Bit strings to 2-grams: detectors that read grams off the bits, and a composer that makes the answer of them.
+"""Bit strings to 2-grams: detectors that read grams off the bits, and a composer that makes the
+answer of them.
 
-An encoder hashes the raw text; what is asked for are grams of the plain text. The two differ (`2/5/1994` is hashed,
-`51` is asked for), so the model has two parts. *Detectors* are one linear layer from the bits to every gram that was
-hashed, each squeezed to 0 … 1. Ridge regression gives them in closed form, far better than gradients find them. The
-*composer* is a small network from detected grams to answers; a gram that is asked for as it was hashed also has a
-straight path. Answers and detections leave side by side, so that both can be trained. After training, ridge regression
-on the answers themselves may have a vote. Where an encoding hides almost everything, a linear function is hard to beat.
-Without detectors it is a plain network from bits to answers, with a straight linear path beside it if asked for.
+An encoder hashes the raw text; what is asked for are grams of the plain text. The two differ
+(`2/5/1994` is hashed, `51` is asked for), so the model has two parts. *Detectors* are one linear
+layer from the bits to every gram that was hashed, each squeezed to 0 … 1. Ridge regression gives
+them in closed form, far better than gradients find them. The *composer* is a small network from
+detected grams to answers; a gram that is asked for as it was hashed also has a straight path.
+Answers and detections leave side by side, so that both can be trained. After training, ridge
+regression on the answers themselves may have a vote. Where an encoding hides almost everything, a
+linear function is hard to beat. Without detectors it is a plain network from bits to answers, with
+a straight linear path beside it if asked for.
 
 Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers.
 """
@@ -26,8 +29,11 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
-_SURE, _UNSEEN = 8.0, -8.0  # logits before training: of a gram detected beyond doubt, and of one nothing speaks for
-_RARE = -4.0  # logit at which every answer of a plain network starts: a record holds some twenty of a thousand grams
+# logits before training: of a gram detected beyond doubt, and of one nothing speaks for
+_SURE, _UNSEEN = 8.0, -8.0
+# logit at which every answer of a plain network starts: a record holds some twenty of a thousand
+# grams
+_RARE = -4.0
 Norm = StrEnum("Norm", "none layer batch")
 _NORMS = {Norm.layer: nn.LayerNorm, Norm.batch: nn.BatchNorm1d}
 Init = StrEnum("Init", "xavier he")
@@ -39,18 +45,32 @@ class BitMLPConfig:
     """A network from bit strings, or sets of numbers, to 2-grams."""
 
     widths: list[int] = setting(
-        lambda: [256], "Width of each hidden layer.", least=1, allowed="widths of 1 or more", example="[3,4,5]"
+        lambda: [256],
+        "Width of each hidden layer.",
+        least=1,
+        allowed="widths of 1 or more",
+        example="[3,4,5]",
     )
     depth: int = setting(1, "Times each hidden layer stands one after the other.", least=1)
     residual: bool = setting(False, "Whether hidden layers of equal width add to what they get.")
-    norm: Norm = setting(Norm.none, "What follows each hidden layer: none, layer or batch normalisation.")
+    norm: Norm = setting(
+        Norm.none, "What follows each hidden layer: none, layer or batch normalisation."
+    )
     dropout: float = setting(0.0, "Share of hidden values dropped.", least=0, below=1)
     init: Init = setting(Init.he, "How other weights start: xavier or he.")
-    detectors: bool = setting(True, "Whether hashed grams are detected first; else a plain network on the bits.")
-    start: Start = setting(Start.ridge, "Where detectors start: at ridge regression's solution, or at random.")
-    train_detectors: bool = setting(False, "Whether detectors that start at ridge's solution are trained further.")
+    detectors: bool = setting(
+        True, "Whether hashed grams are detected first; else a plain network on the bits."
+    )
+    start: Start = setting(
+        Start.ridge, "Where detectors start: at ridge regression's solution, or at random."
+    )
+    train_detectors: bool = setting(
+        False, "Whether detectors that start at ridge's solution are trained further."
+    )
     straight: bool = setting(True, "Whether answers have a straight path past the hidden layers.")
-    blend: bool = setting(True, "Whether ridge regression has a vote, as large as the validation records say.")
+    blend: bool = setting(
+        True, "Whether ridge regression has a vote, as large as the validation records say."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
@@ -62,7 +82,9 @@ class BitMLPConfig:
     def starts_at_ridge(self) -> bool:
         return self.detectors and self.start is Start.ridge
 
-    def build(self, *, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int) -> BitMLP:
+    def build(
+        self, *, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
+    ) -> BitMLP:
         """`hashed_of_label` gives each answer's number among the hashed grams, or -1."""
         model = BitMLP(self, num_inputs, is_set, hashed_of_label, num_hashed)
         if self.starts_at_ridge and not self.train_detectors and model.detectors is not None:
@@ -72,7 +94,12 @@ class BitMLPConfig:
 
 class BitMLP(Network, nn.Module):
     def __init__(
-        self, config: BitMLPConfig, num_inputs: int, is_set: bool, hashed_of_label: Sequence[int], num_hashed: int
+        self,
+        config: BitMLPConfig,
+        num_inputs: int,
+        is_set: bool,
+        hashed_of_label: Sequence[int],
+        num_hashed: int,
     ) -> None:
         super().__init__()
         num_labels, is_plain = len(hashed_of_label), not config.detectors
@@ -82,8 +109,12 @@ class BitMLP(Network, nn.Module):
         self.label_sources = nn.Buffer(sources.clamp(min=0), persistent=False)
         self.has_source = nn.Buffer((sources >= 0).float(), persistent=False)
         self.detectors = None if is_plain else _first_layer(num_inputs, num_hashed, is_set)
-        self.composer = _composer(config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set)
-        self.straight = _first_layer(num_inputs, num_labels, is_set) if is_plain and config.straight else None
+        self.composer = _composer(
+            config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set
+        )
+        self.straight = (
+            _first_layer(num_inputs, num_labels, is_set) if is_plain and config.straight else None
+        )
         for layer in self.modules():
             if isinstance(layer, nn.Linear | _SetLinear):
                 _start(layer, config.init)
@@ -97,7 +128,8 @@ class BitMLP(Network, nn.Module):
         if config.detectors and config.straight:
             self.sureness = nn.Parameter(torch.full((num_labels,), _SURE))
             if config.widths:
-                nn.init.zeros_(self.composer[-1].get_parameter("weight"))  # answers start at what is detected
+                # answers start at what is detected
+                nn.init.zeros_(self.composer[-1].get_parameter("weight"))
 
     @torch.no_grad()
     def start_at(self, layer: nn.Module, weight: Tensor, bias: Tensor) -> None:
@@ -117,7 +149,9 @@ class BitMLP(Network, nn.Module):
         return self.detectors is not None and next(self.detectors.parameters()).requires_grad
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """`[B, C]` logits of the answers; `[B, C + H]` with those of the hashed grams where detectors are trained."""
+        """`[B, C]` logits of the answers; `[B, C + H]` with those of the hashed grams where
+        detectors are trained.
+        """
         if self.detectors is None:
             return self._answers(self._features(batch))
         detected_BH = self.detect(batch)
@@ -143,24 +177,35 @@ class BitMLP(Network, nn.Module):
         return self._narrow[1]
 
     def compose(self, hashed_BH: Tensor) -> Tensor:
-        """`[B, C]` logits of the answers, from grams that were detected (0 … 1) or are known (0 or 1)."""
+        """`[B, C]` logits of the answers, from grams that were detected (0 … 1) or are known (0 or
+        1).
+        """
         logits_BC = self._answers(hashed_BH)
         if self.sureness is None:
             return logits_BC
-        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one pass.
+        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one
+        # pass.
         own_BC = hashed_BH.gather(1, self.label_sources.expand(len(hashed_BH), -1))
         sureness_C = self.sureness * self.has_source
-        return torch.addcmul(logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C)
+        return torch.addcmul(
+            logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C
+        )
 
     def _answers(self, features: Tensor) -> Tensor:
         logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean
         return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """Each record meets every weight once; sets only add up rows, and turns of the composer are not counted."""
+        """Each record meets every weight once; sets only add up rows, and turns of the composer are
+        not counted.
+        """
         rows = len(lengths)
         found = [] if self.detectors is None else [_product(rows, self.detectors)]
-        layers = [_product(rows, each) for each in self.composer.modules() if isinstance(each, nn.Linear | _SetLinear)]
+        layers = [
+            _product(rows, each)
+            for each in self.composer.modules()
+            if isinstance(each, nn.Linear | _SetLinear)
+        ]
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
         return found + layers
@@ -169,7 +214,11 @@ class BitMLP(Network, nn.Module):
         if self.is_set:
             return batch
         device = self.lean.device.type
-        return batch.bits(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.lean.dtype)
+        return batch.bits(
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else self.lean.dtype
+        )
 
 
 class _SetLinear(nn.Module):
@@ -180,7 +229,9 @@ class _SetLinear(nn.Module):
 
     def forward(self, batch: FlatBatch) -> Tensor:
         starts_B = batch.offsets[:-1].to(batch.tokens.dtype)
-        return nn.functional.embedding_bag(batch.tokens, self.weight, starts_B, mode="sum") + self.bias
+        return (
+            nn.functional.embedding_bag(batch.tokens, self.weight, starts_B, mode="sum") + self.bias
+        )
 
 
 def _product(rows: int, layer: nn.Module) -> Product:
@@ -201,7 +252,9 @@ def _first_layer(num_inputs: int, width: int, is_set: bool) -> nn.Module:
     return _SetLinear(num_inputs, width) if is_set else nn.Linear(num_inputs, width)
 
 
-def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool) -> nn.Sequential:
+def _composer(
+    config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool
+) -> nn.Sequential:
     """Hidden layers and the output; empty without hidden layers."""
     layers, width = list[nn.Module](), num_inputs
     for wanted in [width for width in config.widths for _ in range(config.depth)]:
@@ -217,7 +270,8 @@ def _composer(config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bo
 
 def _start(layer: nn.Module, init: Init) -> None:
     own = layer.get_parameter("weight")
-    weight = own.T if isinstance(layer, _SetLinear) else own  # its rows are what a linear layer's columns are
+    # its rows are what a linear layer's columns are
+    weight = own.T if isinstance(layer, _SetLinear) else own
     if init is Init.xavier:
         nn.init.xavier_uniform_(weight)
     else:

@@ -1,9 +1,11 @@
-"""Two layers as torch has them, without what they waste on a CPU: the same mathematics, the same state.
+"""Two layers as torch has them, without what they waste on a CPU: the same mathematics, the same
+state.
 
-An embedding's gradient is a table of zeros with a few rows filled in. Torch makes a new table each step. One of fifty
-megabytes costs more in page faults than a small encoder's layers. Here one table is kept, the rows of the batch are
-added to it, and only these are cleared after the step. Ranks exchange only these rows, too. Dropout needs a random bit
-a number; torch draws a double for each. Here one draw decides four places, to 1/65,536.
+An embedding's gradient is a table of zeros with a few rows filled in. Torch makes a new table each
+step. One of fifty megabytes costs more in page faults than a small encoder's layers. Here one table
+is kept, the rows of the batch are added to it, and only these are cleared after the step. Ranks
+exchange only these rows, too. Dropout needs a random bit a number; torch draws a double for each.
+Here one draw decides four places, to 1/65,536.
 """
 
 from __future__ import annotations
@@ -16,25 +18,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 _SIXTEEN_BITS = 1 << 16
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers as wide as the numbers whose bits they cut out
+# whole numbers as wide as the numbers whose bits they cut out
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LEAST_WORTH = 1 << 18  # numbers of a table from which on keeping its gradient is worth while
 
 
 def make_lean(model: nn.Module) -> None:
-    """Let a model's dropout and large embeddings be lean where they are computed on a CPU; its state stays the same."""
-    owners = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
+    """Let a model's dropout and large embeddings be lean where they are computed on a CPU; its
+    state stays the same.
+    """
+    owners = Counter(
+        id(each) for module in model.modules() for each in module.parameters(recurse=False)
+    )
     for name, module in model.named_modules():
         if type(module) is nn.Dropout:
             module.__class__ = LeanDropout
         elif name.endswith("rel_embeddings"):
-            continue  # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
-        elif type(module) is nn.Embedding and module.weight.numel() >= _LEAST_WORTH and not module.sparse:
-            is_alone = owners[id(module.weight)] == 1  # a table that a head reads too has a gradient in every row
+            # DeBERTa reads this table's weight rather than rows of it, so autograd has its gradient
+            continue
+        elif (
+            type(module) is nn.Embedding
+            and module.weight.numel() >= _LEAST_WORTH
+            and not module.sparse
+        ):
+            # a table that a head reads too has a gradient in every row
+            is_alone = owners[id(module.weight)] == 1
             module.__class__ = LeanEmbedding if is_alone else nn.Embedding
 
 
 class LeanEmbedding(nn.Embedding):
-    """An embedding that adds to one kept gradient; after `zero_grad` the next pass clears it and puts it back."""
+    """An embedding that adds to one kept gradient; after `zero_grad` the next pass clears it and
+    puts it back.
+    """
 
     keeps_gradient = False
 
@@ -110,13 +125,18 @@ def drop(values: Tensor, share: float) -> Tensor:
 
 
 def even_sigmoid(logits: Tensor) -> Tensor:
-    """The same bits for a logit in any place: torch's own takes another way for the last few numbers of a piece."""
+    """The same bits for a logit in any place: torch's own takes another way for the last few
+    numbers of a piece.
+    """
     return 1 / (1 + (-logits).exp())
 
 
 def kept_places(shape: torch.Size, share: float) -> tuple[Tensor, float]:
-    """Which places of a CPU stay when a share is dropped at random, and the factor that keeps their mean."""
-    # int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the time of booleans.
+    """Which places of a CPU stay when a share is dropped at random, and the factor that keeps their
+    mean.
+    """
+    # int16, with all bits set where a place stays, else none: a bitwise `and` takes a tenth of the
+    # time of booleans.
     edge, scale = _edge_and_scale(share)
     return draw_words(shape).lt_(edge).sub_(1), scale
 
@@ -130,14 +150,19 @@ def _edge_and_scale(share: float) -> tuple[int, float]:
 def draw_words(shape: torch.Size) -> Tensor:
     """Sixteen random bits for each place, on a CPU."""
     count = shape.numel()
-    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(
+        torch.iinfo(torch.int64).min, None
+    )
     return words.view(torch.int16)[:count].view(shape)
 
 
 def drop_by_words(values: Tensor, words: Tensor, share: float) -> Tensor:
-    """Dropout that random words decide; a compiled function gets them from outside, and so stays the same each time."""
+    """Dropout that random words decide; a compiled function gets them from outside, and so stays
+    the same each time.
+    """
     edge, scale = _edge_and_scale(share)
-    if torch.compiler.is_compiling():  # the compiler fuses it, and warns of functions with gradients of their own
+    # the compiler fuses it, and warns of functions with gradients of their own
+    if torch.compiler.is_compiling():
         return values * (words >= edge) * scale
     return _Dropped.apply(values, words.clone().lt_(edge).sub_(1), scale)
 

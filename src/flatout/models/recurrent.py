@@ -1,10 +1,12 @@
-"""What recurrent networks share: a layer's kernel, both directions at once, rows turned round, states carried on.
+"""What recurrent networks share: a layer's kernel, both directions at once, rows turned round,
+states carried on.
 
-An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both run at once there;
-autograd runs each part of the backward pass on the stream of its forward pass. Among several ranks both stay on one.
-Hidden states go from one batch to the next where rows continue rows of the batch before. Row numbers of one recording
-follow one another, so row n continues row n - 1 unless it begins a recording. The device never waits. Time comes first,
-`[L, B, D]`: L longest row, B rows, D numbers a place.
+An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both run
+at once there; autograd runs each part of the backward pass on the stream of its forward pass. Among
+several ranks both stay on one. Hidden states go from one batch to the next where rows continue rows
+of the batch before. Row numbers of one recording follow one another, so row n continues row n - 1
+unless it begins a recording. The device never waits. Time comes first, `[L, B, D]`: L longest row,
+B rows, D numbers a place.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beg
 
 
 def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
-    """States of a layer in one direction and the last ones; by the kernel itself, as autocast may take fp16."""
+    """States of a layer in one direction and the last ones; by the kernel itself, as autocast may
+    take fp16.
+    """
     kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
     if kind == "cpu" and is_autocast and not _cpu_runs_bf16():
@@ -50,7 +54,9 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
 
 @cache
 def _cpu_runs_bf16() -> bool:
-    """Whether oneDNN has recurrent layers in bf16 for this processor: without AVX512 it refuses them."""
+    """Whether oneDNN has recurrent layers in bf16 for this processor: without AVX512 it refuses
+    them.
+    """
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -60,7 +66,9 @@ def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor
     if kind == "cuda" and hasattr(torch, "_cudnn_rnn_flatten_weight"):
         mode = torch.backends.cudnn.rnn.get_cudnn_mode(layer.mode)
         with torch.no_grad():
-            torch._cudnn_rnn_flatten_weight(found, 4, layer.input_size, mode, layer.hidden_size, 0, 1, False, False)
+            torch._cudnn_rnn_flatten_weight(
+                found, 4, layer.input_size, mode, layer.hidden_size, 0, 1, False, False
+            )
     return found
 
 
@@ -79,8 +87,12 @@ def start_layer(layer: Any) -> None:
         layer.get_parameter("bias_ih_l0").data[layer.hidden_size : 2 * layer.hidden_size] = 1.0
 
 
-def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each place's states of both directions; `back` runs over rows turned round, on a GPU on a stream of its own."""
+def run_both(
+    ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Each place's states of both directions; `back` runs over rows turned round, on a GPU on a
+    stream of its own.
+    """
     device, turned = inputs.device, _reverse_rows(inputs, places)
     if not _has_streams(device):
         return run_layer(ahead, inputs)[0], _reverse_rows(run_layer(back, turned)[0], places)
@@ -90,7 +102,8 @@ def run_both(ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor |
         back_states = run_layer(back, turned)[0]
     ahead_states = run_layer(ahead, inputs)[0]
     here.wait_stream(beside)
-    turned.record_stream(beside)  # else its memory might be used again while the other stream reads it
+    # else its memory might be used again while the other stream reads it
+    turned.record_stream(beside)
     back_states.record_stream(here)
     return ahead_states, _reverse_rows(back_states, places)
 
@@ -106,7 +119,9 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
 
 
 def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
-    """`[L*B]`: for each place the one it takes when each row is turned round by itself; padding stays."""
+    """`[L*B]`: for each place the one it takes when each row is turned round by itself; padding
+    stays.
+    """
     places_L1 = torch.arange(longest, device=lengths_B.device).unsqueeze(1)
     turned_LB = lengths_B - 1 - places_L1
     rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
@@ -119,7 +134,9 @@ def _reverse_rows(states_LBD: Tensor, places: Tensor | None) -> Tensor:
 
 
 class _Reverse(torch.autograd.Function):
-    """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would scatter and add."""
+    """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would
+    scatter and add.
+    """
 
     @staticmethod
     def forward(ctx: Any, states_LBD: Tensor, turned: Tensor) -> Tensor:
@@ -129,7 +146,9 @@ class _Reverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient_LBD,) = gradients
-        return gradient_LBD.flatten(0, 1).index_select(0, ctx.saved_tensors[0]).view(gradient_LBD.shape), None
+        return gradient_LBD.flatten(0, 1).index_select(0, ctx.saved_tensors[0]).view(
+            gradient_LBD.shape
+        ), None
 
 
 class CarriedState:
@@ -162,7 +181,9 @@ class CarriedState:
         device = zeros[0].device
         index, is_kept = on_device(found, device), on_device(continues, device).view(1, -1, 1)
         kept = (part.to(device).index_select(1, index) for part in state)
-        return tuple(torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True))
+        return tuple(
+            torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True)
+        )
 
     def keep(self, state: State) -> None:
         """The states after this batch, cut from its gradient."""
@@ -196,5 +217,8 @@ class CarriedState:
         """The pieces of the last batch are whole: they are what the next one continues."""
         if self._now:
             rows, states = zip(*self._now, strict=True)
-            self._before = np.concatenate(rows), tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+            self._before = (
+                np.concatenate(rows),
+                tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)),
+            )
             self._now = []

@@ -1,7 +1,9 @@
-"""An LSTM or GRU over recordings, windows or chunks, exact on rows of unequal length and without packing.
+"""An LSTM or GRU over recordings, windows or chunks, exact on rows of unequal length and without
+packing.
 
-Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in groups of like length instead, and what
-stands behind a row's end is never read. A forecast is added to the window's last value.
+Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in groups of like length
+instead, and what stands behind a row's end is never read. A forecast is added to the window's last
+value.
 
 Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
 """
@@ -18,8 +20,23 @@ from torch import Tensor, nn
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import CarriedState, State, reversed_places, run_both, run_layer, start_layer
-from flatout.models.series import Residual, WindowRidge, flatten, is_even, last_of, rectangle, windows_of
+from flatout.models.recurrent import (
+    CarriedState,
+    State,
+    reversed_places,
+    run_both,
+    run_layer,
+    start_layer,
+)
+from flatout.models.series import (
+    Residual,
+    WindowRidge,
+    flatten,
+    is_even,
+    last_of,
+    rectangle,
+    windows_of,
+)
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
@@ -38,14 +55,20 @@ class RNNConfig:
     cell: Cell = setting(Cell.lstm, "lstm or gru.")
     hidden: int = setting(64, "State of a layer.", least=1)
     layers: int = setting(1, "Layers on top of each other.", least=1)
-    dropout: float = setting(0.0, "Share of values dropped between layers and before the output.", least=0, below=1)
+    dropout: float = setting(
+        0.0, "Share of values dropped between layers and before the output.", least=0, below=1
+    )
     bidirectional: bool = setting(
         False,
         "Whether recordings are read in both directions; for data.problem=label only.",
         example="data.problem=label model.bidirectional=true task=classification",
     )
-    smoothing: Smoothing = setting(Smoothing.none, "ema: a learned exponential mean of answers, one for each target.")
-    residual: Residual = setting(Residual.none, "ridge: the network learns what ridge regression on the window leaves.")
+    smoothing: Smoothing = setting(
+        Smoothing.none, "ema: a learned exponential mean of answers, one for each target."
+    )
+    residual: Residual = setting(
+        Residual.none, "ridge: the network learns what ridge regression on the window leaves."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
@@ -53,12 +76,21 @@ class RNNConfig:
     def build(self, *, shape: SequenceShape) -> RNN:
         what = "reads what comes later, which is not known then"
         is_fine = bool(shape.labels) or not self.bidirectional
-        require(is_fine, "model.bidirectional", what, hint="Leave it out, or set data.problem=label.")
+        require(
+            is_fine, "model.bidirectional", what, hint="Leave it out, or set data.problem=label."
+        )
         is_fine = shape.is_each_step or self.smoothing is Smoothing.none
         hint = "Leave out data.lookback, or set model.smoothing=none."
-        require(is_fine, "model.smoothing", f"{self.smoothing} needs an answer at each time", hint=hint)
+        require(
+            is_fine, "model.smoothing", f"{self.smoothing} needs an answer at each time", hint=hint
+        )
         is_fine = self.residual is Residual.none or shape.lookback is not None
-        require(is_fine, "model.residual", "ridge reads windows", hint="Set data.lookback, or model.residual=none.")
+        require(
+            is_fine,
+            "model.residual",
+            "ridge reads windows",
+            hint="Set data.lookback, or model.residual=none.",
+        )
         return RNN(self, shape)
 
 
@@ -76,18 +108,23 @@ class RNN(Network, nn.Module):
         self.back = nn.ModuleList(kind(each, config.hidden) for each in widths * self.is_both)
         self.dropout = LeanDropout(config.dropout) if config.dropout else nn.Identity()
         self.output = nn.Linear(width, shape.outputs)
-        self.memory = nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
+        self.memory = (
+            nn.Parameter(torch.zeros(shape.targets)) if config.smoothing is Smoothing.ema else None
+        )
         self.ridge = WindowRidge(shape) if config.residual is Residual.ridge else None
         self.carried = CarriedState() if shape.is_stateful else None
         self.carried_of_others = CarriedState() if shape.is_stateful else None
         for layer in [*self.ahead, *self.back]:
             start_layer(layer)
-        if self.ridge is not None or shape.horizon:  # starts at the ridge's answers, or repeats the last value
+        # starts at the ridge's answers, or repeats the last value
+        if self.ridge is not None or shape.horizon:
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
     def forward(self, batch: FlatBatch) -> Tensor:
-        """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts, `[B, labels]`."""
+        """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts,
+        `[B, labels]`.
+        """
         shape = self.shape
         if shape.horizon:
             return self.answer(windows_of(batch, shape))
@@ -95,7 +132,9 @@ class RNN(Network, nn.Module):
         if self.is_both:
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
         if not shape.is_each_step:
-            states_LBH, _ = self._recur(inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device))
+            states_LBH, _ = self._recur(
+                inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device)
+            )
             answers = self.output(self.dropout(last_of(states_LBH.transpose(0, 1), batch)))
             return answers if self.ridge is None else answers + self.ridge(batch)
         carrier = self.carried if self.training else self.carried_of_others
@@ -106,9 +145,14 @@ class RNN(Network, nn.Module):
         return flatten(answers_BLK, batch)
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
-        """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin a recording."""
-        # A row that ends before the rectangle does is the last of its recording: nothing continues its state.
-        states_LBH, after = self._recur(inputs_BLF, before[:-1] if self.memory is not None else before)
+        """`[B, L, K]` answers to samples that follow a state, and the state after them; zeros begin
+        a recording.
+        """
+        # A row that ends before the rectangle does is the last of its recording: nothing continues
+        # its state.
+        states_LBH, after = self._recur(
+            inputs_BLF, before[:-1] if self.memory is not None else before
+        )
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
             return answers_BLK, after
@@ -116,14 +160,22 @@ class RNN(Network, nn.Module):
         return answers_BLK, (*after, filtered)
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State:
-        """Zeros: a hidden state a layer, for an LSTM a cell state too, and the last answers of the filter."""
-        state = (torch.zeros(len(self.ahead), rows, self.config.hidden, device=device),) * (1 + self.is_lstm)
-        # The last number is 1 once a recording has begun: then the filter has something to remember.
+        """Zeros: a hidden state a layer, for an LSTM a cell state too, and the last answers of the
+        filter.
+        """
+        state = (torch.zeros(len(self.ahead), rows, self.config.hidden, device=device),) * (
+            1 + self.is_lstm
+        )
+        # The last number is 1 once a recording has begun: then the filter has something to
+        # remember.
         filtered = torch.zeros(1, rows, self.shape.targets + 1, device=device)
         return state if self.memory is None else (*state, filtered)
 
     def _recur(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
-        """`[L, B, H]` states and the last ones. Time comes first: oneDNN then copies less (8 % of a step)."""
+        """`[L, B, H]` states and the last ones.
+
+        Time comes first: oneDNN then copies less (8 % of a step).
+        """
         states, after = inputs_BLF.transpose(0, 1), []
         if len(self.ahead) == 1:  # without the slices and copies that several layers need
             return run_layer(self.ahead[0], states, before)
@@ -158,20 +210,31 @@ class RNN(Network, nn.Module):
         return torch.cat([last_of(there_LBH.transpose(0, 1), batch), back_LBH[0]], -1)
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """A sample meets the weights of each layer; answers are made of each sample, or once a row."""
+        """A sample meets the weights of each layer; answers are made of each sample, or
+        once a row.
+        """
         samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
         names = ("weight_ih_l0", "weight_hh_l0")
         layers = zip(*([self.ahead, self.back] if self.is_both else [self.ahead]), strict=True)
-        found = [through(samples, *(each.get_parameter(name) for each in both for name in names)) for both in layers]
-        return [*found, through(samples if self.shape.is_each_step else len(lengths), self.output.weight)]
+        found = [
+            through(samples, *(each.get_parameter(name) for each in both for name in names))
+            for both in layers
+        ]
+        return [
+            *found,
+            through(samples if self.shape.is_each_step else len(lengths), self.output.weight),
+        ]
 
     def residual_of(self) -> WindowRidge | None:
         return self.ridge
 
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L) steps."""
-    # `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at the first answer.
+    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L)
+    steps.
+    """
+    # `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at
+    # the first answer.
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]
@@ -182,4 +245,6 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
         reach *= 2
     powers_LK = memory_K ** torch.arange(1, length + 1, device=memory_K.device).unsqueeze(1)
     means_BLK = means_BLK + powers_LK * start_BK.unsqueeze(1)
-    return means_BLK, torch.cat([means_BLK[:, -1], torch.ones_like(start_BK[:, :1])], -1).unsqueeze(0)
+    return means_BLK, torch.cat([means_BLK[:, -1], torch.ones_like(start_BK[:, :1])], -1).unsqueeze(
+        0
+    )

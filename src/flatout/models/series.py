@@ -1,9 +1,12 @@
-"""What networks on recordings share: rows of samples as rectangles, windows of them, and ridge regression on a window.
+"""What networks on recordings share: rows of samples as rectangles, windows of them, and ridge
+regression on a window.
 
-The ridge is the baseline beside a network, and what `residual=ridge` lets a network start from. An estimate reads all
-inputs of the window. A forecast has one map for all series, from a series' own past to its next steps.
+The ridge is the baseline beside a network, and what `residual=ridge` lets a network start from. An
+estimate reads all inputs of the window. A forecast has one map for all series, from a series' own
+past to its next steps.
 
-Shapes: T samples of the batch, B rows, L samples of the longest row or the window, C columns, F inputs, K targets.
+Shapes: T samples of the batch, B rows, L samples of the longest row or the window, C columns, F
+inputs, K targets.
 """
 
 from __future__ import annotations
@@ -18,23 +21,33 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
 
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)  # of which the best one on the validation recordings is used
-Sums = tuple[Tensor, ...]  # of products of inputs, of inputs with answers, of inputs, of answers; and of rows
+# of which the best one on the validation recordings is used
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+# of products of inputs, of inputs with answers, of inputs, of answers; and of rows
+Sums = tuple[Tensor, ...]
 Residual = StrEnum("Residual", "none ridge")
 
 
 def is_even(batch: FlatBatch) -> bool:
-    """Whether all rows have one length; rows are sorted and lengths lie on the host, so nothing waits."""
+    """Whether all rows have one length; rows are sorted and lengths lie on the host, so nothing
+    waits.
+    """
     return batch.num_rows * batch.longest() == batch.num_tokens
 
 
 def rectangle(batch: FlatBatch) -> Tensor:
-    """`[B, L, C]`: rows side by side, a plain view where all have one length. Behind a row stands its last sample."""
-    # What stands there is never read: recurrent states are taken before it, and answers beyond a row are left out.
+    """`[B, L, C]`: rows side by side, a plain view where all have one length.
+
+    Behind a row stands its last sample.
+    """
+    # What stands there is never read: recurrent states are taken before it, and answers beyond a
+    # row are left out.
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
     places_L = torch.arange(batch.longest(), device=batch.tokens.device)
-    index_BL = torch.minimum(batch.offsets[:-1].unsqueeze(1) + places_L, batch.offsets[1:].unsqueeze(1) - 1)
+    index_BL = torch.minimum(
+        batch.offsets[:-1].unsqueeze(1) + places_L, batch.offsets[1:].unsqueeze(1) - 1
+    )
     return batch.tokens[index_BL]
 
 
@@ -45,8 +58,12 @@ def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
     starts_B, device = batch.offsets[:-1], values_BLD.device
     shift_B = torch.arange(batch.num_rows, device=device) * values_BLD.shape[1] - starts_B
     # How many samples there are is known, so nothing waits for the device to count them.
-    shift_T = torch.repeat_interleave(shift_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens)
-    return values_BLD.flatten(0, 1).index_select(0, torch.arange(batch.num_tokens, device=device) + shift_T)
+    shift_T = torch.repeat_interleave(
+        shift_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens
+    )
+    return values_BLD.flatten(0, 1).index_select(
+        0, torch.arange(batch.num_tokens, device=device) + shift_T
+    )
 
 
 def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
@@ -58,17 +75,23 @@ def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
 
 
 def windows_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
-    """`[B, L, F]` inputs of exactly `lookback` samples; before a recording's first sample stands that sample."""
+    """`[B, L, F]` inputs of exactly `lookback` samples; before a recording's first sample stands
+    that sample.
+    """
     assert shape.lookback is not None
     if is_even(batch) and int(batch.lengths[0]) == shape.lookback + shape.horizon:
         return rectangle(batch)[:, : shape.lookback, : shape.inputs]
     places_L = torch.arange(-shape.lookback, 0, device=batch.tokens.device)
-    index_BL = torch.maximum(batch.offsets[1:].unsqueeze(1) + places_L, batch.offsets[:-1].unsqueeze(1))
+    index_BL = torch.maximum(
+        batch.offsets[1:].unsqueeze(1) + places_L, batch.offsets[:-1].unsqueeze(1)
+    )
     return batch.tokens[index_BL][..., : shape.inputs]
 
 
 def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
-    """What a network should answer: `[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts."""
+    """What a network should answer: `[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for
+    forecasts.
+    """
     if shape.is_each_step:
         return batch.tokens[:, -shape.targets :]
     if shape.horizon:
@@ -83,8 +106,13 @@ class WindowRidge(nn.Module):
         super().__init__()
         self.shape = shape
         lookback = shape.lookback or 1
-        inputs, outputs = (lookback, shape.horizon) if shape.horizon else (lookback * shape.inputs, shape.targets)
-        self.weight, self.bias = nn.Buffer(torch.zeros(inputs, outputs)), nn.Buffer(torch.zeros(outputs))
+        inputs, outputs = (
+            (lookback, shape.horizon) if shape.horizon else (lookback * shape.inputs, shape.targets)
+        )
+        self.weight, self.bias = (
+            nn.Buffer(torch.zeros(inputs, outputs)),
+            nn.Buffer(torch.zeros(outputs)),
+        )
 
     def set(self, weight: Tensor, bias: Tensor) -> None:
         self.weight.copy_(weight)
@@ -105,7 +133,13 @@ class WindowRidge(nn.Module):
 def ridge_sums(inputs_ND: Tensor, answers_NO: Tensor) -> Sums:
     """What ridge regression needs to know of some rows: those of several parts add up."""
     count = torch.tensor(len(inputs_ND))
-    return inputs_ND.T @ inputs_ND, inputs_ND.T @ answers_NO, inputs_ND.sum(0), answers_NO.sum(0), count
+    return (
+        inputs_ND.T @ inputs_ND,
+        inputs_ND.T @ answers_NO,
+        inputs_ND.sum(0),
+        answers_NO.sum(0),
+        count,
+    )
 
 
 def solve_ridge(sums: Sums, penalty: float) -> Sums:
@@ -114,11 +148,17 @@ def solve_ridge(sums: Sums, penalty: float) -> Sums:
     mean_D, mean_O = sum_D / count, sum_O / count
     centred_DD = products_DD - count * torch.outer(mean_D, mean_D)
     centred_DD.diagonal().add_(penalty * max(1.0, float(count) / 1000))
-    return torch.linalg.solve(centred_DD, crossed_DO - count * torch.outer(mean_D, mean_O)), mean_D, mean_O
+    return (
+        torch.linalg.solve(centred_DD, crossed_DO - count * torch.outer(mean_D, mean_O)),
+        mean_D,
+        mean_O,
+    )
 
 
 def own_pasts(windows_BLF: Tensor, shape: SequenceShape) -> tuple[Tensor, Tensor]:
-    """`[B, K, L]` the past of each target with its last value taken off, and `[B, K, 1]` those values."""
+    """`[B, K, L]` the past of each target with its last value taken off, and `[B, K, 1]` those
+    values.
+    """
     series_BKL = windows_BLF[..., -shape.targets :].transpose(1, 2)
     last_BK1 = series_BKL[..., -1:]
     return series_BKL - last_BK1, last_BK1

@@ -32,18 +32,32 @@ class WindowMLPConfig:
         example="[3,4,5]",
     )
     dropout: float = setting(0.0, "Share of values dropped after each layer.", least=0, below=1)
-    shared: bool = setting(False, "Of forecasts: one network for all series, each from its own past.")
-    residual: Residual = setting(Residual.none, "ridge: the network learns what ridge regression on the window leaves.")
+    shared: bool = setting(
+        False, "Of forecasts: one network for all series, each from its own past."
+    )
+    residual: Residual = setting(
+        Residual.none, "ridge: the network learns what ridge regression on the window leaves."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        require(bool(self.widths), "model.widths", f"{self.widths}", allowed="one number or more, each 1 or more")
+        require(
+            bool(self.widths),
+            "model.widths",
+            f"{self.widths}",
+            allowed="one number or more, each 1 or more",
+        )
 
     def build(self, *, shape: SequenceShape) -> WindowMLP:
         hint = "Set data.lookback, or model=rnn."
         require(shape.lookback is not None, "model", "window_mlp reads windows", hint=hint)
         is_fine = bool(shape.horizon) or not self.shared
-        require(is_fine, "model.shared", "is for forecasts", hint="Leave it out, or set data.problem=forecast.")
+        require(
+            is_fine,
+            "model.shared",
+            "is for forecasts",
+            hint="Leave it out, or set data.problem=forecast.",
+        )
         return WindowMLP(self, shape)
 
 
@@ -79,8 +93,12 @@ class WindowMLP(Network, nn.Module):
             answers = self.output(self.layers(series_BKL)).transpose(1, 2)
         else:
             centred = windows_BLF - windows_BLF[:, -1:]
-            answers = self.output(self.layers(centred.flatten(1))).view(-1, shape.horizon, shape.targets)
-        return answers + (last_BK1.transpose(1, 2) if self.ridge is None else self.ridge.answer(windows_BLF))
+            answers = self.output(self.layers(centred.flatten(1))).view(
+                -1, shape.horizon, shape.targets
+            )
+        return answers + (
+            last_BK1.transpose(1, 2) if self.ridge is None else self.ridge.answer(windows_BLF)
+        )
 
     def products(self, lengths: Lengths) -> list[Product]:
         """A window meets the weights of each layer, once a series where they are shared."""

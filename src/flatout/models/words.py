@@ -1,9 +1,11 @@
-"""What networks on words share: vectors made elsewhere to start from, and pooling from tokens to rows.
+"""What networks on words share: vectors made elsewhere to start from, and pooling from tokens to
+rows.
 
-Vectors come from a text file: one word a line, then its numbers (GloVe, word2vec, fastText). It is read once, as bytes
-and line by line. Numbers are parsed only for words of the vocabulary.
+Vectors come from a text file: one word a line, then its numbers (GloVe, word2vec, fastText). It is
+read once, as bytes and line by line. Numbers are parsed only for words of the vocabulary.
 
-Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second backwards.
+Shapes: B rows, L longest row, D width, of which the first half was read forwards and the second
+backwards.
 """
 
 from __future__ import annotations
@@ -32,22 +34,36 @@ class WordsConfig(ABC):
     """What models on words have in common that are trained from scratch."""
 
     embedding: int = setting(128, "Numbers a word.", least=1)
-    vectors: str | None = setting(None, "Text file of word vectors to start from.", example="glove.txt")
+    vectors: str | None = setting(
+        None, "Text file of word vectors to start from.", example="glove.txt"
+    )
     freeze_vectors: bool = setting(
-        False, "Whether the word vectors stay as they are.", example="model.vectors=glove.txt model.freeze_vectors=true"
+        False,
+        "Whether the word vectors stay as they are.",
+        example="model.vectors=glove.txt model.freeze_vectors=true",
     )
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
         has_vectors = self.vectors is not None or not self.freeze_vectors
-        require(has_vectors, "model.freeze_vectors", "is set without model.vectors", hint="Set model.vectors=FILE.")
+        require(
+            has_vectors,
+            "model.freeze_vectors",
+            "is set without model.vectors",
+            hint="Set model.vectors=FILE.",
+        )
 
     @abstractmethod
     def make(self, num_outputs: int, vocabulary_size: int, padding_id: int) -> Any:
         """The network of such a Config, with random vectors."""
 
     def build(
-        self, *, num_outputs: int, vocabulary_size: int, padding_id: int = 0, vocabulary: dict[str, int] | None = None
+        self,
+        *,
+        num_outputs: int,
+        vocabulary_size: int,
+        padding_id: int = 0,
+        vocabulary: dict[str, int] | None = None,
     ) -> Any:
         """A new network with the vectors that the settings name, frozen where they say so."""
         model = self.make(num_outputs, vocabulary_size, padding_id)
@@ -59,23 +75,34 @@ class WordsConfig(ABC):
 
 
 def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor) -> float:
-    """Write vectors of known words into the rows of `embedding`; the share that was found. The first of two counts."""
+    """Write vectors of known words into the rows of `embedding`; the share that was found.
+
+    The first of two counts.
+    """
     file, width = Path(path), embedding.shape[1]
     hint = "Check the name, or leave model.vectors out."
     require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
     if vocabulary is None:
-        raise UserError("model.vectors", "no vocabulary to find its words by", hint="Pass build(vocabulary=...).")
+        raise UserError(
+            "model.vectors",
+            "no vocabulary to find its words by",
+            hint="Pass build(vocabulary=...).",
+        )
     rows = {word.encode(): row for word, row in vocabulary.items()}
     found: dict[int, np.ndarray] = {}
     for number, word, numbers in _entries(file, width):
         row = rows.get(word)
         if row is None or row in found:
             continue
-        if (vector := _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)) is not None:
+        if (
+            vector := _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)
+        ) is not None:
             found[row] = vector
     if found:
         with torch.no_grad():
-            embedding[torch.tensor(list(found))] = torch.from_numpy(np.stack(list(found.values()))).to(embedding)
+            embedding[torch.tensor(list(found))] = torch.from_numpy(
+                np.stack(list(found.values()))
+            ).to(embedding)
     return len(found) / max(1, len(vocabulary))
 
 
@@ -86,7 +113,11 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
         is_header = number == 1 and word.isdigit() and numbers.isdigit()
         if number == 1:
             count = int(numbers) if is_header else len(numbers.split())
-            hint = f"Set model.embedding={count}." if count else "It must hold a word and its numbers a line, as text."
+            hint = (
+                f"Set model.embedding={count}."
+                if count
+                else "It must hold a word and its numbers a line, as text."
+            )
             what, allowed = f"{count} numbers a word", f"model.embedding is {width}"
             require(count == width, f"model.vectors: {file}:1", what, allowed=allowed, hint=hint)
         if is_header or not line.strip():
@@ -98,7 +129,9 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndarray | None:
-    """The numbers of one line; None where they belong to a word with blanks in it, of which this is only the head."""
+    """The numbers of one line; None where they belong to a word with blanks in it, of which this is
+    only the head.
+    """
     if len(fields) > width and not all(map(_is_number, fields[:-width])):
         return None
     if len(fields) != width:
@@ -108,7 +141,9 @@ def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndar
         vector = np.array(fields, dtype=np.float32)
     except ValueError:
         wrong = next(field for field in fields if not _is_number(field))
-        raise UserError(where, f"{wrong.decode(errors='replace')!r} is not a number", hint=hint) from None
+        raise UserError(
+            where, f"{wrong.decode(errors='replace')!r} is not a number", hint=hint
+        ) from None
     what = f"the numbers of {word.decode(errors='replace')!r} are not finite"
     require(bool(np.isfinite(vector).all()), where, what, hint=hint)
     return vector
@@ -137,7 +172,9 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 class Pool(nn.Module):
-    """Final states, max, mean or learned attention; `mask_BL` is True on real tokens, None where no row is padded."""
+    """Final states, max, mean or learned attention; `mask_BL` is True on real tokens, None where no
+    row is padded.
+    """
 
     def __init__(self, kind: Pooling, width: int) -> None:
         super().__init__()
@@ -146,7 +183,8 @@ class Pool(nn.Module):
 
     def forward(self, states_BLD: Tensor, lengths_B: Tensor, mask_BL: Tensor | None) -> Tensor:
         if self.kind is Pooling.last:
-            # Each direction ends somewhere else: forwards at the row's last token, backwards at its first.
+            # Each direction ends somewhere else: forwards at the row's last token, backwards at its
+            # first.
             half, last_B11 = states_BLD.shape[-1] // 2, (lengths_B - 1).view(-1, 1, 1)
             ahead_BH = states_BLD[..., :half].gather(1, last_B11.expand(-1, 1, half)).squeeze(1)
             return torch.cat([ahead_BH, states_BLD[:, 0, half:]], -1)
@@ -158,19 +196,30 @@ class Pool(nn.Module):
             scores_BL = self.score(states_BLD).squeeze(-1)
             if mask_BL is not None:
                 scores_BL = scores_BL.masked_fill(~mask_BL, torch.finfo(scores_BL.dtype).min)
-            return torch.einsum("bl,bld->bd", scores_BL.softmax(-1).to(states_BLD.dtype), states_BLD)
+            return torch.einsum(
+                "bl,bld->bd", scores_BL.softmax(-1).to(states_BLD.dtype), states_BLD
+            )
         if mask_BL is None:
             return states_BLD.mean(1)
         summed_BD = states_BLD.masked_fill(~mask_BL.unsqueeze(-1), 0).sum(1)
         return summed_BD / lengths_B.unsqueeze(1).to(summed_BD.dtype)
 
     def products(self, tokens: float) -> list[Product]:
-        """Learned attention scores each token and sums up by the scores; the others multiply nothing."""
+        """Learned attention scores each token and sums up by the scores; the others multiply
+        nothing.
+        """
         if self.score is None:
             return []
-        return [through(tokens, self.score.weight), Product(2 * tokens * self.score.in_features, is_between=True)]
+        return [
+            through(tokens, self.score.weight),
+            Product(2 * tokens * self.score.in_features, is_between=True),
+        ]
 
 
 def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero on what is real and the least number elsewhere: added before a maximum it hides padding."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+    """Zero on what is real and the least number elsewhere: added before a maximum it
+    hides padding.
+    """
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+        ~mask, torch.finfo(dtype).min
+    )

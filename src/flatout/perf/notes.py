@@ -1,9 +1,11 @@
-"""Notes of earlier runs on this machine, a small file each: what fits into memory, and what ladders have measured.
+"""Notes of earlier runs on this machine, a small file each: what fits into memory, and what ladders
+have measured.
 
-Alike are runs of the same model and its settings, precision, longest row and layout, on as many devices of the same
-kind. A run that ran out of memory notes the rows (or tokens) it computed at once; the next one begins with them. Tuning
-finds the same notes by `row_key` and tries no more rows. To try whole batches again, delete the file. A ladder notes
-its gains so that verdicts can refer to them: a rung that does what an override does is noted under it.
+Alike are runs of the same model and its settings, precision, longest row and layout, on as many
+devices of the same kind. A run that ran out of memory notes the rows (or tokens) it computed at
+once; the next one begins with them. Tuning finds the same notes by `row_key` and tries no more
+rows. To try whole batches again, delete the file. A ladder notes its gains so that verdicts can
+refer to them: a rung that does what an override does is noted under it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Limit:
     """The most that was computed at once."""
 
     most: int
-    has_ended: bool = False  # whether it ended the run, so that the run that resumes needs it at once
+    # whether it ended the run, so that the run that resumes needs it at once
+    has_ended: bool = False
 
 
 class MicroBatches:
@@ -57,7 +60,9 @@ class MicroBatches:
 
 
 def known_rows(cache: Path, row_key: str) -> int | None:
-    """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is known."""
+    """The most rows that are known to fit at once, by `micro_batch_key`; None where nothing is
+    known.
+    """
     found = []
     for path in sorted((cache / FOLDER).glob("*.json")):
         key, limits, word = _read_limits(path)
@@ -69,9 +74,16 @@ def known_rows(cache: Path, row_key: str) -> int | None:
 
 
 def micro_batch_key(model: nn.Module, *, longest: int, device: torch.device, precision: str) -> str:
-    """A name for what decides how many rows fit at once: shapes, longest row, device, arithmetic."""
-    shapes = [(name, list(weight.shape), weight.requires_grad) for name, weight in model.named_parameters()]
-    return recipe_key({"shapes": shapes, "longest": longest, "device": memory_key(device), "precision": precision})
+    """A name for what decides how many rows fit at once: shapes, longest row, device,
+    arithmetic.
+    """
+    shapes = [
+        (name, list(weight.shape), weight.requires_grad)
+        for name, weight in model.named_parameters()
+    ]
+    return recipe_key(
+        {"shapes": shapes, "longest": longest, "device": memory_key(device), "precision": precision}
+    )
 
 
 def memory_key(device: torch.device) -> str:
@@ -86,7 +98,10 @@ def _read_limits(path: Path) -> tuple[str, dict[str, Limit], str]:
     """The key of a note for tuning, its limits, and a sentence where it is damaged."""
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        found = {str(name): Limit(_count(of["most"]), bool(of["has_ended"])) for name, of in noted["limits"].items()}
+        found = {
+            str(name): Limit(_count(of["most"]), bool(of["has_ended"]))
+            for name, of in noted["limits"].items()
+        }
         return str(noted.get("row_key", "")), found, ""
     except FileNotFoundError:
         return "", {}, ""
@@ -101,9 +116,13 @@ def _count(value: Any) -> int:
 
 
 def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-    """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung does, by its name."""
+    """Note the measured rungs of a ladder, if any; `settings`: the override that does what a rung
+    does, by its name.
+    """
     noted = [rung for rung in found["rungs"] if rung["measured"] and settings.get(rung["name"])]
-    if gains := {settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted}:
+    if gains := {
+        settings[rung["name"]]: {"rung": rung["name"], **rung["measured"]} for rung in noted
+    }:
         path = cache / _LADDERS / f"{found['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {name: found[name] for name in ("name", "date", "device")}
@@ -111,25 +130,36 @@ def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, st
 
 
 def known_gain(cache: Path, override: str, device: str) -> str | None:
-    """What an override, or its key alone, brought in the newest ladder on this device, in words; None without."""
+    """What an override, or its key alone, brought in the newest ladder on this device, in words;
+    None without.
+    """
     found: list[tuple[str, str, str]] = []
     for path in (cache / _LADDERS).glob("*.json"):
         # A verdict does without a damaged note.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             noted = json.loads(path.read_text(encoding="utf-8"))
             date, name, gains = str(noted["date"]), str(noted["name"]), noted["gains"]
-            for gain in (gains[word] for word in (override, override.partition("=")[0]) if word in gains):
+            for gain in (
+                gains[word] for word in (override, override.partition("=")[0]) if word in gains
+            ):
                 low, high = gain["low"], gain["high"]
                 sure = "" if low is None or high is None else f" ({low:.1f}–{high:.1f})"
-                said = f"{gain['rung']} brought {gain['value']:.1f}×{sure} in your ladder {name} of {date}"
+                said = (
+                    f"{gain['rung']} brought {gain['value']:.1f}×{sure} in your ladder {name} of"
+                    f" {date}"
+                )
                 found += [(date, name, said)] if noted["device"] == device else []
     return max(found)[2] if found else None
 
 
 def measured_before(override: str | None) -> str | None:
-    """What a ladder on this machine has measured for one of the words of an override, as a sentence."""
+    """What a ladder on this machine has measured for one of the words of an override, as a
+    sentence.
+    """
     folder, device = default_cache_folder(), machine_name()
-    return next(filter(None, (known_gain(folder, word, device) for word in (override or "").split())), None)
+    return next(
+        filter(None, (known_gain(folder, word, device) for word in (override or "").split())), None
+    )
 
 
 def machine_name() -> str:

@@ -1,9 +1,11 @@
-"""`ScaleBatch`: the batch size that is fastest and fits into memory, and the learning rate for it, in any `L.Trainer`.
+"""`ScaleBatch`: the batch size that is fastest and fits into memory, and the learning rate for it,
+in any `L.Trainer`.
 
-Training steps of growing size are timed on a copy of the module, by the same search that `tune=auto` uses: sizes double
-until twice as many rows bring less than `gain`, or would not fit. It happens just before Lightning builds the
-optimizer, so nothing must be undone: module and random numbers are as if the size had been set from the start. A
-training on several ranks is refused: rank by rank the times differ, and so would the sizes.
+Training steps of growing size are timed on a copy of the module, by the same search that
+`tune=auto` uses: sizes double until twice as many rows bring less than `gain`, or would not fit. It
+happens just before Lightning builds the optimizer, so nothing must be undone: module and random
+numbers are as if the size had been set from the start. A training on several ranks is refused: rank
+by rank the times differ, and so would the sizes.
 """
 
 from __future__ import annotations
@@ -33,9 +35,12 @@ from flatout.tasks.task import Task
 
 
 class ScaleBatch(Callback):
-    """Sets the batch size of a DataModule of flatout before the first step, and scales the learning rate of its task.
+    """Sets the batch size of a DataModule of flatout before the first step, and scales the learning
+    rate of its task.
 
-    >>> trainer = L.Trainer(callbacks=[ScaleBatch(lr="sqrt", max_batch_size=1024)])  # doctest: +SKIP
+    >>> trainer = L.Trainer(  # doctest: +SKIP
+    ...     callbacks=[ScaleBatch(lr="sqrt", max_batch_size=1024)]
+    ... )
     """
 
     def __init__(
@@ -49,21 +54,29 @@ class ScaleBatch(Callback):
         memory_margin: float = 0.1,
         log: RunLog | None = None,
     ) -> None:
-        """`lr`: sqrt, linear, or None to leave the rate alone; `gain`: how much faster twice as many rows must be.
+        """`lr`: sqrt, linear, or None to leave the rate alone; `gain`: how much faster twice as
+        many rows must be.
 
-        `steps` are timed of each size, at most `budget_s` seconds of all; `memory_margin` of the memory stays free.
+        `steps` are timed of each size, at most `budget_s` seconds of all; `memory_margin` of the
+        memory stays free.
         """
         super().__init__()
         self.scale_lr = as_choice(ScaleRate, lr or ScaleRate.none, "ScaleBatch.lr")
         is_sound = max_batch_size is None or max_batch_size >= 1
         require(is_sound, "ScaleBatch.max_batch_size", f"{max_batch_size}", allowed="1 or more")
         self.max_batch_size = max_batch_size
-        asked: dict[str, Any] = {"budget_s": budget_s, "gain": gain, "steps": steps, "memory_margin": memory_margin}
+        asked: dict[str, Any] = {
+            "budget_s": budget_s,
+            "gain": gain,
+            "steps": steps,
+            "memory_margin": memory_margin,
+        }
         self.settings = TuneConfig(enabled=True, effective_batch=StepRows.free, **asked)
         self.run_log: RunLog = log or RunLog()
         self.batch_size: int | None = None  # the size in use, once it is decided
         self.learning_rate: float | None = None
-        self.answers: Answers | None = None  # what was tried; None where a checkpoint has brought the decision
+        # what was tried; None where a checkpoint has brought the decision
+        self.answers: Answers | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -77,17 +90,22 @@ class ScaleBatch(Callback):
                 self._decide(trainer, task, data)
             return build()
 
-        # The last moment before the optimizer: the network is built, and a checkpoint has brought its decision.
+        # The last moment before the optimizer: the network is built, and a checkpoint has brought
+        # its decision.
         vars(task)["configure_optimizers"] = decide_and_build
 
     def state_dict(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "learning_rate": self.learning_rate}
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Take the decision over before other callbacks count the steps of an epoch."""
         state = checkpoint["callbacks"].get(self.state_key)
         if trainer.state.fn == "fit" and state and state["batch_size"] is not None:
-            self._apply(*_parts_of(trainer, pl_module), int(state["batch_size"]), state["learning_rate"])
+            self._apply(
+                *_parts_of(trainer, pl_module), int(state["batch_size"]), state["learning_rate"]
+            )
 
     def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
         before, optim, device = data.config.batch_size, task.optim, trainer.strategy.root_device
@@ -104,15 +122,23 @@ class ScaleBatch(Callback):
         self._apply(task, data, rows, rate)
         self._report(before, optim.highest, rate)
 
-    def _search(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device) -> int:
+    def _search(
+        self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device
+    ) -> int:
         feed, alone = data.feeds.train, copy.copy(task)
-        for name in ("configure_optimizers", "is_in_fast_loop"):  # what callbacks put into it, which must not be shared
+        # what callbacks put into it, which must not be shared
+        for name in ("configure_optimizers", "is_in_fast_loop"):
             vars(alone).pop(name, None)
         alone = copy.deepcopy(alone)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
-        clip, precision = float(trainer.gradient_clip_val or 0.0), by_lightning_name(str(trainer.precision))
+        clip, precision = (
+            float(trainer.gradient_clip_val or 0.0),
+            by_lightning_name(str(trainer.precision)),
+        )
         parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
-        start = Setting(feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1)
+        start = Setting(
+            feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1
+        )
         asked = OpenSettings(
             settings=self.settings,
             start=start,
@@ -121,7 +147,9 @@ class ScaleBatch(Callback):
             most_rows=self.max_batch_size,
             planned_steps=1,
             kept=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
-            room_bytes=int((free_memory(device) + held_bytes(device)) * (1 - self.settings.memory_margin)),
+            room_bytes=int(
+                (free_memory(device) + held_bytes(device)) * (1 - self.settings.memory_margin)
+            ),
             is_cpu=device.type == "cpu",
             counts_time=False,
         )
@@ -139,7 +167,9 @@ class ScaleBatch(Callback):
         assert self.answers is not None
         choice = next(each for each in self.answers.choices if each.name in ("micro-batch", "tune"))
         evidence = f"{choice.evidence}; {self.answers.seconds:.1f} s"
-        self.run_log.decision("data.batch_size", f"{before} → {self.batch_size}", choice.why, evidence)
+        self.run_log.decision(
+            "data.batch_size", f"{before} → {self.batch_size}", choice.why, evidence
+        )
         if rate is not None:
             why, growth = f"scaled by {self.scale_lr.value}", f"{self.batch_size} rows for {before}"
             self.run_log.decision("optim.lr", f"{rate_before:g} → {rate:g}", why, growth)
@@ -148,15 +178,31 @@ class ScaleBatch(Callback):
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
     data, where = getattr(trainer, "datamodule", None), "ScaleBatch"
     if not (isinstance(module, Task) and isinstance(data, StoreData)):
-        names = f"{type(module).__name__} with {type(data).__name__ if data is not None else 'no DataModule'}"
-        hint, allowed = "Use Lightning's BatchSizeFinder for other modules.", "a task and a DataModule of flatout"
+        names = (
+            f"{type(module).__name__} with"
+            f" {type(data).__name__ if data is not None else 'no DataModule'}"
+        )
+        hint, allowed = (
+            "Use Lightning's BatchSizeFinder for other modules.",
+            "a task and a DataModule of flatout",
+        )
         raise UserError(where, names, allowed=allowed, hint=hint)
     hint = "Find the size on one device, then set batch_size."
-    require(trainer.world_size == 1, where, f"{trainer.world_size} ranks", allowed="one rank", hint=hint)
+    require(
+        trainer.world_size == 1, where, f"{trainer.world_size} ranks", allowed="one rank", hint=hint
+    )
     for name in ("tokens_per_batch", "effective_batch"):
         is_open = getattr(data.config, name) is None
-        require(is_open, where, f"data.{name} fixes the size of a batch", hint="Leave one of them out.")
+        require(
+            is_open, where, f"data.{name} fixes the size of a batch", hint="Leave one of them out."
+        )
     known = ", ".join(LIGHTNING_NAMES.values())
     is_known = str(trainer.precision) in LIGHTNING_NAMES.values()
-    require(is_known, where, f"precision {trainer.precision}", allowed=known, hint="Leave ScaleBatch out.")
+    require(
+        is_known,
+        where,
+        f"precision {trainer.precision}",
+        allowed=known,
+        hint="Leave ScaleBatch out.",
+    )
     return module, data

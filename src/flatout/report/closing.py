@@ -1,4 +1,6 @@
-"""The text printed when a run ends: metrics, speed, the parts of a batch's time, the verdict, the folders."""
+"""The text printed when a run ends: metrics, speed, the parts of a batch's time, the verdict, the
+folders.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ EARLY_END = "early end of training"  # the choice that says that patience has en
 
 
 def print_closing(
-    summary: dict[str, Any], folder: Path, per_class: list[dict[str, Any]], console: Console | None = None
+    summary: dict[str, Any],
+    folder: Path,
+    per_class: list[dict[str, Any]],
+    console: Console | None = None,
 ) -> None:
-    """Print the closing tables; the run folder and the command stay on one line each, so that you can copy them."""
+    """Print the closing tables; the run folder and the command stay on one line each, so that you
+    can copy them.
+    """
     console = console or Console(highlight=False)
     if per_class:
         console.print(class_table(per_class))
@@ -34,7 +41,9 @@ def print_closing(
     console.print(table)
     console.print(Text(f"run folder:  {folder}"), soft_wrap=True)
     if "tensorboard" in summary.get("loggers", ["tensorboard"]):
-        console.print(Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True)
+        console.print(
+            Text(f"curves:      tensorboard --logdir {shlex.quote(str(folder))}"), soft_wrap=True
+        )
 
 
 def plain_table(*heads: str, texts: int = 1, **more: Any) -> Table:
@@ -47,9 +56,13 @@ def plain_table(*heads: str, texts: int = 1, **more: Any) -> Table:
 
 def class_table(per_class: list[dict[str, Any]]) -> Table:
     """Precision, recall and F1 of each class; of many classes, the six best and the six worst."""
-    table = plain_table("class", "precision", "recall", "f1", "rows", title="classes, commonest first")
+    table = plain_table(
+        "class", "precision", "recall", "f1", "rows", title="classes, commonest first"
+    )
     if len(per_class) > 2 * _MOST_CLASSES:
-        table.title = f"the {_MOST_CLASSES} best and the {_MOST_CLASSES} worst of {len(per_class)} classes"
+        table.title = (
+            f"the {_MOST_CLASSES} best and the {_MOST_CLASSES} worst of {len(per_class)} classes"
+        )
         by_f1 = sorted(per_class, key=lambda row: -row["f1"])
         per_class = by_f1[:_MOST_CLASSES] + by_f1[-_MOST_CLASSES:]
     for row in per_class:
@@ -59,7 +72,9 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
 
 
 def early_end(summary: Mapping[str, Any]) -> str:
-    """After which epoch patience has ended training, why, and which epoch is kept; empty where it has not."""
+    """After which epoch patience has ended training, why, and which epoch is kept; empty where it
+    has not.
+    """
     end = next((each for each in summary["choices"] if each["name"] == EARLY_END), None)
     return f"{end['value']}: {end['why']}; {end['evidence']}" if end else ""
 
@@ -68,7 +83,12 @@ def _title(summary: dict[str, Any]) -> str:
     training, status = summary["training"], summary["status"]
     steps = "" if training["steps"] is None else f"{training['steps']:,} steps"
     seconds = "" if training["seconds"] is None else f"{training['seconds']:.1f} s"
-    parts = (summary["model"]["name"] or "no model yet", steps, seconds, "" if status == "finished" else status)
+    parts = (
+        summary["model"]["name"] or "no model yet",
+        steps,
+        seconds,
+        "" if status == "finished" else status,
+    )
     return ", ".join(filter(None, parts))
 
 
@@ -101,8 +121,12 @@ def truncation_text(summary: Mapping[str, Any]) -> str:
     """What rows that were cut score beside whole ones; empty where that is not known."""
     if not (found := summary.get("truncation")):
         return ""
-    cut, whole = (f"{found[each]:.4f} on {found[f'{each}_rows']:,} {each} rows" for each in ("cut", "whole"))
-    equal = f" (and {found['equal_rows']:,} whole ones of their length)" if found["equal_rows"] else ""
+    cut, whole = (
+        f"{found[each]:.4f} on {found[f'{each}_rows']:,} {each} rows" for each in ("cut", "whole")
+    )
+    equal = (
+        f" (and {found['equal_rows']:,} whole ones of their length)" if found["equal_rows"] else ""
+    )
     return f"{found['metric']} by length: {cut}{equal}, {whole}"
 
 
@@ -129,12 +153,16 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("verdict", text))
         if known := summary["verdict"].get("ladder"):
             rows.append(("", known))
-        rows += [("", f"also {each['sentence']}") for each in summary["verdict"].get("others") or []]
+        rows += [
+            ("", f"also {each['sentence']}") for each in summary["verdict"].get("others") or []
+        ]
     return rows
 
 
 def parts_of_step(step_ms: Mapping[str, float | None]) -> list[tuple[str, float, float]]:
-    """The parts of a batch's time that are known, each with its milliseconds and its share; none where all are zero."""
+    """The parts of a batch's time that are known, each with its milliseconds and its share; none
+    where all are zero.
+    """
     known = {name: ms for name, ms in step_ms.items() if ms is not None}
     total = sum(known.values())
     return [(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []
@@ -145,15 +173,26 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    if rows := [row for row in [*_metric_rows(summary), *_speed_rows(summary)] if row[0] not in ("verdict", "")]:
+    if rows := [
+        row
+        for row in [*_metric_rows(summary), *_speed_rows(summary)]
+        if row[0] not in ("verdict", "")
+    ]:
         parts.append(_markdown_table(["result and speed", ""], rows))
-    if choices := [[each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]]:
-        parts += ["**Automatic choices**", _markdown_table(["choice", "value", "why", "evidence"], choices)]
+    if choices := [
+        [each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]
+    ]:
+        parts += [
+            "**Automatic choices**",
+            _markdown_table(["choice", "value", "why", "evidence"], choices),
+        ]
     return "\n\n".join(parts)
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in [heads, ["---"] * len(heads), *rows])
+    return "\n".join(
+        f"| {' | '.join(map(_cell, line))} |" for line in [heads, ["---"] * len(heads), *rows]
+    )
 
 
 def _cell(value: object) -> str:
@@ -162,13 +201,24 @@ def _cell(value: object) -> str:
 
 
 def gpu_text(gpu: dict[str, Any]) -> str:
-    """Load, memory, power, temperature and throttling of the card in one line; empty without samples."""
-    says = {"utilisation": "busy {:.0%}", "memory_gb": "{:.1f} GB", "power_w": "{:.0f} W", "temperature_c": "{:.0f} °C"}
+    """Load, memory, power, temperature and throttling of the card in one line; empty without
+    samples.
+    """
+    says = {
+        "utilisation": "busy {:.0%}",
+        "memory_gb": "{:.1f} GB",
+        "power_w": "{:.0f} W",
+        "temperature_c": "{:.0f} °C",
+    }
     known = [form.format(gpu[name]) for name, form in says.items() if gpu.get(name) is not None]
     throttled = gpu.get("throttled") or {}
-    known += [f"throttled {share:.0%} of the time by {reason}" for reason, share in throttled.items()]
+    known += [
+        f"throttled {share:.0%} of the time by {reason}" for reason, share in throttled.items()
+    ]
     if others := gpu.get("others"):
-        known.append(f"shared {others['share']:.0%} of the time (other processes: {others['processes']})")
+        known.append(
+            f"shared {others['share']:.0%} of the time (other processes: {others['processes']})"
+        )
     return ", ".join(known)
 
 
@@ -179,4 +229,6 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
     if sentence := verdict.get("sentence"):
         return str(sentence)
     share, fix = verdict.get("share"), verdict.get("fix", verdict.get("mend"))
-    return verdict["limit"] + ("" if share is None else f" {share:.1%}") + (f": {fix}" if fix else "")
+    return (
+        verdict["limit"] + ("" if share is None else f" {share:.1%}") + (f": {fix}" if fix else "")
+    )

@@ -1,8 +1,10 @@
-"""A run's TensorBoard pages beside its curves: the layout of charts, closing text, figures, precision-recall curves.
+"""A run's TensorBoard pages beside its curves: the layout of charts, closing text, figures,
+precision-recall curves.
 
-The layout is written with the first curves. The rest comes at the end, in a separate event file, which a resumed run
-replaces. Settings and final metrics (the HPARAMS page) have a file too: a resumed run is listed once, and a sweep can
-list the settings it searched instead of all the settings of a trial. TensorBoard shows figures as pixels only.
+The layout is written with the first curves. The rest comes at the end, in a separate event file,
+which a resumed run replaces. Settings and final metrics (the HPARAMS page) have a file too: a
+resumed run is listed once, and a sweep can list the settings it searched instead of all the
+settings of a trial. TensorBoard shows figures as pixels only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ from numpy.typing import NDArray
 
 from flatout.errors import printable
 from flatout.report.closing import closing_markdown, parts_of_step
-from flatout.report.figures import COLOURS, GRID, INK, LETTER, MUTED, PAPER, add_axes, drawing, ignoring_missing_glyphs
+from flatout.report.figures import (
+    COLOURS,
+    GRID,
+    INK,
+    LETTER,
+    MUTED,
+    PAPER,
+    add_axes,
+    drawing,
+    ignoring_missing_glyphs,
+)
 from flatout.report.summary import flattened
 
 if TYPE_CHECKING:
@@ -29,9 +41,19 @@ if TYPE_CHECKING:
     from flatout.tasks.metrics import Counted
 
 _LONGEST = 22  # letters of a class in a figure
-_DPI = 108  # half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked
+# half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked
+_DPI = 108
 _COMPARED = (
-    *(f"data.{name}" for name in ("batch_size", "accumulate", "effective_batch", "tokens_per_batch", "max_length")),
+    *(
+        f"data.{name}"
+        for name in (
+            "batch_size",
+            "accumulate",
+            "effective_batch",
+            "tokens_per_batch",
+            "max_length",
+        )
+    ),
     *("precision", "seed", "trainer.max_epochs"),
 )
 Layout = dict[str, dict[str, list[Any]]]
@@ -48,7 +70,11 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
         ("speed", "fraction of the card's peak (MFU)", ["speed/mfu"]),
         ("time", "parts of a batch's time, ms", [f"time/{part}_ms" for part in PARTS]),
         ("time", "time of a step, 50th and 99th percentile, ms", ["time/p50_ms", "time/p99_ms"]),
-        ("memory", "memory, GB", ["host/process_memory_gb", "host/available_memory_gb", "gpu/memory_gb"]),
+        (
+            "memory",
+            "memory, GB",
+            ["host/process_memory_gb", "host/available_memory_gb", "gpu/memory_gb"],
+        ),
         ("loss", "training and validation loss", ["train/loss", "val/loss"]),
         ("loss", "learning rate", ["train/lr"]),
         ("quality", "validation metrics", [f"val/{name}" for name in metrics]),
@@ -59,38 +85,53 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
     ]
     found: Layout = {}
     for heading, title, tags in charts:
-        if known := [f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))]:
+        if known := [
+            f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))
+        ]:
             found.setdefault(heading, {})[title] = ["Multiline", known]
     return found
 
 
-def write_dashboard(folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None) -> None:
-    """Write the closing text, the figures, the precision-recall curves and the settings, at the run's last step."""
+def write_dashboard(
+    folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None
+) -> None:
+    """Write the closing text, the figures, the precision-recall curves and the settings, at the
+    run's last step.
+    """
     step = summary["training"]["steps"] or 0
     with event_file(folder, ".closing") as writer, ignoring_missing_glyphs():
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
-            writer.add_figure("time/each_step", figure, step, close=False)  # pyplot holds no figure of ours
+            # pyplot holds no figure of ours
+            writer.add_figure("time/each_step", figure, step, close=False)
         if counted is not None:
             if counted.confusion is not None:
                 figure = confusion_figure(counted.classes, counted.confusion)
                 writer.add_figure("validation/confusion", figure, step, close=False)
             for name, points in precision_over_recall(counted).items():
-                writer.add_pr_curve_raw(f"validation/{name}", *points, step, num_thresholds=points.shape[1])
+                writer.add_pr_curve_raw(
+                    f"validation/{name}", *points, step, num_thresholds=points.shape[1]
+                )
     speed = {name: summary["speed"][name] for name in ("rows_per_s", "tokens_per_s")}
     write_hyperparameters(folder, settings, {**summary["metrics"], **speed}, step)
 
 
 def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     """Precision-recall curves of the commonest classes, as TensorBoard takes them."""
-    # Each is [6, points]: true and false positives, true and false negatives, precision, recall. The points are evenly
-    # spaced logits, so that a confident model has a curve too. TensorBoard's thresholds are not theirs.
+    # Each is [6, points]: true and false positives, true and false negatives, precision, recall.
+    # The points are evenly spaced logits, so that a confident model has a curve too. TensorBoard's
+    # thresholds are not theirs.
     if counted.binned is None:
         return {}
     count = min(127, len(counted.binned))  # TensorBoard keeps no more points
     thinned = np.linspace(0, len(counted.binned) - 1, count).round().astype(int)
     binned = counted.binned[thinned].astype(np.float64)  # [points, classes, target, answer]
-    right, wrong, missed, left = binned[..., 1, 1], binned[..., 0, 1], binned[..., 1, 0], binned[..., 0, 0]
+    right, wrong, missed, left = (
+        binned[..., 1, 1],
+        binned[..., 0, 1],
+        binned[..., 1, 0],
+        binned[..., 0, 0],
+    )
     answered, given = right + wrong, right + missed
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
     curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
@@ -99,12 +140,23 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
 
 
-def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int) -> None:
-    """List a run on tensorboard's page for its folder, or one above: each metric a point under `final/`."""
+def write_hyperparameters(
+    folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int
+) -> None:
+    """List a run on tensorboard's page for its folder, or one above: each metric a point under
+    `final/`.
+    """
     from torch.utils.tensorboard.summary import hparams
 
-    found = {f"final/{name.replace('/', '_')}": value for name, value in metrics.items() if value is not None}
-    plain = {key: each if isinstance(each, bool | int | float | str) else str(each) for key, each in settings.items()}
+    found = {
+        f"final/{name.replace('/', '_')}": value
+        for name, value in metrics.items()
+        if value is not None
+    }
+    plain = {
+        key: each if isinstance(each, bool | int | float | str) else str(each)
+        for key, each in settings.items()
+    }
     with event_file(folder, ".hparams") as writer:
         for summary in hparams(plain, found):  # the page sorts by numbers, texts and booleans
             writer._get_file_writer().add_summary(summary)
@@ -115,10 +167,10 @@ def write_hyperparameters(folder: Path, settings: dict[str, Any], metrics: dict[
 @contextmanager
 def event_file(folder: Path, suffix: str) -> Iterator[Any]:
     """A writer of an event file that replaces those with the same suffix when it is complete."""
-    # TensorBoard reads a folder's files in the order of their names: the second they were begun in, then a number as
-    # text, where 10 comes before 9. A resumed run's curves begin with a note that drops all points read before it from
-    # its first step on. So the file is written apart and gets a second after all others: the note never drops its
-    # points.
+    # TensorBoard reads a folder's files in the order of their names: the second they were begun in,
+    # then a number as text, where 10 comes before 9. A resumed run's curves begin with a note that
+    # drops all points read before it from its first step on. So the file is written apart and gets
+    # a second after all others: the note never drops its points.
     from torch.utils.tensorboard import SummaryWriter
 
     before = list(folder.glob(f"events.*{suffix}"))
@@ -135,13 +187,21 @@ def event_file(folder: Path, suffix: str) -> Iterator[Any]:
 
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by which runs are compared, by their dotted keys, without those that are not set."""
+    """The settings by which runs are compared, by their dotted keys, without those that are not
+    set.
+    """
     flat = {name: value for name, value in flattened(settings).items() if value not in (None, {})}
-    return {name: flat[name] for name in flat if name in _COMPARED or name.startswith(("model.", "optim.", "task."))}
+    return {
+        name: flat[name]
+        for name in flat
+        if name in _COMPARED or name.startswith(("model.", "optim.", "task."))
+    }
 
 
 def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:
-    """The commonest classes, true ones down and predicted ones across, coloured by fraction of the true class."""
+    """The commonest classes, true ones down and predicted ones across, coloured by fraction of the
+    true class.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
     order = np.argsort(-counts.sum(1), kind="stable")[:40]
@@ -153,11 +213,17 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
     of_all = f" (the {len(names)} commonest of {len(classes)})" if len(names) < len(classes) else ""
     with drawing(max(margin + edge + 16, 400), head + margin + edge + 16, dpi=_DPI) as figure:
         width = figure.get_size_inches()[0] * 72
-        axes = add_axes(figure, left=margin, right=width - margin - edge, top=head + margin, bottom=16)
-        axes.imshow(shares, cmap=LinearSegmentedColormap.from_list("", [PAPER, COLOURS[0]]), vmin=0, vmax=1)
+        axes = add_axes(
+            figure, left=margin, right=width - margin - edge, top=head + margin, bottom=16
+        )
+        axes.imshow(
+            shares, cmap=LinearSegmentedColormap.from_list("", [PAPER, COLOURS[0]]), vmin=0, vmax=1
+        )
         axes.set(xticks=range(len(names)), yticks=range(len(names)), yticklabels=names)
         axes.set_xticklabels(names, rotation=90)
-        axes.tick_params(labelcolor=INK, labeltop=True, labelbottom=False, labelsize=11 if size < 30 else 12)
+        axes.tick_params(
+            labelcolor=INK, labeltop=True, labelbottom=False, labelsize=11 if size < 30 else 12
+        )
         axes.set_xticks(np.arange(len(names) + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
         axes.grid(visible=False)
@@ -165,20 +231,38 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
         for down, across in zip(*np.nonzero(shown), strict=True):
             if len(text := str(shown[down, across])) * LETTER * 1.1 < size - 2:
                 ink = PAPER if shares[down, across] > 0.55 else INK  # on a dark cell
-                axes.text(across, down, text, color=ink, fontsize=9 if size < 30 else 11, ha="center", va="center")
-        figure.text(12 / width, 0.985, f"true class down, predicted class across{of_all}", va="top", fontsize=13)
+                axes.text(
+                    across,
+                    down,
+                    text,
+                    color=ink,
+                    fontsize=9 if size < 30 else 11,
+                    ha="center",
+                    va="center",
+                )
+        figure.text(
+            12 / width,
+            0.985,
+            f"true class down, predicted class across{of_all}",
+            va="top",
+            fontsize=13,
+        )
     return figure
 
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
-    """One bar of the parts of a batch's time, with times and shares; None where fewer than two parts are known."""
+    """One bar of the parts of a batch's time, with times and shares; None where fewer than two
+    parts are known.
+    """
     if len(parts := parts_of_step(step_ms)) < 2:
         return None
     with drawing(484, 120 + 26 * len(parts), dpi=_DPI) as figure:
         axes = add_axes(figure, left=12, right=12, top=44, bottom=12)
         axes.set(xlim=(0, 1), ylim=(2.4 + 0.65 * len(parts), 0))
         axes.set_axis_off()
-        axes.set_title(f"each batch: {sum(ms for _, ms, _ in parts):.2f} ms", loc="left", fontsize=15)
+        axes.set_title(
+            f"each batch: {sum(ms for _, ms, _ in parts):.2f} ms", loc="left", fontsize=15
+        )
         before = 0.0
         for row, ((name, value, share), colour) in enumerate(zip(parts, COLOURS, strict=False)):
             y = 2.4 + 0.65 * row

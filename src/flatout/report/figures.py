@@ -1,7 +1,8 @@
 """Draw line charts, and others, with matplotlib, as inline SVG for the pages.
 
-A chart follows its page: ink, grid and paper are CSS variables, so it is readable on a dark screen and in print. Texts
-stay texts. The same data give the same bytes. matplotlib is imported only when a chart is drawn.
+A chart follows its page: ink, grid and paper are CSS variables, so it is readable on a dark screen
+and in print. Texts stay texts. The same data give the same bytes. matplotlib is imported only when
+a chart is drawn.
 """
 
 from __future__ import annotations
@@ -28,14 +29,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 460, 220  # of an ordinary chart, in pixels
-COLOURS = ("#2a83a3", "#c8553d", "#6a994e", "#7b5ea7", "#b08900", "#5c677d", "#2a9d8f", "#d08c60", "#9d4e6b", "#8fa35a")
+COLOURS = (
+    "#2a83a3",
+    "#c8553d",
+    "#6a994e",
+    "#7b5ea7",
+    "#b08900",
+    "#5c677d",
+    "#2a9d8f",
+    "#d08c60",
+    "#9d4e6b",
+    "#8fa35a",
+)
 STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
 LETTER = 6.2  # width of a letter in an ordinary text, in pixels
 INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
-_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+_VARIABLES = {
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    LINE: "var(--line)",
+    GRID: "var(--grid)",
+    PAPER: "var(--paper)",
+}
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 _MARKED, _BETWEEN = "marked:", "\u2028"
-"""An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in them."""
+"""An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in
+them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +69,9 @@ class Chart:
 
 @contextmanager
 def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iterator[Figure]:
-    """An empty figure in our style, whatever style the user has set for matplotlib; sizes are pixels at 72 dpi."""
+    """An empty figure in our style, whatever style the user has set for matplotlib; sizes are
+    pixels at 72 dpi.
+    """
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
@@ -62,21 +83,29 @@ def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iter
 def ignoring_missing_glyphs() -> Iterator[None]:
     """matplotlib's own font lacks most scripts; in SVG the reader's browser has them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message=r"Glyph .* missing from font", category=UserWarning
+        )
         yield
 
 
-def add_axes(figure: Figure, *, left: float = 52, right: float = 12, top: float = 14, bottom: float = 34) -> Axes:
+def add_axes(
+    figure: Figure, *, left: float = 52, right: float = 12, top: float = 14, bottom: float = 34
+) -> Axes:
     """Axes with margins in pixels."""
     width, height = figure.get_size_inches() * 72
-    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height))
+    axes = figure.add_axes(
+        (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
+    )
     axes.patch.set_visible(False)
     axes.grid(axis="y", clip_on=False)
     return axes
 
 
 def explain(artist: Artist, texts: Sequence[str]) -> None:
-    """Show a text when the reader points at a mark of the artist: one text for each mark, in the order drawn."""
+    """Show a text when the reader points at a mark of the artist: one text for each mark, in the
+    order drawn.
+    """
     artist.set_gid(_MARKED + _BETWEEN.join(map(printable, texts)))
 
 
@@ -87,7 +116,9 @@ def draw_svg(figure: Figure, label: str) -> Markup:
     file = io.StringIO()
     with rc_context({"svg.hashsalt": printable(label)}):  # charts of one page share no ids
         figure.patch.set_visible(False)
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     root = ElementTree.fromstring(file.getvalue())  # noqa: S314 (matplotlib wrote it just now)
     for element in root.iter():  # inside of HTML, SVG needs no namespaces
         element.tag = element.tag.rpartition("}")[2]
@@ -100,7 +131,9 @@ def draw_svg(figure: Figure, label: str) -> Markup:
 
 
 def _simplify(element: ElementTree.Element) -> None:
-    """Use the page's colours and font, add the texts of `explain`, and drop what a page does not need."""
+    """Use the page's colours and font, add the texts of `explain`, and drop what a page does not
+    need.
+    """
     for child in list(element):
         if child.tag == "style" or (child.tag == "g" and not len(child)):
             element.remove(child)
@@ -114,12 +147,15 @@ def _simplify(element: ElementTree.Element) -> None:
             style = style.replace(colour, variable)
         style = re.sub(r"font: ([\d.]+px) [^;]*", r"font-size: \1", style)
         element.attrib["style"] = re.sub(r"font-family: [^;]*;? ?", "", style)
-    for name in {"d", "x", "y", "transform"} & element.attrib.keys():  # a tenth of a pixel is fine enough
+    # a tenth of a pixel is fine enough
+    for name in {"d", "x", "y", "transform"} & element.attrib.keys():
         element.attrib[name] = re.sub(r"(\.\d)\d+|\s+(?=\s)", r"\1", element.attrib[name])
     if element.tag == "g" and (name := element.attrib.pop("id", "")).startswith(_MARKED):
         texts = name.removeprefix(_MARKED).split(_BETWEEN)
         hidden = {mark for definitions in element.iter("defs") for mark in definitions.iter()}
-        marks = [mark for mark in element.iter() if mark.tag in ("path", "use") and mark not in hidden]
+        marks = [
+            mark for mark in element.iter() if mark.tag in ("path", "use") and mark not in hidden
+        ]
         for mark, text in zip(marks if len(texts) > 1 else [element], texts, strict=True):
             ElementTree.SubElement(mark, "title").text = text
 
@@ -132,8 +168,13 @@ class Curve:
     points: Sequence[tuple[float, float]]
 
 
-def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False) -> Chart | None:
-    """A chart of some curves, or None without any point. With `doublings`, equal distances to the right are factors."""
+def line_chart(
+    title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False
+) -> Chart | None:
+    """A chart of some curves, or None without any point.
+
+    With `doublings`, equal distances to the right are factors.
+    """
     shown = []
     for curve in curves:
         points = [(x, y) for x, y in curve.points if math.isfinite(y) and (x > 0 or not doublings)]
@@ -146,7 +187,13 @@ def line_chart(title: str, curves: Sequence[Curve], *, x_label: str = "step", do
             axes.set_xscale("log", base=2)
         for curve, colour in zip(shown, COLOURS, strict=False):
             dots = "o" if len(curve.points) <= 30 else ""
-            axes.plot(*zip(*curve.points, strict=True), color=colour, marker=dots, markersize=5, clip_on=False)
+            axes.plot(
+                *zip(*curve.points, strict=True),
+                color=colour,
+                marker=dots,
+                markersize=5,
+                clip_on=False,
+            )
         format_numbers(axes.xaxis, "{:,.0f}" if doublings else "{:g}")
         format_numbers(axes.yaxis)
         axes.locator_params(axis="y" if doublings else "both", nbins=6, steps=STEPS)

@@ -1,4 +1,6 @@
-"""`summary.json`: facts and results of a run in one schema, written at its start and replaced in one step."""
+"""`summary.json`: facts and results of a run in one schema, written at its start and replaced in
+one step.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ from flatout.files import write_atomically
 SCHEMA = 1
 FILE = "summary.json"
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
-_SECTIONS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("schema.json").read_text("utf-8"))
-"""`first`: every key of the schema, null where nothing is known yet; `later`: those of sections that are null there."""
+_SECTIONS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("schema.json").read_text("utf-8")
+)
+"""`first`: every key of the schema, null where nothing is known yet; `later`: those of sections
+that are null there."""
 
 
 def empty_summary() -> dict[str, Any]:
@@ -34,13 +39,17 @@ def empty_summary() -> dict[str, Any]:
 
 
 class Summary:
-    """The summary of one run; `write` puts it into the run folder, and without a path it stays in memory."""
+    """The summary of one run; `write` puts it into the run folder, and without a path it stays in
+    memory.
+    """
 
     def __init__(self, values: dict[str, Any], path: Path | None = None) -> None:
         self.values, self.path = values, path
 
     def set(self, path: str, value: Any) -> None:
-        """Set one value by its dotted path, which must be in the schema; of a section, the values that are given."""
+        """Set one value by its dotted path, which must be in the schema; of a section, the values
+        that are given.
+        """
         *parents, last = path.split(".")
         section: Any = self.values
         for name in parents:
@@ -62,7 +71,9 @@ class Summary:
     def write(self) -> None:
         """Replace the file in one step: a reader sees the old text or the new one."""
         if self.path is not None:
-            write_atomically(self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False))
+            write_atomically(
+                self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False)
+            )
 
 
 def _section(values: Any, name: str) -> Any:
@@ -82,16 +93,23 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[str, Any]:
-    """The mapping in a file of a folder; empty where the file holds something else. The last two are hints."""
+    """The mapping in a file of a folder; empty where the file holds something else.
+
+    The last two are hints.
+    """
     path = folder / name
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(str(folder), f"no {name} there", hint=if_missing) from None
     except OSError as error:
-        raise UserError(str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it.") from None
+        raise UserError(
+            str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it."
+        ) from None
     except ValueError as error:
-        raise UserError(str(path), f"cannot be read, it is not valid JSON: {error}", hint=if_broken) from None
+        raise UserError(
+            str(path), f"cannot be read, it is not valid JSON: {error}", hint=if_broken
+        ) from None
     return values if isinstance(values, dict) else {}
 
 
@@ -107,7 +125,15 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages a run uses, as far as they are installed."""
     found = {"python": platform.python_version()}
-    for package in ("flatout", "torch", "lightning", "transformers", "tokenizers", "numpy", "pyarrow"):
+    for package in (
+        "flatout",
+        "torch",
+        "lightning",
+        "transformers",
+        "tokenizers",
+        "numpy",
+        "pyarrow",
+    ):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
@@ -116,14 +142,25 @@ def versions() -> dict[str, str]:
 def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
     """The devices a run computes on, and its precision."""
     is_cuda = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
+    memory = (
+        torch.cuda.get_device_properties(device).total_memory
+        if is_cuda
+        else psutil.virtual_memory().total
+    )
     name = torch.cuda.get_device_name(device) if is_cuda else processor_name()
-    found = {"device": name, "count": count, "cores": len(os.sched_getaffinity(0)), "memory_gb": round(memory / 1e9, 1)}
+    found = {
+        "device": name,
+        "count": count,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(memory / 1e9, 1),
+    }
     return {**found, "precision": precision, "peak_tflops": None, "peak_source": None}
 
 
 def json_safe(value: Any) -> Any:
-    """Plain JSON: tensors and numpy values become numbers, and numbers that are not finite become null."""
+    """Plain JSON: tensors and numpy values become numbers, and numbers that are not finite become
+    null.
+    """
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -138,7 +175,9 @@ def json_safe(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """Settings as mappings, lists and plain values; any other object is named by its type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -147,7 +186,11 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return str(value) if isinstance(value, Path) else f"<{type(value).__module__}.{type(value).__qualname__}>"
+    return (
+        str(value)
+        if isinstance(value, Path)
+        else f"<{type(value).__module__}.{type(value).__qualname__}>"
+    )
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Charts of a sweep: the result of each trial in order, while training, and over each parameter.
 
-They take plain points, not trials. One colour means one thing in all of them: orange is the best trial, blue are
-complete ones, grey and hollow are pruned ones. The reader points at a mark to see its trial.
+They take plain points, not trials. One colour means one thing in all of them: orange is the best
+trial, blue are complete ones, grey and hollow are pruned ones. The reader points at a mark to see
+its trial.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 _MANY = 100
 _BLUE, _ORANGE = figures.COLOURS[:2]
-_KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}  # kinds of trials, the last one drawn on top
+# kinds of trials, the last one drawn on top
+_KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class Dot:
 
 
 def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | None:
-    """Values of complete trials in their order, with the best so far; `x` of a dot is the number of the trial."""
+    """Values of complete trials in their order, with the best so far; `x` of a dot is the number of
+    the trial.
+    """
     if not dots:
         return None
     values, title = [dot.y for dot in dots], f"{metric} of each trial"
@@ -55,7 +59,9 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
 
 
 def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) -> Chart | None:
-    """What all trials reported over their steps, a line of dots each; pruned ones end in a hollow dot."""
+    """What all trials reported over their steps, a line of dots each; pruned ones end in a hollow
+    dot.
+    """
     from matplotlib.collections import LineCollection
 
     lines = sorted(filter(None, lines), key=lambda line: list(_KINDS).index(line[0].kind))
@@ -66,17 +72,23 @@ def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) ->
     with drawing() as figure:
         axes = _add_scaled(figure, number_scale([dot.x for dot in dots]), results, "validation")
         segments = [[(dot.x, results.clip(dot.y)) for dot in thin(line)] for line in lines]
-        width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)  # the more lines, the fainter each
+        # the more lines, the fainter each
+        width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)
         colours = [_KINDS[end.kind] for end in ends]
         widths = [2.4 if end.kind == "best" else width for end in ends]
         opacities = [1.0 if end.kind == "best" else opacity for end in ends]
-        drawn = LineCollection(segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False)
+        drawn = LineCollection(
+            segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False
+        )
         explain(drawn, [f"trial {end.number}" for end in ends])
         axes.add_collection(drawn, autolim=False)
         _add_dots(axes, ends, results)
         svg = draw_svg(figure, title)
     worst = [(min if mode == "max" else max)(dot.y for dot in line) for line in lines]
-    names, kinds = {"best": "the best", "complete": "complete", "pruned": "not finished"}, {end.kind for end in ends}
+    names, kinds = (
+        {"best": "the best", "complete": "complete", "pruned": "not finished"},
+        {end.kind for end in ends},
+    )
     shown = ((kind, name) for kind, name in names.items() if kind in kinds)
     legend = [(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
@@ -89,7 +101,8 @@ def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> 
     values = value_scale([dot.x for dot in dots], log=log)
     with drawing(300, 190) as figure:
         axes = _add_scaled(figure, values, results)
-        spread = 0.4 if values.words else 0.0  # by multiples of the golden ratio, which modulo 1 never fall together
+        # by multiples of the golden ratio, which modulo 1 never fall together
+        spread = 0.4 if values.words else 0.0
         places = (values.place(dot.x) + spread * (dot.number * 0.618034 % 1 - 0.5) for dot in dots)
         _add_dots(axes, [replace(dot, x=x) for dot, x in zip(dots, places, strict=True)], results)
         svg = draw_svg(figure, key)
@@ -124,7 +137,9 @@ def _add_scaled(figure: Figure, x: Scale, results: Scale, x_label: str = "") -> 
 
 
 def _set_scale(axes: Axes, side: str, scale: Scale) -> None:
-    """Scale, ends and ticks of an axis; words are shortened to their room, in two rows where that helps."""
+    """Scale, ends and ticks of an axis; words are shortened to their room, in two rows where that
+    helps.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
@@ -132,13 +147,18 @@ def _set_scale(axes: Axes, side: str, scale: Scale) -> None:
         slot = 236 / len(scale.names)
         rows = 2 if figures.LETTER * (max(map(len, scale.names)) + 1) > slot else 1
         letters = max(int(slot * rows / figures.LETTER) - 1, 1)
-        shown = ["\n" * (i % rows) + shortened(printable(name), letters) for i, name in enumerate(scale.names)]
+        shown = [
+            "\n" * (i % rows) + shortened(printable(name), letters)
+            for i, name in enumerate(scale.names)
+        ]
         axis.set_ticks(range(len(shown)), shown)
         for label, name in zip(axis.get_ticklabels(), scale.names, strict=True):
             explain(label, [name])  # whole when pointed at
     elif scale.is_log:
         axes.set(**{f"{side}scale": "log"})
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7))
+        axis.set_major_locator(
+            LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7)
+        )
         axis.minorticks_off()
     else:
         axis.set_major_locator(MaxNLocator(nbins=7, steps=figures.STEPS))
@@ -152,9 +172,13 @@ def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
         if not (shown := [dot for dot in dots if dot.kind == kind]):
             continue
         size = 9.0 if kind == "best" else 6.0 if len(dots) <= _MANY else 4.2
-        inside, edge, width = (figures.PAPER, colour, 1.0) if kind == "pruned" else (colour, figures.PAPER, 0.5)
+        inside, edge, width = (
+            (figures.PAPER, colour, 1.0) if kind == "pruned" else (colour, figures.PAPER, 0.5)
+        )
         x, y = [dot.x for dot in shown], [results.clip(dot.y) for dot in shown]
-        drawn = axes.scatter(x, y, s=size**2, facecolors=inside, edgecolors=edge, linewidths=width, clip_on=False)
+        drawn = axes.scatter(
+            x, y, s=size**2, facecolors=inside, edgecolors=edge, linewidths=width, clip_on=False
+        )
         drawn.set(alpha=0.75 if kind == "complete" else None, zorder=3)
         explain(drawn, [f"trial {dot.number}: {dot.y:.6g}" for dot in shown])
 
@@ -178,17 +202,23 @@ class Scale:
 
 
 def metric_scale(values: Sequence[float], mode: str) -> Scale:
-    """A scale of results; those far worse than most lie beyond its end and do not flatten the rest."""
+    """A scale of results; those far worse than most lie beyond its end and do not
+    flatten the rest.
+    """
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
     reach = 5 * (high - low)
     if len(ordered) < 8 or reach == 0:
         return number_scale(ordered)
-    return number_scale([y for y in ordered if (y >= low - reach if mode == "max" else y <= high + reach)])
+    return number_scale(
+        [y for y in ordered if (y >= low - reach if mode == "max" else y <= high + reach)]
+    )
 
 
 def number_scale(values: Sequence[float], *, log: bool = False) -> Scale:
-    """A scale that ends at round numbers; `log`, for numbers above 0: equal distances are factors."""
+    """A scale that ends at round numbers; `log`, for numbers above 0: equal distances
+    are factors.
+    """
     from matplotlib.ticker import MaxNLocator
 
     low, high = float(min(values)), float(max(values))
@@ -199,14 +229,21 @@ def number_scale(values: Sequence[float], *, log: bool = False) -> Scale:
         margin = max(0.5, abs(low) * 1e-9)
         low, high = low - margin, high + margin
     are_counts = all(float(value).is_integer() for value in values)
-    ticks = MaxNLocator(nbins=7 if are_counts else 6, integer=are_counts, steps=figures.STEPS).tick_values(low, high)
+    ticks = MaxNLocator(
+        nbins=7 if are_counts else 6, integer=are_counts, steps=figures.STEPS
+    ).tick_values(low, high)
     return Scale(low=float(ticks[0]), high=float(ticks[-1]))
 
 
 def value_scale(values: Sequence[Any], *, log: bool) -> Scale:
-    """A scale of a parameter's values: of numbers, or of a few values that recur, as they are written."""
+    """A scale of a parameter's values: of numbers, or of a few values that recur, as they are
+    written.
+    """
     texts = {written(value): value for value in values}
-    are_numbers, are_few = all(map(is_number, values)), len(texts) <= 8 and len(values) >= 2 * len(texts)
+    are_numbers, are_few = (
+        all(map(is_number, values)),
+        len(texts) <= 8 and len(values) >= 2 * len(texts),
+    )
     if are_numbers and not are_few and len(texts) > 1:
         return number_scale(values, log=log and min(values) > 0)
     words = sorted(texts, key=texts.__getitem__ if are_numbers else _natural)
@@ -224,7 +261,9 @@ def written(value: Any) -> str:
 
 
 def shortened(text: str, letters: int) -> str:
-    """Both ends of a text that is too long: what names have in common often stands at one of them."""
+    """Both ends of a text that is too long: what names have in common often stands at
+    one of them.
+    """
     tail = max(letters - 1, 2) // 2
     return text if len(text) <= letters else f"{text[: max(letters - 1 - tail, 1)]}…{text[-tail:]}"
 

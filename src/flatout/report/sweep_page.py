@@ -1,6 +1,8 @@
-"""`sweep.html`: all trials of a sweep on one page, without network or script, and `sweep.csv` with the same numbers.
+"""`sweep.html`: all trials of a sweep on one page, without network or script, and `sweep.csv` with
+the same numbers.
 
-The best trial of a search is partly a lucky one. Runs of its setting with other seeds stand beside it: quote those.
+The best trial of a search is partly a lucky one. Runs of its setting with other seeds stand beside
+it: quote those.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ class TrialRow:
     seconds: float | None
     note: str = ""  # why it failed, or when it was pruned
     folder: str = ""  # its run folder, relative to the sweep's
-    curve: list[tuple[int, float]] = field(default_factory=list)  # the values it reported, as (step, value)
-    metrics: dict[str, float] = field(default_factory=dict)  # validation and test metrics of a complete trial
+    # the values it reported, as (step, value)
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    # validation and test metrics of a complete trial
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +55,23 @@ class SweepReport:
     mode: str  # max or min
     space: dict[str, str]  # the values searched, by key, as they were written
     trials: list[TrialRow]
-    best_overrides: str  # the command that trains the best setting again; empty while no trial is complete
+    # the command that trains the best setting again; empty while no trial is complete
+    best_overrides: str
     log_keys: frozenset[str] = frozenset()  # keys whose values differ by factors
-    importance: dict[str, float] = field(default_factory=dict)  # shares; none where there are too few trials
-    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)  # the best setting's metrics with other seeds
+    # shares; none where there are too few trials
+    importance: dict[str, float] = field(default_factory=dict)
+    # the best setting's metrics with other seeds
+    confirmed: dict[int, dict[str, float]] = field(default_factory=dict)
     seconds: float
 
 
 def write_sweep(folder: Path, report: SweepReport) -> None:
     inside = [trial.folder for trial in report.trials if lies_inside(trial.folder, folder)]
     write_atomically(folder / ROWS, _rows(report))
-    write_atomically(folder / PAGE, _page(report, {each for each in inside if (folder / each / _REPORT).is_file()}))
+    write_atomically(
+        folder / PAGE,
+        _page(report, {each for each in inside if (folder / each / _REPORT).is_file()}),
+    )
 
 
 def _rows(report: SweepReport) -> str:
@@ -69,12 +79,26 @@ def _rows(report: SweepReport) -> str:
     metrics = list(dict.fromkeys(name for trial in report.trials for name in trial.metrics))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(map(_defused, ("number", "status", "value", "seconds", *keys, *metrics, "note", "folder")))
+    writer.writerow(
+        map(_defused, ("number", "status", "value", "seconds", *keys, *metrics, "note", "folder"))
+    )
     for trial in report.trials:
-        results = [written(trial.metrics[name]) if name in trial.metrics else "" for name in metrics]
+        results = [
+            written(trial.metrics[name]) if name in trial.metrics else "" for name in metrics
+        ]
         params = [written(trial.params[key]) if key in trial.params else "" for key in keys]
-        numbers = ["" if number is None else written(number) for number in (trial.value, trial.seconds)]
-        cells = [str(trial.number), trial.status, *numbers, *params, *results, trial.note, trial.folder]
+        numbers = [
+            "" if number is None else written(number) for number in (trial.value, trial.seconds)
+        ]
+        cells = [
+            str(trial.number),
+            trial.status,
+            *numbers,
+            *params,
+            *results,
+            trial.note,
+            trial.folder,
+        ]
         writer.writerow(map(_defused, cells))
     return file.getvalue()
 
@@ -98,9 +122,17 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
     best = complete[0] if complete else None
     params, metrics = ({}, {}) if best is None else (best.params, best.metrics)
     by_importance = sorted(keys, key=lambda key: -report.importance.get(key, 0.0))
-    shares = sorted(((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True)
-    tiles = [] if best is None else [tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
-    tests = {name: value for name, value in metrics.items() if name.startswith("test/") and is_number(value)}
+    shares = sorted(
+        ((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True
+    )
+    tiles = (
+        [] if best is None else [tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
+    )
+    tests = {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith("test/") and is_number(value)
+    }
     tiles += [tile(f"{value:.4f}", name) for name, value in tests.items()]
     seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
@@ -109,7 +141,8 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         "sweep.html",
         report=report,
         goal="highest" if report.mode == "max" else "lowest",
-        counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count) or "no trial yet",
+        counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
+        or "no trial yet",
         duration=_duration(report.seconds),
         figures=tiles,
         has_best=best is not None,
@@ -120,7 +153,8 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         curves=_charts(report, best),
         slices=slices,
         slices_note=note,
-        trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],  # a line may break there
+        # a line may break there
+        trial_heads=[head.replace(".", ".\u200b").replace("_", "_\u200b") for head in heads],
         trials=[_trial_row(trial, keys, trial is best, with_page) for trial in trials],
     )
 
@@ -129,15 +163,25 @@ def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[
     runs, rows = report.confirmed.values(), []
     for name in dict.fromkeys(name for run in runs for name in run):
         mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
-        rows.append([name, _figure(searched.get(name)), mean, *(_figure(run.get(name)) for run in runs)])
+        rows.append(
+            [name, _figure(searched.get(name)), mean, *(_figure(run.get(name)) for run in runs)]
+        )
     return rows
 
 
 def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
     ended = ((trial, trial.value) for trial in report.trials if trial.status == "complete")
-    dots = [Dot(trial.number, _kind(trial, best), trial.number, value) for trial, value in ended if is_number(value)]
+    dots = [
+        Dot(trial.number, _kind(trial, best), trial.number, value)
+        for trial, value in ended
+        if is_number(value)
+    ]
     lines = [
-        [Dot(trial.number, _kind(trial, best), *point) for point in trial.curve if all(map(is_number, point))]
+        [
+            Dot(trial.number, _kind(trial, best), *point)
+            for point in trial.curve
+            if all(map(is_number, point))
+        ]
         for trial in report.trials
     ]
     history = sweep_charts.history_chart(dots, metric=report.metric, mode=report.mode)
@@ -145,8 +189,12 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
     return [chart for chart in (history, learning) if chart]
 
 
-def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> tuple[list[Chart], str]:
-    shown = [(trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")]
+def _slices(
+    report: SweepReport, best: TrialRow | None, keys: Sequence[str]
+) -> tuple[list[Chart], str]:
+    shown = [
+        (trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")
+    ]
     known = [(trial, value) for trial, value in shown if is_number(value)]
     if not known:
         return [], ""
@@ -154,17 +202,25 @@ def _slices(report: SweepReport, best: TrialRow | None, keys: Sequence[str]) -> 
     results = sweep_charts.metric_scale(values, report.mode)
     for key in keys:
         having = ((trial, value) for trial, value in known if key in trial.params)
-        dots = [Dot(trial.number, _kind(trial, best), trial.params[key], value) for trial, value in having]
+        dots = [
+            Dot(trial.number, _kind(trial, best), trial.params[key], value)
+            for trial, value in having
+        ]
         charts.append(sweep_charts.slice_chart(key, dots, results, log=key in report.log_keys))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
     return [chart for chart in charts if chart], f"{note}{sweep_charts.far_worse(results, values)}."
 
 
-def _trial_row(trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]) -> dict[str, Any]:
+def _trial_row(
+    trial: TrialRow, keys: Sequence[str], is_best: bool, with_page: Collection[str]
+) -> dict[str, Any]:
     return {
         "trial": trial,
         "is_best": is_best,
-        "numbers": [_figure(trial.value), "–" if trial.seconds is None else f"{trial.seconds:,.0f}"],
+        "numbers": [
+            _figure(trial.value),
+            "–" if trial.seconds is None else f"{trial.seconds:,.0f}",
+        ],
         "texts": [*(_value(trial.params, key) for key in keys), shortened(trial.note, 300)],
         "link": f"./{quote(trial.folder)}/{_REPORT}" if trial.folder in with_page else "",
     }
@@ -180,7 +236,9 @@ def _value(params: Mapping[str, Any], key: str) -> str:
 
 def _keys(report: SweepReport) -> list[str]:
     """Keys that were searched, then other keys of trials."""
-    return list(dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)]))
+    return list(
+        dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)])
+    )
 
 
 def _ordered(report: SweepReport) -> list[TrialRow]:
@@ -189,7 +247,9 @@ def _ordered(report: SweepReport) -> list[TrialRow]:
 
     def place(trial: TrialRow) -> tuple[int, bool, float]:
         status = STATUSES.index(trial.status) if trial.status in STATUSES else len(STATUSES)
-        return (status, False, sign * trial.value) if is_number(trial.value) else (status, True, 0.0)
+        return (
+            (status, False, sign * trial.value) if is_number(trial.value) else (status, True, 0.0)
+        )
 
     return sorted(report.trials, key=place)
 

@@ -66,7 +66,9 @@ class Result:
 
     @property
     def objective(self) -> float:
-        """The validation metric of the best checkpoint: what a sweep compares; NaN where a module logs none."""
+        """The validation metric of the best checkpoint: what a sweep compares; NaN where a module
+        logs none.
+        """
         return self.metrics.get(f"val/{self.metric}", math.nan)
 
     def predict(self, rows: Sequence[Any]) -> list[Any]:
@@ -81,18 +83,28 @@ def answers_of(config: RunConfig, folder: Path) -> Answers:
 def finished_result(folder: Path, answers: Answers) -> Result:
     """What a run has left that has finished before."""
     summary = read_summary(folder)
-    metrics = {name: float(value) for name, value in summary["metrics"].items() if value is not None}
+    metrics = {
+        name: float(value) for name, value in summary["metrics"].items() if value is not None
+    }
     return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 
 def keep_answers(
-    config: RunConfig, module: Any, feeds: Feeds | None, training: Training, ranks: Ranks, folder: RunFolder
+    config: RunConfig,
+    module: Any,
+    feeds: Feeds | None,
+    training: Training,
+    ranks: Ranks,
+    folder: RunFolder,
 ) -> tuple[Answers, list[dict[str, Any]], list[Chart]]:
-    """What the trained network answers with, which is saved; its scores by class, and charts of its answers."""
+    """What the trained network answers with, which is saved; its scores by class, and charts of its
+    answers.
+    """
     if feeds is None:
         return NoAnswers(type(module).__name__), [], []
     kind, strategy = kind_of(config.data), cast(Any, training.trainer.strategy)
-    if module.is_sharded:  # ranks hold slices: all of them on each rank's host, to answer and to be saved with
+    # ranks hold slices: all of them on each rank's host, to answer and to be saved with
+    if module.is_sharded:
         with others_watched():
             module.model = strategy.gathered(module.model)
         module.is_sharded = False
@@ -102,17 +114,25 @@ def keep_answers(
         folder.say("model/ is not written: the settings of your own model are not known")
     elif ranks.is_first:
         predictor.save(folder.path / "model", config.model)
-    # Where no table tells what the device could do it is tried now, so that no first step waits for it: the run's
-    # threads and its way of making fp32 products are still set. So a CPU has no curve of its MFU.
+    # Where no table tells what the device could do it is tried now, so that no first step waits for
+    # it: the run's threads and its way of making fp32 products are still set. So a CPU has no curve
+    # of its MFU.
     throughput = training.curves.throughput
     if ranks.is_first and throughput.peak is None and throughput.volume.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
     return predictor, per_class, charts
 
 
-def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder) -> None:
+def summarise(
+    module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder
+) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    put, curves, loop, trainer = folder.summary.set, training.curves, training.loop, training.trainer
+    put, curves, loop, trainer = (
+        folder.summary.set,
+        training.curves,
+        training.loop,
+        training.trainer,
+    )
     throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
     rates, model = total.values(), module if feeds is None else module.model
     if feeds is None:
@@ -124,8 +144,18 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     put("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
     if (peak := throughput.peak) is not None:
         put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    put("training", {"epochs": trainer.current_epoch, "steps": trainer.global_step, "rows_per_step": rows_per_step})
-    put("training", {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step})
+    put(
+        "training",
+        {
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "rows_per_step": rows_per_step,
+        },
+    )
+    put(
+        "training",
+        {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step},
+    )
     put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
     counts_tokens = feeds is not None and module.counts_tokens
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
@@ -133,14 +163,19 @@ def summarise(module: Any, feeds: Feeds | None, training: Training, seconds: flo
     for name, value in timer.times.total.values().items():
         put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
     percentiles = {f"p{share}": timer.step_times.percentile(share / 100) for share in (50, 90, 99)}
-    put("speed.step_percentiles_ms", {name: each and round(1000 * each, 3) for name, each in percentiles.items()})
+    put(
+        "speed.step_percentiles_ms",
+        {name: each and round(1000 * each, 3) for name, each in percentiles.items()},
+    )
     put("speed.first_steps_ms", [round(1000 * seconds, 3) for seconds in timer.step_times.first])
     put("speed.mfu", throughput.mfu(total))
     for group, found in curves.monitor.summary().items():
         put(f"speed.{group}", found)
 
 
-def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder) -> None:
+def write_verdict(
+    settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder
+) -> None:
     """Judge what held the run back, and write evidence and verdict into the summary."""
     if feeds is None:
         evidence = _judge_own(settings.asked, module, training, folder)
@@ -154,8 +189,12 @@ def write_verdict(settings: Settings, module: Any, feeds: Feeds | None, training
         folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
 
 
-def judge(task: Task, feeds: Feeds, settings: Settings, training: Training, folder: RunFolder) -> Evidence | None:
-    """At the end, on all ranks: try what could be faster; the evidence, None after too few steps."""
+def judge(
+    task: Task, feeds: Feeds, settings: Settings, training: Training, folder: RunFolder
+) -> Evidence | None:
+    """At the end, on all ranks: try what could be faster; the evidence, None after too
+    few steps.
+    """
     asked, curves, precision = settings.asked, training.curves, str(training.trainer.precision)
     batches = curves.throughput.volume.total.batches
     evidence = evidence_of(curves, feeds.train, precision, batches / (settings.batches or 1))
@@ -163,11 +202,18 @@ def judge(task: Task, feeds: Feeds, settings: Settings, training: Training, fold
     ranks = _of_all_ranks(task, feeds, training, evidence if may_try else None)
     if evidence is None:
         return None
-    evidence.effective_batch, evidence.tuned_layers = asked.data.effective_batch, _tuned_layers(task)
+    evidence.effective_batch, evidence.tuned_layers = (
+        asked.data.effective_batch,
+        _tuned_layers(task),
+    )
     evidence.pieces = training.loop.passes.pieces[TRAINING]
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
     usual = choose_precision(Precision.auto, task.device).value
-    if asked.precision in (Precision.fp32, Precision.bf16) and not is_measured and LIGHTNING_NAMES[usual] != precision:
+    if (
+        asked.precision in (Precision.fp32, Precision.bf16)
+        and not is_measured
+        and LIGHTNING_NAMES[usual] != precision
+    ):
         evidence.native = usual.value
     if ranks:
         evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
@@ -180,24 +226,42 @@ def judge(task: Task, feeds: Feeds, settings: Settings, training: Training, fold
 def _tuned_layers(task: Task) -> int:
     """Layers of a pretrained encoder of which all are trained."""
     network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
-    if not is_pretrained or not isinstance(network, Transformer) or not network.is_flat or network.predicts_words:
+    if (
+        not is_pretrained
+        or not isinstance(network, Transformer)
+        or not network.is_flat
+        or network.predicts_words
+    ):
         return 0
-    return len(network.in_order()) if all(weight.requires_grad for weight in network.parameters()) else 0
+    return (
+        len(network.in_order())
+        if all(weight.requires_grad for weight in network.parameters())
+        else 0
+    )
 
 
-def _of_all_ranks(task: Task, feeds: Feeds, training: Training, evidence: Evidence | None) -> list[dict[str, float]]:
-    """Of several ranks each one's parts of a batch, and what it takes alone where something may be tried."""
+def _of_all_ranks(
+    task: Task, feeds: Feeds, training: Training, evidence: Evidence | None
+) -> list[dict[str, float]]:
+    """Of several ranks each one's parts of a batch, and what it takes alone where something may be
+    tried.
+    """
     if feeds.train.plan.world == 1:
         return []
     counted = training.curves.timer.times.counted()
     own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
     if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
-        with suppress(Exception):  # your own model may raise anything, and the other ranks wait for this one
-            own["alone"] = alone_ms(task, feeds, min(SHARE * evidence.total_ms * evidence.batches / 1000, 5.0))
+        # your own model may raise anything, and the other ranks wait for this one
+        with suppress(Exception):
+            own["alone"] = alone_ms(
+                task, feeds, min(SHARE * evidence.total_ms * evidence.batches / 1000, 5.0)
+            )
     return of_all_ranks(own)
 
 
-def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFolder) -> Evidence | None:
+def _judge_own(
+    config: RunConfig, module: Any, training: Training, folder: RunFolder
+) -> Evidence | None:
     trainer, curves = training.trainer, training.curves
     fetches = next(each for each in callbacks_of(trainer) if isinstance(each, FetchTimes))
     evidence = evidence_of_own(curves, trainer, fetches.ms)
@@ -209,8 +273,12 @@ def _judge_own(config: RunConfig, module: Any, training: Training, folder: RunFo
     return evidence
 
 
-def report_kind(config: RunConfig, data: Any, task: Task, predictor: Any, seconds: float, folder: RunFolder) -> None:
-    """Add what the kind of the data has beside each result: the scores of a simple model, and a study of its own."""
+def report_kind(
+    config: RunConfig, data: Any, task: Task, predictor: Any, seconds: float, folder: RunFolder
+) -> None:
+    """Add what the kind of the data has beside each result: the scores of a simple model, and a
+    study of its own.
+    """
     kind, values = kind_of(config.data), folder.summary.values
     if kind.rival is not None and config.monitor.rival:
         folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
@@ -218,13 +286,25 @@ def report_kind(config: RunConfig, data: Any, task: Task, predictor: Any, second
         kind.report(task, predictor, data.feeds, values, folder.path, folder)
 
 
-def write_reports(settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder) -> None:
-    """Write the page, print the closing table, and complete what TensorBoard shows of these settings."""
+def write_reports(
+    settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder
+) -> None:
+    """Write the page, print the closing table, and complete what TensorBoard shows of these
+    settings.
+    """
     values = {**folder.summary.values, "status": "finished"}
     write_page(folder.path, values, read_curves(folder.path), scores, charts)
-    artifacts = {"model": "model", "checkpoints": CHECKPOINTS, "page": "report.html", "curves": "metrics.csv"}
+    artifacts = {
+        "model": "model",
+        "checkpoints": CHECKPOINTS,
+        "page": "report.html",
+        "curves": "metrics.csv",
+    }
     artifacts |= {"trace": TRACE, "operators": TABLE}
-    folder.summary.set("artifacts", {name: path for name, path in artifacts.items() if (folder.path / path).exists()})
+    folder.summary.set(
+        "artifacts",
+        {name: path for name, path in artifacts.items() if (folder.path / path).exists()},
+    )
     print_closing(values, folder.path, scores)
     if "tensorboard" in settings.asked.logger and not settings.asked.has_own_parts:
         write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)

@@ -1,4 +1,6 @@
-"""A run's own model in folds: what it says of each text, or word, when it is trained on the other folds' alone."""
+"""A run's own model in folds: what it says of each text, or word, when it is trained on the other
+folds' alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from flatout.perf.measure import apart
 from flatout.perf.tune.settings import tune_of
 from flatout.run_log import Say
 
-_OF_MACHINES = ("devices", "num_nodes", "strategy", "accelerator")  # what a fold, on one device, does without
+# what a fold, on one device, does without
+_OF_MACHINES = ("devices", "num_nodes", "strategy", "accelerator")
 Texts = NDArray[np.object_]
 Rows = dict[str, Texts]  # texts and labels; or lists of words, and of their tags
 
@@ -36,9 +39,12 @@ def answers_in_folds(
     limit_s: float,
     say: Say,
 ) -> NDArray[np.float64] | None:
-    """`[N, C]` probabilities of N texts, or of N words of tagged sentences, by trainings without the fold of each."""
-    # None, with a line that says why, where the trainings take longer than they may, or fail; `run_s`: what the run
-    # took. Sentences of fold -1 are always taught. The first of the classes of words is that of no entity.
+    """`[N, C]` probabilities of N texts, or of N words of tagged sentences, by trainings without
+    the fold of each.
+    """
+    # None, with a line that says why, where the trainings take longer than they may, or fail;
+    # `run_s`: what the run took. Sentences of fold -1 are always taught. The first of the classes
+    # of words is that of no entity.
     numbers, began = np.unique(folds[folds >= 0]), time.time()
     is_tagged = settings.data.problem is Problem.tags
     fold_N = np.repeat(folds, [len(words) for words in texts]) if is_tagged else folds
@@ -48,9 +54,14 @@ def answers_in_folds(
             what = f"{len(numbers)} trainings of the run's model take {whole_s:.0f} s"
             say(f"network: left out: {what}. Give it more time: for=TIME.")
             return None
-        say(f"network: training {nth} of {len(numbers)} of the run's model, some {whole_s:.0f} s in all")
+        say(
+            f"network: training {nth} of {len(numbers)} of the run's model, some {whole_s:.0f} s"
+            " in all"
+        )
         is_judged = folds == fold
-        taught, judged = ({"text": texts[rows], "label": labels[rows]} for rows in (~is_judged, is_judged))
+        taught, judged = (
+            {"text": texts[rows], "label": labels[rows]} for rows in (~is_judged, is_judged)
+        )
         try:
             work = partial(_answers, settings, taught, judged, classes[0])
             answers = apart.run(work, began + limit_s - time.time())
@@ -60,22 +71,33 @@ def answers_in_folds(
         for name, shares in answers.items():
             found[fold_N == fold, classes.index(name)] = shares
         whole_s = (time.time() - began) / nth * len(numbers)
-    say(f"network: the run's model was trained {len(numbers)} times, in {time.time() - began:.0f} s")
+    say(
+        f"network: the run's model was trained {len(numbers)} times, in {time.time() - began:.0f} s"
+    )
     return found
 
 
-def _answers(settings: RunConfig, taught: Rows, judged: Rows, outside: str) -> dict[str, NDArray[np.float32]]:
-    # In a process of its own, as a training takes seeds and threads; its folder and its store are gone afterwards.
+def _answers(
+    settings: RunConfig, taught: Rows, judged: Rows, outside: str
+) -> dict[str, NDArray[np.float32]]:
+    # In a process of its own, as a training takes seeds and threads; its folder and its store are
+    # gone afterwards.
     from flatout.run.launch import start
 
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {"train": _columns(taught), "test": _columns(judged), "cache": folder}
+        given: dict[str, Any] = {
+            "train": _columns(taught),
+            "test": _columns(judged),
+            "cache": folder,
+        }
         given |= {"label": "label", "text": ["text", "other"] if settings.data.pair else "text"}
         given |= dict.fromkeys(("source", "validation", "group", "exclude", "relabel"))
         run = replace(
             settings,
             data=replace(settings.data, **given, split_by=SplitBy.content),
-            trainer={name: value for name, value in settings.trainer.items() if name not in _OF_MACHINES},
+            trainer={
+                name: value for name, value in settings.trainer.items() if name not in _OF_MACHINES
+            },
             monitor=replace(settings.monitor, progress=False, verdict=False, rival=False),
             tune=tune_of("off"),
             logger="none",
@@ -86,7 +108,13 @@ def _answers(settings: RunConfig, taught: Rows, judged: Rows, outside: str) -> d
         predictor: Any = start(run).predictor
         if settings.data.problem is Problem.tags:
             words = predictor.tags(pa.array(judged["text"], pa.list_(pa.large_string())))
-            return dict(zip([outside, *(name[2:] for name in predictor.names[1::2])], words.types.T, strict=True))
+            return dict(
+                zip(
+                    [outside, *(name[2:] for name in predictor.names[1::2])],
+                    words.types.T,
+                    strict=True,
+                )
+            )
         shares = predictor.shares(predictor.outputs(pa.array(judged["text"], pa.string()))).numpy()
         return dict(zip(predictor.labels.classes, shares.T, strict=True))
 

@@ -1,7 +1,9 @@
-"""The kinds of data that a run can have, each as one record: everything that differs between them stands here.
+"""The kinds of data that a run can have, each as one record: everything that differs between them
+stands here.
 
-The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too (`load_predictor`).
-Others ask no more than whether something is ours or an encoder. A new kind is its own folder and a record in `KINDS`.
+The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too
+(`load_predictor`). Others ask no more than whether something is ours or an encoder. A new kind is
+its own folder and a record in `KINDS`.
 """
 
 from __future__ import annotations
@@ -56,25 +58,33 @@ class Kind:
 
     settings: type  # the Config of its data
     data_option: str  # the name of its data in `conf/schema/data`
-    problems: tuple[str, ...] = ()  # the values of `data.problem` that choose it; empty: there is no such setting
+    # the values of `data.problem` that choose it; empty: there is no such setting
+    problems: tuple[str, ...] = ()
     data: type[StoreData[Any, Any]]
     task: type[Task]
     predictor: type[RunPredictor]
     task_option: str  # the name of its task in `conf/task/`
-    models: tuple[type, ...]  # those of ours that read its batches, the usual one first; the user's own may always
-    answers: str = ""  # what only an encoder answers; empty: every model that reads its batches answers
+    # those of ours that read its batches, the usual one first; the user's own may always
+    models: tuple[type, ...]
+    # what only an encoder answers; empty: every model that reads its batches answers
+    answers: str = ""
     rows: str  # what a row of it is called
     model_hint: str  # what helps where the model reads other rows
-    names_task: bool = False  # whether the task that fits helps where another is named; else `model_hint` does
-    way_to_task: str = ""  # what helps where its task is named without the `data.problem` that it needs
+    # whether the task that fits helps where another is named; else `model_hint` does
+    names_task: bool = False
+    # what helps where its task is named without the `data.problem` that it needs
+    way_to_task: str = ""
     in_parts: bool = False  # whether its store can be built in parts
     why_whole: str = ""  # why its weights cannot be sharded; empty: they can
     metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
     usual_metric: Callable[[Any], str]  # the one that decides unless the settings name one
-    keeps_rows: bool = False  # whether its rows are a table's, so that a run keeps which of them are in which split
+    # whether its rows are a table's, so that a run keeps which of them are in which split
+    keeps_rows: bool = False
     draw: Callable[[Any, Feeds, Path], list[Chart]] | None = None
-    """Charts of a trained task's answers, and the files that go with them; every rank takes part."""
-    rival: tuple[str, Model] | None = None  # the simple model that is trained beside each result, its name first
+    """Charts of a trained task's answers, and the files that go with them; every rank takes
+    part."""
+    # the simple model that is trained beside each result, its name first
+    rival: tuple[str, Model] | None = None
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] | None = None
     """What the first rank writes when everything else is done."""
 
@@ -132,7 +142,9 @@ MASKED_WORDS = replace(
     task_option="mlm",
     answers="masked words",
     way_to_task="Leave data.problem out.",
-    why_whole="does not train masked language models in this version: a weight of theirs has two names",
+    why_whole=(
+        "does not train masked language models in this version: a weight of theirs has two names"
+    ),
     metrics=lambda config: [*MASKED_METRICS, "loss"],
     usual_metric=lambda config: MASKED_METRICS[0],
     rival=None,
@@ -164,7 +176,9 @@ RECORDINGS = Kind(
     rows="sequences",
     model_hint="Set model=rnn or model=window_mlp, or start from +experiment=battery_soc.",
     names_task=True,
-    metrics=lambda config: list(dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"])),
+    metrics=lambda config: list(
+        dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"])
+    ),
     usual_metric=_recording_metric,
     draw=draw_answers,
 )
@@ -183,44 +197,73 @@ KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 def kind_of(config: Any) -> Kind:
     """The kind of some data, by its settings."""
     of_settings = [kind for kind in KINDS if isinstance(config, kind.settings)]
-    return next(kind for kind in of_settings if not kind.problems or config.problem in kind.problems)
+    return next(
+        kind for kind in of_settings if not kind.problems or config.problem in kind.problems
+    )
 
 
 def kind_of_run(settings: dict[str, Any]) -> Kind:
     """The kind of a finished run, by the settings in its `model` folder."""
-    return next((kind for kind in KINDS if settings.get("problem") in kind.predictor.problems), TEXTS)
+    return next(
+        (kind for kind in KINDS if settings.get("problem") in kind.predictor.problems), TEXTS
+    )
 
 
 def load_predictor(
-    run: str | Path, device: str | torch.device = "cpu", precision: Precision = Precision.auto, *, exact: bool = False
+    run: str | Path,
+    device: str | torch.device = "cpu",
+    precision: Precision = Precision.auto,
+    *,
+    exact: bool = False,
 ) -> RunPredictor:
-    """The best model of a run, of whichever kind it was; `exact`: an answer is the same bit for bit beside any rows."""
+    """The best model of a run, of whichever kind it was; `exact`: an answer is the same bit for bit
+    beside any rows.
+    """
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
     what = f"a run on {predictor.answers_to} answers in batches of any size"
-    require(not exact or not isinstance(predictor, MaskedWordPredictor), "exact", what, hint="Leave it out.")
+    require(
+        not exact or not isinstance(predictor, MaskedWordPredictor),
+        "exact",
+        what,
+        hint="Leave it out.",
+    )
     predictor.precision = precision
-    predictor.exact = exact and not isinstance(predictor, SequencePredictor)  # it answers each recording by itself
+    # it answers each recording by itself
+    predictor.exact = exact and not isinstance(predictor, SequencePredictor)
     return predictor
 
 
 def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
-    """Settings of data, model and task with what they imply of each other; parts that do not fit are refused."""
+    """Settings of data, model and task with what they imply of each other; parts that do not fit
+    are refused.
+    """
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
     hint, what = kind.model_hint, f"{_option_of(model)} does not fit {kind.rows}"
-    require(type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint)
+    require(
+        type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint
+    )
     if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
         data = replace(data, problem=Problem.none)
         kind = kind_of(data)
     if not isinstance(task, kind.task.settings):
-        near = [other for other in KINDS if other.settings is kind.settings and isinstance(task, other.task.settings)]
+        near = [
+            other
+            for other in KINDS
+            if other.settings is kind.settings and isinstance(task, other.task.settings)
+        ]
         what = f"{_option_of(task)} does not fit {kind.rows}"
         require(bool(near) or kind.names_task, "task", what, hint=kind.model_hint)
         hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
         raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
     what = f"{_option_of(model)} predicts no {kind.answers}"
-    require(not kind.answers or isinstance(model, TransformerConfig), "model", what, hint="Set model=transformer.")
+    require(
+        not kind.answers or isinstance(model, TransformerConfig),
+        "model",
+        what,
+        hint="Set model=transformer.",
+    )
     return _with_tokenizer(data, model) if kind.settings is TextDataConfig else data, model, task
 
 

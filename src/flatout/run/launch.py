@@ -1,8 +1,9 @@
-"""Start a run: on one device or several, from a command, from Python (`fit`), or as the job of a sweep (`RunJob`).
+"""Start a run: on one device or several, from a command, from Python (`fit`), or as the job of a
+sweep (`RunJob`).
 
-`start` trains in this process where there is one device, or where torchrun, srun or Ray has started the ranks already.
-Otherwise it starts a process a device by the launcher behind torchrun, passes on what the first rank found, and when
-one dies says which and why.
+`start` trains in this process where there is one device, or where torchrun, srun or Ray has started
+the ranks already. Otherwise it starts a process a device by the launcher behind torchrun, passes on
+what the first rank found, and when one dies says which and why.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    ProcessFailure,
+    record,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.bits.settings import BitsDataConfig
@@ -38,7 +43,12 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables.sources import is_rows
 from flatout.data.text import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
-from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output, warm_start
+from flatout.distributed.processes import (
+    end_with_parent,
+    interrupt_once,
+    redirect_output,
+    warm_start,
+)
 from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
 from flatout.distributed.signals import ASKING
 from flatout.engine.run_length import validations
@@ -54,34 +64,56 @@ from flatout.run.run_folder import OVERRIDES, claim_folder, name_folder
 from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
-Claim = Callable[[Path], Path]  # makes the folder of a new run: the one that was asked for, or one beside it
+# makes the folder of a new run: the one that was asked for, or one beside it
+Claim = Callable[[Path], Path]
 _SHUTDOWN_S = 20  # how long a rank may take to end when another has died, before it is killed
-_OF_TORCHRUN = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
+_OF_TORCHRUN = (
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS".split()
+)
 _ITS_PREFIXES = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 """Variables that tell a rank who it is: their names, and how the names of others begin."""
 _BEGINNINGS = (EXIT_CODE, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 """How a rank ends that begins a failure."""
-_LATER_S = 2  # how long a rank that only misses another one waits, so that the launcher sees the other one's end first
+# how long a rank that only misses another one waits, so that the launcher sees the other one's end
+# first
+_LATER_S = 2
 
 
 def start(
-    config: RunConfig, *, folder: Path | None = None, overrides: Sequence[str] = (), claim: Claim = claim_folder
+    config: RunConfig,
+    *,
+    folder: Path | None = None,
+    overrides: Sequence[str] = (),
+    claim: Claim = claim_folder,
 ) -> Result:
-    """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a new one."""
+    """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a
+    new one.
+    """
     ranks, wanted = Ranks.here(), devices_wanted(config.trainer)
     if ranks.are_several:
         given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
         hint = "Leave trainer.devices out: who starts the ranks decides."
-        require(not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint)
+        require(
+            not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint
+        )
     nodes = config.trainer.get("num_nodes", 1)
-    what, hint = f"{nodes}, but no rank runs on another machine", "Start the run on each machine with torchrun or srun."
+    what, hint = (
+        f"{nodes}, but no rank runs on another machine",
+        "Start the run on each machine with torchrun or srun.",
+    )
     require(ranks.are_several or nodes == 1, "trainer.num_nodes", what, hint=hint)
     are_alone = not ranks.are_several and len(wanted) == 1
-    what, hint = "a single device has no other to share weights with", "Set trainer.devices=N, or leave it out."
+    what, hint = (
+        "a single device has no other to share weights with",
+        "Set trainer.devices=N, or leave it out.",
+    )
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     is_here = ranks.are_several or are_alone
-    hint, is_own = "Start your script with torchrun, or name the model's settings.", isinstance(config.model, nn.Module)
+    hint, is_own = (
+        "Start your script with torchrun, or name the model's settings.",
+        isinstance(config.model, nn.Module),
+    )
     what = "a model of your own cannot be handed to other processes"
     require(is_here or not is_own, "trainer.devices", what, hint=hint)
     if config.has_own_parts:
@@ -99,7 +131,12 @@ def start(
 
 
 def start_on_ray(
-    config: RunConfig, *, folder: Path, overrides: Sequence[str], workers: int, claim: Claim = claim_folder
+    config: RunConfig,
+    *,
+    folder: Path,
+    overrides: Sequence[str],
+    workers: int,
+    claim: Claim = claim_folder,
 ) -> Result:
     """One run whose ranks are workers of Ray Train, on any machines that see the run's folder."""
     if config.has_own_parts:
@@ -112,13 +149,19 @@ def start_on_ray(
         try:
             train_on_ray(ranks, workers, device, path.parent)
         except BaseException as ended:  # Ray ends the ranks, before they can write how it ended
-            mark_broken(path, started, "interrupted" if isinstance(ended, KeyboardInterrupt | SystemExit) else "failed")
+            mark_broken(
+                path,
+                started,
+                "interrupted" if isinstance(ended, KeyboardInterrupt | SystemExit) else "failed",
+            )
             raise
     return finished_result(path, answers_of(config, path))
 
 
 def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
-    """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray restarts lost ranks."""
+    """A rank's part of the run in this folder, from the last checkpoint if there is one: Ray
+    restarts lost ranks.
+    """
     has_any = Ranks.here().agreed("begun", lambda: any(find_checkpoint(folder / CHECKPOINTS)))
     config = replace(config, resume=str(folder) if has_any else None)
     start(config, folder=folder, overrides=overrides, claim=Path.absolute)
@@ -129,18 +172,28 @@ def require_picklable(config: RunConfig) -> None:
     for where, part in (("task", config.task), ("data", config.data)):
         try:
             ForkingPickler.dumps(part)
-        except Exception as error:  # pickling runs methods of all its attributes, which may raise anything
+        except Exception as error:
+            # pickling runs methods of all its attributes, which may raise anything
             what = f"{type(part).__name__} cannot be sent to other processes: {error}"
-            hint = "Make it picklable, or start one run with torchrun: each process then builds its parts."
+            hint = (
+                "Make it picklable, or start one run with torchrun: each process then builds its"
+                " parts."
+            )
             raise UserError(where, what, hint=hint) from None
 
 
-def _choose_folder(config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Claim) -> dict[str, Any]:
+def _choose_folder(
+    config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Claim
+) -> dict[str, Any]:
     found = find_run(config, overrides)
     for line in found.lines:
         print(line, flush=True)
     if found.folder is not None:
-        return {"folder": str(found.folder), "resume": str(found.folder), "is_finished": found.is_finished}
+        return {
+            "folder": str(found.folder),
+            "resume": str(found.folder),
+            "is_finished": found.is_finished,
+        }
     if config.resume is None and (hint := unfinished_before(config, overrides)):
         print(hint, flush=True)
     claimed = claim((folder or name_folder(Path(config.output, config.name))).absolute())
@@ -162,11 +215,20 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
     if count and "MIG-" in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
         here = "CUDA gives a process one slice of a MIG card"
     if isinstance(asked, str) and asked != "auto":
-        numbers = [int(part) if part.isdecimal() else part for part in map(str.strip, asked.split(","))]
+        numbers = [
+            int(part) if part.isdecimal() else part for part in map(str.strip, asked.split(","))
+        ]
         asked = numbers if "," in asked else numbers[0]
     is_list = isinstance(asked, list | tuple) and all(isinstance(each, int) for each in asked)
-    is_known = asked is None or asked == "auto" or (isinstance(asked, int) and not isinstance(asked, bool)) or is_list
-    require(is_known, "trainer.devices", f"{asked!r}", allowed="a number, auto, or a list of numbers")
+    is_known = (
+        asked is None
+        or asked == "auto"
+        or (isinstance(asked, int) and not isinstance(asked, bool))
+        or is_list
+    )
+    require(
+        is_known, "trainer.devices", f"{asked!r}", allowed="a number, auto, or a list of numbers"
+    )
     if asked is None:
         return [0]
     if asked in ("auto", -1):
@@ -175,18 +237,32 @@ def devices_wanted(trainer: dict[str, Any]) -> list[int]:
         require(asked >= 1, "trainer.devices", f"{asked}", allowed="1 or more, or auto")
         require(asked <= there, "trainer.devices", f"{asked}", allowed=f"at most {there}: {here}")
         return list(range(asked))
-    require(bool(asked) and len(set(asked)) == len(asked), "trainer.devices", f"{asked}", allowed="each number once")
+    require(
+        bool(asked) and len(set(asked)) == len(asked),
+        "trainer.devices",
+        f"{asked}",
+        allowed="each number once",
+    )
     for number in asked:
-        require(0 <= number < there, "trainer.devices", f"no device {number}", allowed=f"0 to {there - 1}: {here}")
+        require(
+            0 <= number < there,
+            "trainer.devices",
+            f"no device {number}",
+            allowed=f"0 to {there - 1}: {here}",
+        )
     return list(asked)
 
 
-def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]) -> Result:
+def _on_ranks(
+    config: RunConfig, devices: list[int], folder: Path, overrides: Sequence[str]
+) -> Result:
     warm_start()
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they tell in pages what we say in a line
+        # they tell in pages what we say in a line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     launch, started = elastic_launch(_launch_of(len(devices)), _rank), time.time()
-    alone = replace(config, trainer={**config.trainer, "devices": None})  # each rank counts the devices it sees
+    # each rank counts the devices it sees
+    alone = replace(config, trainer={**config.trainer, "devices": None})
     try:
         with _handlers_given_back():
             environment = _environment(str(config.trainer.get("accelerator", "auto")), devices)
@@ -204,10 +280,17 @@ def _on_ranks(config: RunConfig, devices: list[int], folder: Path, overrides: Se
 
 
 def _launch_of(count: int) -> LaunchConfig:
-    """So many processes on this machine, on ports that are free; one that dies is not started again."""
+    """So many processes on this machine, on ports that are free; one that dies is not started
+    again.
+    """
     # Older releases pass on no other signals than their own four, and wait half a minute.
-    newer = {"signals_to_handle": ",".join(each.name for each in ASKING), "shutdown_timeout": _SHUTDOWN_S}
-    known: Any = {name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__}
+    newer = {
+        "signals_to_handle": ",".join(each.name for each in ASKING),
+        "shutdown_timeout": _SHUTDOWN_S,
+    }
+    known: Any = {
+        name: value for name, value in newer.items() if name in LaunchConfig.__dataclass_fields__
+    }
     known |= {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     known |= {"local_addr": "localhost", "max_restarts": 0, "start_method": "forkserver"}
     return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=count, **known)
@@ -227,17 +310,25 @@ def _handlers_given_back() -> Iterator[None]:
 
 
 def _environment(accelerator: str, devices: list[int]) -> dict[str, str]:
-    """What the ranks shall find in theirs; they are forked from a process that may be older than our variables."""
+    """What the ranks shall find in theirs; they are forked from a process that may be older than
+    our variables.
+    """
     environment = dict(os.environ)
     if accelerator != "cpu" and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+        names = (
+            visible.split(",")
+            if visible
+            else [str(number) for number in range(torch.cuda.device_count())]
+        )
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in devices)
     return environment
 
 
 @record
-def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]) -> dict[str, Any] | None:
+def _rank(
+    config: RunConfig, folder: Path, overrides: list[str], environment: dict[str, str]
+) -> dict[str, Any] | None:
     end_with_parent()
     signal.signal(signal.SIGINT, interrupt_once)
     ours = {name for name in os.environ if name in _OF_TORCHRUN or name.startswith(_ITS_PREFIXES)}
@@ -245,7 +336,8 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
     redirect_output()
     try:
         if config.has_own_parts:
-            config = copy.deepcopy(config)  # a module that came from another process shares its memory
+            # a module that came from another process shares its memory
+            config = copy.deepcopy(config)
         result = run(config, folder, overrides=overrides)
     except UserError as mistake:
         write_for_launcher(mistake)
@@ -257,7 +349,10 @@ def _rank(config: RunConfig, folder: Path, overrides: list[str], environment: di
         sys.exit(128 + signal.SIGINT)
     if not Ranks.here().is_first:
         return None
-    return {name: getattr(result, name) for name in ("folder", "metrics", "per_class", "summary", "metric")}
+    return {
+        name: getattr(result, name)
+        for name in ("folder", "metrics", "per_class", "summary", "metric")
+    }
 
 
 def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
@@ -271,27 +366,50 @@ def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseEx
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         hint = " Out of memory is the usual cause." if name == "SIGKILL" else ""
-        return RunBroke(f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{hint}{rest}")
+        return RunBroke(
+            f"rank {rank} of {count} was ended by {name}; the other ranks were stopped.{hint}{rest}"
+        )
     if failure.exitcode > 128:
-        return KeyboardInterrupt() if failure.exitcode == 128 + signal.SIGINT else SystemExit(failure.exitcode)
+        return (
+            KeyboardInterrupt()
+            if failure.exitcode == 128 + signal.SIGINT
+            else SystemExit(failure.exitcode)
+        )
     trace = details.get("py_callstack", "")
-    return RunBroke(f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip())
+    return RunBroke(
+        f"{trace}\nrank {rank} of {count} failed; the other ranks were stopped.{rest}".strip()
+    )
 
 
 def _first_cause(error: ChildFailedError) -> tuple[int, ProcessFailure]:
-    """The rank that began it: one that was killed, else one with a mistake to tell, else the earliest."""
+    """The rank that began it: one that was killed, else one with a mistake to tell, else the
+    earliest.
+    """
 
-    # Those that only noticed that another was gone fail within the same second: times alone do not tell.
+    # Those that only noticed that another was gone fail within the same second: times alone do not
+    # tell.
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
         rank, failure = item
         was_stopped = failure.exitcode == -signal.SIGTERM
-        return (2 if was_stopped else 0 if failure.exitcode in _BEGINNINGS else 1, failure.timestamp, rank)
+        return (
+            2 if was_stopped else 0 if failure.exitcode in _BEGINNINGS else 1,
+            failure.timestamp,
+            rank,
+        )
 
     return min(error.failures.items(), key=order)
 
 
 def fit(
-    data: TextDataConfig | BitsDataConfig | SequenceDataConfig | StoreData[Any, Any] | str | Path | Any = None,
+    data: (
+        TextDataConfig
+        | BitsDataConfig
+        | SequenceDataConfig
+        | StoreData[Any, Any]
+        | str
+        | Path
+        | Any
+    ) = None,
     model: Any = None,
     *,
     epochs: int | None = None,
@@ -299,12 +417,18 @@ def fit(
     folder: str | Path | None = None,
     **settings: Any,
 ) -> Result:
-    """Train a model on a table. `settings` are fields of RunConfig; `max_epochs` is short for `trainer.max_epochs`.
+    """Train a model on a table. `settings` are fields of RunConfig; `max_epochs` is short for
+    `trainer.max_epochs`.
 
-    `data` is a DataModule or its Config, or a table of texts in a file or in memory; `model` a task, the Config of a
-    network, or a network. `epochs` is another name for `max_epochs`.
+    `data` is a DataModule or its Config, or a table of texts in a file or in memory; `model` a
+    task, the Config of a network, or a network. `epochs` is another name for `max_epochs`.
     """
-    require(epochs is None or max_epochs is None, "fit", "epochs and max_epochs", hint="Leave one of them out.")
+    require(
+        epochs is None or max_epochs is None,
+        "fit",
+        "epochs and max_epochs",
+        hint="Leave one of them out.",
+    )
     epochs = epochs if max_epochs is None else max_epochs
     is_inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     what = "is called while another process reads this script"
@@ -317,7 +441,9 @@ def fit(
     if isinstance(model, Task):
         settings = {"task": model.config, "optim": model.optim, **settings}
         model = model.model if model.model_config is None else model.model_config
-    given: dict[str, Any] = {name: value for name, value in (("data", data), ("model", model)) if value is not None}
+    given: dict[str, Any] = {
+        name: value for name, value in (("data", data), ("model", model)) if value is not None
+    }
     unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
     allowed = ", ".join(RunConfig.__dataclass_fields__)
     require(not unknown, "fit", f"no setting {', '.join(sorted(unknown))}", allowed=allowed)
@@ -340,7 +466,9 @@ class RunJob:
 
     @property
     def metric(self) -> str:
-        """The validation metric that the settings name, else the usual one; known before there is any data."""
+        """The validation metric that the settings name, else the usual one; known before there is
+        any data.
+        """
         named = self.config.checkpoint.metric
         if self.config.has_own_parts:
             return plain_name(named or "loss", "val")
@@ -362,14 +490,18 @@ class RunJob:
 
     @property
     def validations(self) -> int | None:
-        """How many times it validates, if nothing stops it early; None: not known before there is any data."""
+        """How many times it validates, if nothing stops it early; None: not known before there is
+        any data.
+        """
         return validations(self.config.trainer)
 
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
         """Train it in a folder, from the beginning or from its last checkpoint."""
-        monitor = replace(self.config.monitor, verdict=False, rival=False)  # trials of a sweep wait for each other
+        # trials of a sweep wait for each other
+        monitor = replace(self.config.monitor, verdict=False, rival=False)
         config = replace(self.config, monitor=monitor, resume=str(folder) if resumes else None)
-        return start(config, folder=folder, overrides=overrides, claim=Path.absolute)  # the folder is its trial's
+        # the folder is its trial's
+        return start(config, folder=folder, overrides=overrides, claim=Path.absolute)
 
     def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether a folder is of this very run, and of no other."""
@@ -381,7 +513,10 @@ class RunJob:
 
     def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this very run left a whole checkpoint in the folder."""
-        return self.has_begun(folder, overrides) and find_checkpoint(folder / CHECKPOINTS)[0] is not None
+        return (
+            self.has_begun(folder, overrides)
+            and find_checkpoint(folder / CHECKPOINTS)[0] is not None
+        )
 
     def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this very run has nothing left to train."""

@@ -1,7 +1,9 @@
-"""What a run of the user's own LightningModule does another way, with the user's own DataModule or one of flatout.
+"""What a run of the user's own LightningModule does another way, with the user's own DataModule or
+one of flatout.
 
-The fast loop, exact checkpoints, curves, loggers, the verdict and the report serve any module. Flatout does not know
-its answers: there is no `model/` folder, no calibration and no table of classes, and `tune` measures nothing.
+The fast loop, exact checkpoints, curves, loggers, the verdict and the report serve any module.
+Flatout does not know its answers: there is no `model/` folder, no calibration and no table of
+classes, and `tune` measures nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +21,19 @@ from flatout.errors import UserError, require
 from flatout.run.run_folder import RunFolder
 
 
-def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, folder: RunFolder) -> None:
+def report_own_parts(
+    module: Any, data: Any, metric: str | None, ranks: Ranks, folder: RunFolder
+) -> None:
     """Say what serves the user's parts, and what does not."""
     names = f"{type(module).__name__} with {type(data).__name__}"
-    folder.say(f"own parts: {names}; tune, model/, calibration and the table of classes do not serve them")
+    folder.say(
+        f"own parts: {names}; tune, model/, calibration and the table of classes do not serve them"
+    )
     if ranks.are_several:
-        folder.say("own parts: metrics of all devices need self.log(…, sync_dist=True); others are the first device's")
+        folder.say(
+            "own parts: metrics of all devices need self.log(…, sync_dist=True); others are the"
+            " first device's"
+        )
     if metric is None:
         follows = "the last weights are evaluated, and nothing ends training early"
         remedy = "set it to a name that your validation_step logs"
@@ -34,17 +43,23 @@ def report_own_parts(module: Any, data: Any, metric: str | None, ranks: Ranks, f
 def has_own(module: Any, data: Any, split: str) -> bool:
     """Whether module and DataModule define what judges a split, `val` or `test`."""
     step = {"val": "validation_step", "test": "test_step"}[split]
-    return overrides(module, step, L.LightningModule) and overrides(data, f"{split}_dataloader", L.LightningDataModule)
+    return overrides(module, step, L.LightningModule) and overrides(
+        data, f"{split}_dataloader", L.LightningDataModule
+    )
 
 
 def metric_among(metrics: dict[str, float]) -> str | None:
-    """The metric that stands for a run whose settings name none: the loss, else the first by name."""
+    """The metric that stands for a run whose settings name none: the loss, else the
+    first by name.
+    """
     names = [name.removeprefix("val/") for name in metrics if name.startswith("val/")]
     return next(iter(sorted(names, key="loss".__ne__)), None)
 
 
 def plain_name(name: str, split: str) -> str:
-    """The name of a metric without its split: `val_loss`, `val/loss` and `valid_loss` are `loss`."""
+    """The name of a metric without its split: `val_loss`, `val/loss` and `valid_loss`
+    are `loss`.
+    """
     return re.sub(rf"(?i)^{split}(id|idation)?[/_.-]+(?=.)", "", name)
 
 
@@ -58,10 +73,20 @@ class KeepResults(L.Callback):
         known = trainer.callback_metrics
         hint = "Log it in validation_step, or name another."
         is_logged = self.metric is None or self.metric in known
-        require(is_logged, "checkpoint.metric", f"{self.metric!r} is not logged", allowed=", ".join(known), hint=hint)
+        require(
+            is_logged,
+            "checkpoint.metric",
+            f"{self.metric!r} is not logged",
+            allowed=", ".join(known),
+            hint=hint,
+        )
         plain = {name: plain_name(name, "val") for name in known}
-        of_validation = {name: each for name, each in plain.items() if each != name or name == self.metric}
-        vars(pl_module)["results"] = {each: float(known[name]) for name, each in of_validation.items()}
+        of_validation = {
+            name: each for name, each in plain.items() if each != name or name == self.metric
+        }
+        vars(pl_module)["results"] = {
+            each: float(known[name]) for name, each in of_validation.items()
+        }
 
 
 class NoAnswers:
@@ -71,7 +96,11 @@ class NoAnswers:
         self.name = name
 
     def predict(self, rows: Sequence[Any]) -> list[Any]:
-        raise UserError("predict", f"{self.name} is your own", hint="Use trainer.predict in a script of your own.")
+        raise UserError(
+            "predict",
+            f"{self.name} is your own",
+            hint="Use trainer.predict in a script of your own.",
+        )
 
     def save(self, folder: Path, model_config: Any) -> None:
         self.predict([])

@@ -1,12 +1,15 @@
-"""The parts of a run: its data, opened; its module, whose network is built; and a feed a split for this rank.
+"""The parts of a run: its data, opened; its module, whose network is built; and a feed a split for
+this rank.
 
-And the settings that are measured on these parts before a run begins: by `tune`, in a process apart, or by `doctor
---confirm` for an earlier run. A resumed run keeps the answers of its beginning.
+And the settings that are measured on these parts before a run begins: by `tune`, in a process
+apart, or by `doctor --confirm` for an earlier run. A resumed run keeps the answers of its
+beginning.
 
-`tune=cut` decides how many first layers of an encoder to freeze, by the validation scores of two or three cuts. Some
-thousand rows go through the layers once, and what each cut reads stays in memory. From each cut the layers above and
-the head then train on these rows for one epoch, at the run's own rate and batches, and validation rows judge. The
-deepest cut within one standard error of the best is taken: what is frozen costs no time in later epochs.
+`tune=cut` decides how many first layers of an encoder to freeze, by the validation scores of two or
+three cuts. Some thousand rows go through the layers once, and what each cut reads stays in memory.
+From each cut the layers above and the head then train on these rows for one epoch, at the run's own
+rate and batches, and validation rows judge. The deepest cut within one standard error of the best
+is taken: what is frozen costs no time in later epochs.
 """
 
 from __future__ import annotations
@@ -57,8 +60,10 @@ from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 
-_NAMED = ("data.feed", "data.batch_size", "precision", "compile")  # settings that a run names its choice of
-_TUNED = (*_NAMED, "data.workers", "data.accumulate")  # settings that `tune` may set by a confirmation
+# settings that a run names its choice of
+_NAMED = ("data.feed", "data.batch_size", "precision", "compile")
+# settings that `tune` may set by a confirmation
+_TUNED = (*_NAMED, "data.workers", "data.accumulate")
 _OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 CUT = "model.freeze_layers"
 _MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
@@ -66,7 +71,9 @@ _WAIT_S = 600.0  # how long a run waits for another one that scores the same cut
 
 
 def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
-    """The DataModule, its store opened, which the first rank builds where it is missing; the user's own as it is."""
+    """The DataModule, its store opened, which the first rank builds where it is missing; the user's
+    own as it is.
+    """
     if config.has_own_parts:
         is_own = isinstance(config.data, L.LightningDataModule)
         # The Trainer is given `data.accumulate`: in its DataModule it would be asked for twice.
@@ -83,26 +90,43 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
     key = ranks.agreed("store", prepare)
     data.setup()
     hint = "Every machine needs the same files, or one folder that all can read."
-    require(data.info.key == key, "data", f"rank {ranks.rank} sees other data than the first rank", hint=hint)
+    require(
+        data.info.key == key,
+        "data",
+        f"rank {ranks.rank} sees other data than the first rank",
+        hint=hint,
+    )
     facts = data.info.summary()
-    rows = {"val" if split == "validation" else split: count for split, count in facts.pop("rows").items()}
+    rows = {
+        "val" if split == "validation" else split: count
+        for split, count in facts.pop("rows").items()
+    }
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
     folder.summary.set("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
     return data
 
 
-def require_memory_for_model(config: RunConfig, data: Any, ranks: Ranks, device: torch.device) -> None:
+def require_memory_for_model(
+    config: RunConfig, data: Any, ranks: Ranks, device: torch.device
+) -> None:
     """Refuse a model that this device cannot train, before it is built."""
     if config.has_own_parts:
         return
     copies = ranks.local_world if device.type == "cpu" else 1
     shares, task = ranks.world if config.is_sharded else 1, kind_of(config.data).task
-    require_memory(config.model, lambda model: task(model, config.task).build(data.info), device, copies / shares)
+    require_memory(
+        config.model,
+        lambda model: task(model, config.task).build(data.info),
+        device,
+        copies / shares,
+    )
 
 
 def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
-    """The task of the data, with the network of the settings or the user's own; or the user's own module."""
+    """The task of the data, with the network of the settings or the user's own; or the user's own
+    module.
+    """
     if config.has_own_parts:
         return config.task
     task = kind_of(config.data).task(config.model, config.task, config.optim)
@@ -110,34 +134,55 @@ def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
     return task
 
 
-def place_feeds(config: RunConfig, data: Any, task: Task, device: torch.device, ranks: Ranks) -> Feeds:
+def place_feeds(
+    config: RunConfig, data: Any, task: Task, device: torch.device, ranks: Ranks
+) -> Feeds:
     """One feed a split, for this rank and for the layout that the network reads."""
     repeats = bool(config.trainer.get("overfit_batches"))
-    data.place(Placement(ranks.rank, ranks.world, device, Layout.of(task.model), repeats), config.data)
+    data.place(
+        Placement(ranks.rank, ranks.world, device, Layout.of(task.model), repeats), config.data
+    )
     return data.feeds
 
 
 def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
-    """Task and feed as a run has them, to measure how fast they are; in another process, by its name."""
+    """Task and feed as a run has them, to measure how fast they are; in another process, by its
+    name.
+    """
     with unwritten_run() as folder:
         L.seed_everything(config.seed, verbose=False)
         data = open_data(config, Ranks(), folder)
         task = build_module(config, data, folder)
         feeds = place_feeds(config, data, task, device, ranks)
-        task.total_steps = planned_steps(whole_steps(config.trainer, feeds.train, folder), feeds.train)
+        task.total_steps = planned_steps(
+            whole_steps(config.trainer, feeds.train, folder), feeds.train
+        )
         task.optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
         task.prepare_probe(feeds, config.seed)
-        return Parts(task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config))
+        return Parts(
+            task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config)
+        )
 
 
 def tune(
-    config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], folder: RunFolder
+    config: RunConfig,
+    data: Any,
+    ranks: Ranks,
+    device: torch.device,
+    overrides: Sequence[str],
+    folder: RunFolder,
 ) -> RunConfig:
-    """The settings with everything decided that they leave open: from the run's beginning, or measured now."""
+    """The settings with everything decided that they leave open: from the run's beginning, or
+    measured now.
+    """
     if known := ranks.agreed("earlier answers", lambda: answers_in(config.resume, folder.path)):
         folder.summary.set("tune", known)
-        kept = {name: value for name, value in known["values"].items() if not is_typed(name, overrides)}
-        folder.say(f"tune: as at the beginning of this run ({override_line(kept) or 'nothing is changed'})")
+        kept = {
+            name: value for name, value in known["values"].items() if not is_typed(name, overrides)
+        }
+        folder.say(
+            f"tune: as at the beginning of this run ({override_line(kept) or 'nothing is changed'})"
+        )
         return with_answers(config, kept)
     if not config.tune.enabled:
         return config
@@ -153,7 +198,9 @@ def tune(
         folder.say(line)
     for choice in found.answers.choices:
         folder.decision(choice.name, choice.value, choice.why, choice.evidence)
-    folder.summary.set("tune", {"key": found.key, "cached": found.is_known, **asdict(found.answers)})
+    folder.summary.set(
+        "tune", {"key": found.key, "cached": found.is_known, **asdict(found.answers)}
+    )
     folder.summary.write()
     return with_answers(config, found.answers.values)
 
@@ -170,7 +217,12 @@ def answers_in(resumed: str | None, folder: Path) -> dict[str, Any] | None:
 
 
 def question(
-    config: RunConfig, data: Any, ranks: Ranks, device: torch.device, overrides: Sequence[str], counts_time: bool = True
+    config: RunConfig,
+    data: Any,
+    ranks: Ranks,
+    device: torch.device,
+    overrides: Sequence[str],
+    counts_time: bool = True,
 ) -> Question:
     confirmed = find_confirmed(Path(config.output, config.name), plain(config), device, overrides)
     config = with_answers(config, confirmed.values)
@@ -180,7 +232,11 @@ def question(
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    of_data = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
+    of_data = {
+        name.removeprefix("data."): value
+        for name, value in values.items()
+        if name.startswith("data.")
+    }
     if config.data.effective_batch is not None:
         of_data.pop("accumulate", None)  # it follows
     changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
@@ -192,11 +248,18 @@ def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     return replace(config, **changed) if changed else config
 
 
-def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str]) -> Confirmed:
+def find_confirmed(
+    runs: Path, settings: dict[str, Any], device: torch.device, overrides: Sequence[str]
+) -> Confirmed:
     """Open settings that were confirmed to be faster, and the overrides that slow a run."""
     same = [run for run in newest_runs(runs, FILE) if _is_same(run, settings)]
     here = (hardware(device, 1, "")["device"], versions()["flatout"])
-    known = [(run, each) for run in same for each in read_confirmations(run) if (each.device, each.version) == here]
+    known = [
+        (run, each)
+        for run in same
+        for each in read_confirmations(run)
+        if (each.device, each.version) == here
+    ]
     confirmed = Confirmed(slower=frozenset(each.override for _, each in known if each.slows))
     data = settings["data"]
     chosen = {"data.feed": data["feed"], "precision": settings["precision"]}
@@ -206,9 +269,14 @@ def find_confirmed(runs: Path, settings: dict[str, Any], device: torch.device, o
         if not values or not values.keys() <= set(_TUNED):
             continue
         is_new = not values.keys() & confirmed.values.keys()
-        is_open = all(chosen.get(name, "auto") == "auto" and not is_typed(name, overrides) for name in values)
-        rows, accumulate = (values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate"))
-        keeps_step = rows * accumulate == data["batch_size"] * data["accumulate"]  # what is learned does not change
+        is_open = all(
+            chosen.get(name, "auto") == "auto" and not is_typed(name, overrides) for name in values
+        )
+        rows, accumulate = (
+            values.get(f"data.{name}", data[name]) for name in ("batch_size", "accumulate")
+        )
+        # what is learned does not change
+        keeps_step = rows * accumulate == data["batch_size"] * data["accumulate"]
         if each.helps and is_new and is_open and keeps_step:
             confirmed.values |= values
             why = f"confirmed by doctor: {each.measured} in {run.name}"
@@ -227,12 +295,24 @@ def _is_same(run: Path, settings: dict[str, Any]) -> bool:
         return False
 
 
-def measure_cut(config: RunConfig, data: Any, device: torch.device, say: Callable[[str], None]) -> Answers:
+def measure_cut(
+    config: RunConfig, data: Any, device: torch.device, say: Callable[[str], None]
+) -> Answers:
     """The cut for these settings: measured before, or now."""
     cuts = _cuts(config)
-    about = {name: plain(getattr(config, name)) for name in ("model", "task", "optim", "precision", "seed")}
-    about |= {"texts": data.info.key, "rows": config.data.batches(1), "versions": metadata.version("flatout")}
-    key, store = recipe_key(about | {"cuts": cuts, "machine": machine_name()}), AnswerStore(config.data.cache)
+    about = {
+        name: plain(getattr(config, name))
+        for name in ("model", "task", "optim", "precision", "seed")
+    }
+    about |= {
+        "texts": data.info.key,
+        "rows": config.data.batches(1),
+        "versions": metadata.version("flatout"),
+    }
+    key, store = (
+        recipe_key(about | {"cuts": cuts, "machine": machine_name()}),
+        AnswerStore(config.data.cache),
+    )
     with store.measuring(key, _WAIT_S, say):
         answers = None if config.tune.fresh else store.read(key)
         if answers is None:
@@ -248,16 +328,25 @@ def measure_cut(config: RunConfig, data: Any, device: torch.device, say: Callabl
 def _cuts(config: RunConfig) -> list[int]:
     """A third of the layers, two thirds, and all but the last."""
     model, hint = config.model, f"Set tune=off, or {CUT}=N."
-    is_encoder = hasattr(model, "freeze_layers") and getattr(config.data, "problem", None) is Problem.single
+    is_encoder = (
+        hasattr(model, "freeze_layers") and getattr(config.data, "problem", None) is Problem.single
+    )
     require(is_encoder, "tune", "cut scores encoders that give a row one class", hint=hint)
     is_open = not (model.freeze_layers or model.lora.rank)
-    require(is_open, "tune", f"cut, but {CUT} or model.lora.rank is asked for", hint="Leave one of them out.")
+    require(
+        is_open,
+        "tune",
+        f"cut, but {CUT} or model.lora.rank is asked for",
+        hint="Leave one of them out.",
+    )
     layers = int(model.read_description().num_hidden_layers)
     require(layers > 1, "tune", "cut, but the encoder has one layer", hint=hint)
     return sorted({layers // 3, 2 * layers // 3, layers - 1} - {0})
 
 
-def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device) -> list[LayerScore]:
+def score_cuts(
+    config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device
+) -> list[LayerScore]:
     """A score for each cut; random numbers stay as they are."""
     before, precision = random_state(device), choose_precision(config.precision, device).value
     try:
@@ -265,31 +354,48 @@ def score_cuts(config: RunConfig, splits: Any, cuts: Sequence[int], device: torc
             first = _build(config, cuts[0], device)
             feed = Feed(first.split, first.plan, device=device)
             plan = PlanSettings(rows_per_batch=config.data.eval_batch_size, seed=config.seed)
-            read = partial(read_layers, cast(Transformer, first.task.model), layers=cuts, precision=precision)
+            read = partial(
+                read_layers, cast(Transformer, first.task.model), layers=cuts, precision=precision
+            )
             kept = read(feed, _MOST_ROWS[0])
             judged = read(Feed(splits["validation"], plan, device=device), _MOST_ROWS[1])
             built = ((nth, cut, _build(config, cut, device)) for nth, cut in enumerate(cuts))
-            return [_score(parts, feed, kept, judged, nth, cut, precision) for nth, cut, parts in built]
+            return [
+                _score(parts, feed, kept, judged, nth, cut, precision) for nth, cut, parts in built
+            ]
     finally:
         restore_random_state(before, device)
 
 
 def _build(config: RunConfig, cut: int, device: torch.device) -> Parts:
-    parts = build_parts(replace(config, model=replace(config.model, freeze_layers=cut)), Ranks(), device)
+    parts = build_parts(
+        replace(config, model=replace(config.model, freeze_layers=cut)), Ranks(), device
+    )
     network = parts.task.model
-    is_flat = isinstance(network, Transformer) and network.is_flat and not network.predicts_words and not network.window
-    require(is_flat, "tune", "cut reads flat layers of an encoder that classifies", hint=f"Set {CUT}=N.")
+    is_flat = (
+        isinstance(network, Transformer)
+        and network.is_flat
+        and not network.predicts_words
+        and not network.window
+    )
+    require(
+        is_flat, "tune", "cut reads flat layers of an encoder that classifies", hint=f"Set {CUT}=N."
+    )
     parts.task.to(device)
     return parts
 
 
-def _score(parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: int, precision: Precision) -> LayerScore:
+def _score(
+    parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: int, precision: Precision
+) -> LayerScore:
     """Train what lies above a cut for one epoch, and judge it."""
     task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
     cast(Transformer, task.model).keep_layers_still(cut)
     optimizer, began = task.optim.build(task.model), time.perf_counter()
     way = Way(feed=feed, precision=precision, model=task.model)
-    with closing(Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)) as steps:
+    with closing(
+        Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
+    ) as steps:
         for step in range(total):
             for group in optimizer.param_groups:
                 group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
@@ -297,7 +403,10 @@ def _score(parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: in
     seconds = time.perf_counter() - began
     task.eval()
     with torch.no_grad(), arithmetic(precision, parts.device):
-        right = [task.model(batch).argmax(1) == batch.targets for batch in _with_states(judged, nth, parts.device)]
+        right = [
+            task.model(batch).argmax(1) == batch.targets
+            for batch in _with_states(judged, nth, parts.device)
+        ]
     return LayerScore.of(cut, torch.cat(right), seconds)
 
 
@@ -309,9 +418,15 @@ def _with_states(read: Read, place: int, device: torch.device) -> Iterator[FlatB
 
 def _choose(scores: Sequence[LayerScore]) -> Answers:
     best = max(scores, key=lambda each: each.accuracy)
-    taken = max((each for each in scores if each.accuracy >= best.accuracy - best.error), key=lambda each: each.layers)
+    taken = max(
+        (each for each in scores if each.accuracy >= best.accuracy - best.error),
+        key=lambda each: each.layers,
+    )
     why = "the deepest cut within one standard error of the best; freezing changes what is learned"
-    evidence = f"validation accuracy {taken.accuracy:.3f}, best {best.accuracy:.3f}, after an epoch of some rows"
+    evidence = (
+        f"validation accuracy {taken.accuracy:.3f}, best {best.accuracy:.3f}, after an epoch of"
+        " some rows"
+    )
     found = Answers(values={CUT: taken.layers}, seconds=sum(each.seconds for each in scores))
     found.choices.append(Choice(name=CUT, value=f"{taken.layers}", why=why, evidence=evidence))
     for each in scores:

@@ -1,6 +1,8 @@
-"""What a run decides before it trains: its threads, its length, its learning rate, its number format, its metric.
+"""What a run decides before it trains: its threads, its length, its learning rate, its number
+format, its metric.
 
-Each decision is made here, once, and printed with its reason. `Settings` holds them; no later stage changes one.
+Each decision is made here, once, and printed with its reason. `Settings` holds them; no later stage
+changes one.
 """
 
 from __future__ import annotations
@@ -40,30 +42,59 @@ class Settings:
     """What a run has decided; the rest of its settings is as they were asked for."""
 
     asked: RunConfig
-    values: dict[str, Any]  # all settings as plain values, as checkpoints and dashboards compare them
-    trainer: dict[str, Any]  # arguments of Lightning's Trainer; epochs and validations end where an optimizer step does
+    # all settings as plain values, as checkpoints and dashboards compare them
+    values: dict[str, Any]
+    # arguments of Lightning's Trainer; epochs and validations end where an optimizer step does
+    trainer: dict[str, Any]
     precision: Choice[Precision]
     optim: OptimConfig
     _: KW_ONLY
     clip: float | None = None  # the longest gradient; None: as the Trainer's arguments say
     batches: int | None = None  # of an epoch; None where the user's own DataModule decides
     total_steps: int | None = None
-    metric: str | None  # the plain name of the validation metric that decides which checkpoint is best; None: none does
+    # the plain name of the validation metric that decides which checkpoint is best; None: none does
+    metric: str | None
     monitor: str | None  # the name under which it is logged
     mode: str  # whether it is better when higher (`max`) or lower (`min`)
 
 
 def resolve(
-    config: RunConfig, task: Task, feeds: Feeds | None, device: torch.device, ranks: Ranks, folder: RunFolder
+    config: RunConfig,
+    task: Task,
+    feeds: Feeds | None,
+    device: torch.device,
+    ranks: Ranks,
+    folder: RunFolder,
 ) -> Settings:
     """Decide, and give the task its length and its learning rate."""
-    if feeds is None:  # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
-        precision, name = resolve_precision(config.precision, device, ranks, folder), config.checkpoint.metric
-        trainer, mode = trainer_of_own(config, ranks.world), config.checkpoint.mode_of(plain_name(name or "", "val"))
+    # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
+    if feeds is None:
+        precision, name = (
+            resolve_precision(config.precision, device, ranks, folder),
+            config.checkpoint.metric,
+        )
+        trainer, mode = (
+            trainer_of_own(config, ranks.world),
+            config.checkpoint.mode_of(plain_name(name or "", "val")),
+        )
         if name is not None and config.checkpoint.mode is Mode.auto:
-            folder.decision("checkpoint.mode", mode, f"by the name of {name}", "checkpoint.mode=min or max sets it")
+            folder.decision(
+                "checkpoint.mode",
+                mode,
+                f"by the name of {name}",
+                "checkpoint.mode=min or max sets it",
+            )
         metric = None if name is None else plain_name(name, "val")
-        return Settings(config, plain(config), trainer, precision, config.optim, metric=metric, monitor=name, mode=mode)
+        return Settings(
+            config,
+            plain(config),
+            trainer,
+            precision,
+            config.optim,
+            metric=metric,
+            monitor=name,
+            mode=mode,
+        )
     trainer = whole_steps(config.trainer, feeds.train, folder)
     total_steps = planned_steps(trainer, feeds.train)
     optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
@@ -89,7 +120,9 @@ def resolve(
 
 
 def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
-    """The Trainer's arguments for the user's own module, with what `optim.clip` and `data.accumulate` say."""
+    """The Trainer's arguments for the user's own module, with what `optim.clip` and
+    `data.accumulate` say.
+    """
     batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(world)[1]
     asked = (
         ("gradient_clip_val", "optim.clip", config.optim.clip),
@@ -99,8 +132,16 @@ def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
     for name, where, value in (each for each in asked if each[0] in trainer):
         is_once = not value or name not in config.trainer
         require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
-        what = f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by itself"
-        require(config.task.automatic_optimization, where if value else f"trainer.{name}", what, hint="Leave it out.")
+        what = (
+            f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by"
+            " itself"
+        )
+        require(
+            config.task.automatic_optimization,
+            where if value else f"trainer.{name}",
+            what,
+            hint="Leave it out.",
+        )
     return trainer
 
 
@@ -110,11 +151,21 @@ def clip_of(config: RunConfig) -> float:
     return recommended_clip(config.model) if clip is None else float(clip)
 
 
-def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder) -> OptimConfig:
-    """The learning rate that was asked for or that suits the model, scaled to the rows of a step where that is set."""
+def resolve_rate(
+    config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder
+) -> OptimConfig:
+    """The learning rate that was asked for or that suits the model, scaled to the rows of a step
+    where that is set.
+    """
     optim = config.optim
     if optim.lr is None and (rate := recommended_lr(model_config)) is not None:
-        folder.decision("optim.lr", f"{rate:g}", "usual for such a model", "set optim.lr for another", replaces=True)
+        folder.decision(
+            "optim.lr",
+            f"{rate:g}",
+            "usual for such a model",
+            "set optim.lr for another",
+            replaces=True,
+        )
         optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
@@ -122,29 +173,50 @@ def resolve_rate(config: RunConfig, model_config: Any, plan: PlanSettings, folde
     require(plan.tokens_per_batch is None, "optim.scale_lr", what, hint="Leave one of them out.")
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
-    product, rates = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}", (optim.highest, scaled.highest)
+    product, rates = (
+        f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}",
+        (optim.highest, scaled.highest),
+    )
     is_capped = scaled is not optim and scaled.highest == optim.max_lr
-    how = "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
+    how = (
+        "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
+    )
     value = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
-    folder.decision("micro × accumulation × devices", value, "as asked", f"lr {how}{', capped' if is_capped else ''}")
+    folder.decision(
+        "micro × accumulation × devices",
+        value,
+        "as asked",
+        f"lr {how}{', capped' if is_capped else ''}",
+    )
     return scaled
 
 
-def resolve_precision(asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder) -> Choice[Precision]:
+def resolve_precision(
+    asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder
+) -> Choice[Precision]:
     """The first rank's choice, on all; a resumed run keeps its own."""
     before = folder.before.get("precision", {}).get("value")
-    name, why, evidence = ranks.agreed("precision", lambda: astuple(choose_precision(asked, device, before)))
+    name, why, evidence = ranks.agreed(
+        "precision", lambda: astuple(choose_precision(asked, device, before))
+    )
     folder.decision("precision", name, why, evidence)
     return Choice(Precision(name), why, evidence)
 
 
-def share_processor(threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder) -> None:
-    """Divide the cores among the ranks of this machine, as torchrun would leave each a single thread; keep memory."""
+def share_processor(
+    threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder
+) -> None:
+    """Divide the cores among the ranks of this machine, as torchrun would leave each a single
+    thread; keep memory.
+    """
     if device.type == "cpu" and keep_freed_memory():
         why, evidence = "avoids page faults in each step", "mallopt accepted it"
         folder.decision("allocator", "malloc keeps freed memory", why, evidence, prints=False)
     if device.type == "cuda" and let_segments_grow():
-        why, evidence = "batches have another shape in each step, and gaps would stay", "PYTORCH_ALLOC_CONF was not set"
+        why, evidence = (
+            "batches have another shape in each step, and gaps would stay",
+            "PYTORCH_ALLOC_CONF was not set",
+        )
         folder.decision("allocator", "segments of a GPU's memory grow", why, evidence, prints=False)
     if threads is not None:
         there = os.cpu_count() or threads
@@ -163,7 +235,9 @@ def share_processor(threads: int | None, ranks: Ranks, device: torch.device, fol
 
 @contextmanager
 def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder) -> Iterator[None]:
-    """Products of fp32 in the faster of two ways that are as exact, while a run computes; as torch is set without."""
+    """Products of fp32 in the faster of two ways that are as exact, while a run computes; as torch
+    is set without.
+    """
     if feeds is None:
         yield
         return
@@ -173,8 +247,13 @@ def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder)
         yield
 
 
-def compile_network(settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder) -> None:
-    """Compile as asked; by default the layers of a flat encoder where that pays. A resumed run keeps its choice."""
+def compile_network(
+    settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
+) -> None:
+    """Compile as asked; by default the layers of a flat encoder where that pays.
+
+    A resumed run keeps its choice.
+    """
     if feeds is None:
         return
     asked, device, plan = settings.asked.compile, feeds.train.device, feeds.train.plan
@@ -188,10 +267,14 @@ def compile_network(settings: Settings, task: Task, feeds: Feeds | None, ranks: 
         if choice.value:
             compile_in_place(task.model, device)
     elif ranks.are_several:
-        choice = Choice(False, "compile=auto measures on one device", "compile=true compiles on several")
+        choice = Choice(
+            False, "compile=auto measures on one device", "compile=true compiles on several"
+        )
     else:
         rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
         tokens = int(min(rows, plan.tokens_per_batch or rows))
         passes = (task.total_steps or 1) * plan.accumulate
-        choice = choose_compile(task.model, device, settings.precision.value, tokens=tokens, passes=passes)
+        choice = choose_compile(
+            task.model, device, settings.precision.value, tokens=tokens, passes=passes
+        )
     folder.decision("compile", choice.value, choice.why, choice.evidence)

@@ -1,6 +1,8 @@
-"""Find the run and the checkpoint to resume: `auto` is the newest run that this command has begun, FOLDER names one.
+"""Find the run and the checkpoint to resume: `auto` is the newest run that this command has begun,
+FOLDER names one.
 
-The checkpoint is found by `checkpoints/kept.py` and compared by `checkpoints/same_run.py`. A new start is reported.
+The checkpoint is found by `checkpoints/kept.py` and compared by `checkpoints/same_run.py`. A new
+start is reported.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import yaml
 
 from flatout.checkpoints.folder import require_whole
 from flatout.checkpoints.kept import CHECKPOINTS, Start, find_checkpoint, newest_first, set_aside
-from flatout.checkpoints.same_run import deciding_settings, have_same_settings, is_free, length_of, require_same_run
+from flatout.checkpoints.same_run import (
+    deciding_settings,
+    have_same_settings,
+    is_free,
+    length_of,
+    require_same_run,
+)
 from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
@@ -48,22 +56,33 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
         if not (same := [run for run in runs if _is_same_command(run, settings, overrides)]):
             count = f"none of the {len(runs)} runs" if runs else "no run"
             hint = "; resume=FOLDER resumes one of your choice" if runs else ""
-            return Found(None, [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"])
+            return Found(
+                None,
+                [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"],
+            )
         folder = same[0]
     folder = folder.absolute()
     is_same = not config.has_own_parts or _is_same_command(folder, settings, overrides)
     if is_same and read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
-        return Found(folder, [f"resume: {folder} has finished; there is nothing left to train"], is_finished=True)
+        return Found(
+            folder,
+            [f"resume: {folder} has finished; there is nothing left to train"],
+            is_finished=True,
+        )
     return Found(folder)
 
 
 def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether a run began with the same words, or from Python with the same settings; free ones may differ."""
+    """Whether a run began with the same words, or from Python with the same settings; free ones may
+    differ.
+    """
     try:
         words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
         if words or overrides:
             return _deciding(words) == _deciding(overrides)
-        return have_same_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")), settings)
+        return have_same_settings(
+            yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")), settings
+        )
     except (OSError, ValueError, yaml.YAMLError):
         return False
 
@@ -75,7 +94,9 @@ def _deciding(words: Sequence[str]) -> list[str]:
 
 
 def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
-    """Whether a finished run did all that is asked for: the same settings, and no more epochs, steps or time."""
+    """Whether a finished run did all that is asked for: the same settings, and no more epochs,
+    steps or time.
+    """
     try:
         then = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
         return have_same_settings(then, settings) and length_of(settings) == length_of(then)
@@ -93,10 +114,15 @@ def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None
             return None
     except (OSError, UserError):
         return None
-    return f"an earlier run of this command ended early ({os.path.relpath(newest)}): resume=auto resumes it"
+    return (
+        f"an earlier run of this command ended early ({os.path.relpath(newest)}): resume=auto"
+        " resumes it"
+    )
 
 
-def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder) -> Start | None:
+def where_to_start(
+    settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder
+) -> Start | None:
     """The checkpoint to resume from, where the run is still the same; None at the beginning."""
     config, found = settings.asked, list[Start]()
 
@@ -107,7 +133,9 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
         for line in lines:
             folder.say(line)
         if start is None:
-            why = f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
+            why = (
+                f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
+            )
             hint = "Add resume_anyway=true to train it from the beginning."
             require(not lines or config.resume_anyway, "resume", why, hint=hint)
             for line in [] if lines else _require_same_settings(folder.path, config, about):
@@ -125,7 +153,9 @@ def where_to_start(settings: Settings, about: dict[str, Any], ranks: Ranks, fold
         _require_more_to_train(settings.trainer, start)
         folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
-        folder.say(f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})")
+        folder.say(
+            f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})"
+        )
     folder.begin()
     if folder.is_first:
         set_aside(start, folder.path / CHECKPOINTS)
@@ -146,5 +176,12 @@ def _require_more_to_train(trainer: dict[str, Any], start: Start) -> None:
     epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps") or -1
     begun = start.about["position"]["epoch"] + 1
     hint = "The run's model/ and report are what it has reached so far."
-    require(epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", hint=hint)
-    require(most == -1 or most >= start.step, "trainer.max_steps", f"{most}, but {start.step} are done", hint=hint)
+    require(
+        epochs >= begun, "trainer.max_epochs", f"{epochs}, but epoch {begun} has begun", hint=hint
+    )
+    require(
+        most == -1 or most >= start.step,
+        "trainer.max_steps",
+        f"{most}, but {start.step} are done",
+        hint=hint,
+    )

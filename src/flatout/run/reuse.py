@@ -1,7 +1,8 @@
 """Whether a run computes the frozen layers of its encoder once, and the store that it then reads.
 
-Decided before the first step, by what can be known: whether outputs can stay the same, how many epochs read them, and
-whether the disk holds them. A resumed run keeps the answer of its beginning: frozen layers that are read drop nothing.
+Decided before the first step, by what can be known: whether outputs can stay the same, how many
+epochs read them, and whether the disk holds them. A resumed run keeps the answer of its beginning:
+frozen layers that are read drop nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +31,27 @@ REUSE = "reuse"  # the name of the choice
 _SAMPLE_TOKENS = 1024
 
 
-def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder) -> None:
-    """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run keeps its choice."""
+def reuse_layers(
+    settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder
+) -> None:
+    """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run
+    keeps its choice.
+    """
     model, network = settings.asked.model, None if feeds is None else task.model
     if feeds is None or task.model_config is None or not isinstance(network, Transformer):
         return
-    asked = model.reuse if settings.asked.resume is None else place.before.get(REUSE, {}).get("value", False)
+    asked = (
+        model.reuse
+        if settings.asked.resume is None
+        else place.before.get(REUSE, {}).get("value", False)
+    )
     is_asked, layers = asked is True, network.frozen_layers()
     if asked is False or not (is_asked or layers):
         return
     why, hint = _why_not(settings.asked, network, layers)
-    epochs = (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
+    epochs = (
+        (settings.total_steps or 1) * feeds.train.plan.accumulate / max(1, settings.batches or 1)
+    )
     epochs = min(epochs, network.epochs_frozen())
     if not why and not is_asked and epochs < 2:
         why = f"{epochs:.3g} epochs read them, and computing them once costs as much as one"
@@ -53,7 +64,9 @@ def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, 
     cache, splits = Cache(settings.asked.data.cache), [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
     is_known = cache.opened(recipe_key(recipe)) is not None
-    if not ranks.agreed(REUSE, lambda: _decide(part, cache.folder, splits, place, is_asked, is_known)):
+    if not ranks.agreed(
+        REUSE, lambda: _decide(part, cache.folder, splits, place, is_asked, is_known)
+    ):
         return
     network.keep_layers_still(layers)
     name = f"{data.info.source}: outputs of {layers} layers"
@@ -66,9 +79,13 @@ def reuse_layers(settings: Settings, data: Any, task: Any, feeds: Feeds | None, 
 
 
 def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str, str]:
-    """Why outputs of frozen layers cannot be read from a store, and what helps; empty where they can."""
+    """Why outputs of frozen layers cannot be read from a store, and what helps; empty where they
+    can.
+    """
     model = config.model
-    dropped = next((name for name in ("dropout", "attention_dropout") if getattr(model, name)), None)
+    dropped = next(
+        (name for name in ("dropout", "attention_dropout") if getattr(model, name)), None
+    )
     if not network.is_flat:
         return f"{network.why_padded}, and only flat layers are stored", "Leave it out."
     if network.window:
@@ -80,19 +97,35 @@ def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str,
     if config.is_sharded:
         return "trainer.strategy=fsdp computes all layers on all ranks", "Set trainer.strategy=ddp."
     if dropped is not None:
-        what = f"model.{dropped}={getattr(model, dropped):g} is asked for below the cut, where nothing is dropped"
+        what = (
+            f"model.{dropped}={getattr(model, dropped):g} is asked for below the cut, where nothing"
+            " is dropped"
+        )
         return what, f"Leave model.{dropped} out, or set it to 0: model.head_dropout may stay."
     return "", ""
 
 
 def _recipe(part: FrozenPart, data_key: str) -> Recipe:
-    found: Recipe = {"kind": "outputs of frozen layers", "texts": data_key, "weights": part.network.frozen_digest()}
+    found: Recipe = {
+        "kind": "outputs of frozen layers",
+        "texts": data_key,
+        "weights": part.network.frozen_digest(),
+    }
     found |= {"layers": part.layers, "rows": "first tokens" if part.are_first else "all tokens"}
-    return found | {"products": part.precision.value, "format": str(part.kind), "device": part.device.type}
+    return found | {
+        "products": part.precision.value,
+        "format": str(part.kind),
+        "device": part.device.type,
+    }
 
 
 def _decide(
-    part: FrozenPart, place: Path, splits: list[StoreSplit], log: RunFolder, is_asked: bool, is_known: bool
+    part: FrozenPart,
+    place: Path,
+    splits: list[StoreSplit],
+    log: RunFolder,
+    is_asked: bool,
+    is_known: bool,
 ) -> str:
     """Print the decision with its figures; empty where the disk is too small."""
     of_layers = f"layers 1 to {part.layers}" if part.layers > 1 else "layer 1"
@@ -103,19 +136,30 @@ def _decide(
     tokens = sum(int(split.lengths(TOKENS).sum(dtype=np.int64)) for split in splits)
     bytes_a_token, seconds_a_token = _measure(part, splits)
     needed, free = int(tokens * bytes_a_token), disk_free(place) or 0
-    room = f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free"
-    built = f"{tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"
+    room = (
+        f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free"
+    )
+    built = (
+        f"{tokens * seconds_a_token:.1f} s to build, and as much less in each epoch that reads them"
+    )
     evidence = f"{room}; about {built}"
     fits = needed <= 0.9 * free
-    hint = "Make room (python -m flatout cache clear), set data.cache=FOLDER, or model.reuse_format=bf16."
-    require(fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint)
+    hint = (
+        "Make room (python -m flatout cache clear), set data.cache=FOLDER, or"
+        " model.reuse_format=bf16."
+    )
+    require(
+        fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint
+    )
     log.decision(REUSE, fits, why if fits else "the disk of the cache is too small", evidence)
     return "fits" if fits else ""
 
 
 def _measure(part: FrozenPart, splits: list[StoreSplit]) -> tuple[float, float]:
     """Bytes and seconds a token, by a few rows of the first split; the first pass warms up."""
-    rows = rows_between(splits[0], 0, max(1, int(np.searchsorted(splits[0].ragged(TOKENS).offsets, _SAMPLE_TOKENS))))
+    rows = rows_between(
+        splits[0], 0, max(1, int(np.searchsorted(splits[0].ragged(TOKENS).offsets, _SAMPLE_TOKENS)))
+    )
     tokens = int(rows.lengths(TOKENS).sum())
     part.outputs(rows)
     began = time.perf_counter()

@@ -1,8 +1,10 @@
-"""The rival: what a simple model scores on the same test rows, trained on the same training rows, beside each run.
+"""The rival: what a simple model scores on the same test rows, trained on the same training rows,
+beside each run.
 
-Of texts it is a linear model on words and n-grams, of tagged words the commonest tag of each word. It is trained after
-the run, on one core, in at most a tenth of the run's time and 20 s. Where a part of the rows says that it would take
-longer, it is left out. The cache keeps its scores under the key of the rows. It draws no random number of the run.
+Of texts it is a linear model on words and n-grams, of tagged words the commonest tag of each word.
+It is trained after the run, on one core, in at most a tenth of the run's time and 20 s. Where a
+part of the rows says that it would take longer, it is left out. The cache keeps its scores under
+the key of the rows. It draws no random number of the run.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ from flatout.tasks.tagging import EntityScores
 
 _MOST_S, _SHARE = 20.0, 0.1
 _START_S, _ROW_S = 0.5, 1e-4
-"""What the import of scikit-learn and the quickest rows take, to leave out what is too long before it begins."""
+"""What the import of scikit-learn and the quickest rows take, to leave out what is too long before
+it begins."""
 _TRIED, _SLOWER = 2_048, 1.5  # rows that are tried, and how much longer a row takes among many
 _VERSION = 1
 Scores = dict[str, float]
-Model = Callable[[Any, float], Scores]  # from the data and the seconds it may take the metrics on the test rows
+# from the data and the seconds it may take the metrics on the test rows
+Model = Callable[[Any, float], Scores]
 
 
 class TooSlow(Exception):
@@ -50,15 +54,26 @@ def find_rival(
     """The rival's metrics, and whether it wins; None where there is none. `seconds`: of the run."""
     own = {name: value for name, value in summary["metrics"].items() if name.startswith("test/")}
     metrics = _scores_within(model, data, min(_MOST_S, _SHARE * seconds), log) if own else {}
-    shared = [each for each in (f"test/{summary['metric']}", *own) if each in metrics and each[5:] in BEST_MODE]
+    shared = [
+        each
+        for each in (f"test/{summary['metric']}", *own)
+        if each in metrics and each[5:] in BEST_MODE
+    ]
     if not shared:
         return None
     metric, sign = shared[0], 1 if BEST_MODE[shared[0][5:]] == "max" else -1
-    return {"name": name, "metric": metric, "metrics": metrics, "wins": sign * metrics[metric] > sign * own[metric]}
+    return {
+        "name": name,
+        "metric": metric,
+        "metrics": metrics,
+        "wins": sign * metrics[metric] > sign * own[metric],
+    }
 
 
 def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scores:
-    """The scores, from the cache or computed now; empty, with a line, where that would take too long."""
+    """The scores, from the cache or computed now; empty, with a line, where that would take too
+    long.
+    """
 
     def build(writer: StoreWriter) -> None:
         _require_time(_START_S + _ROW_S * data.store.splits["train"].num_rows, limit_s)
@@ -66,22 +81,34 @@ def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scor
 
     recipe = {"rival": _VERSION, "rows": data.info.key}
     try:
-        return dict(Cache(data.config.cache).open_or_build(f"rival of {data.info.source}", recipe, build)[0].facts)
+        return dict(
+            Cache(data.config.cache)
+            .open_or_build(f"rival of {data.info.source}", recipe, build)[0]
+            .facts
+        )
     except TooSlow as slow:
-        log.say(f"rival: left out: it would take {slow.args[0]:.1f} s, and a tenth of the run is {limit_s:.1f} s")
-    except Exception as error:  # scikit-learn, torch and sources share no class; a trained run is worth more
+        log.say(
+            f"rival: left out: it would take {slow.args[0]:.1f} s, and a tenth of the run is"
+            f" {limit_s:.1f} s"
+        )
+    except Exception as error:
+        # scikit-learn, torch and sources share no class; a trained run is worth more
         log.say(f"rival: left out: {error}")
     return {}
 
 
 def score_linear(data: Any, limit_s: float) -> Scores:
-    """A linear model on words and n-grams; several labels are answered from thresholds found on validation."""
+    """A linear model on words and n-grams; several labels are answered from thresholds found on
+    validation.
+    """
     started = time.perf_counter()
     from flatout.audit.quick_model import QuickModel  # scikit-learn takes a second to import
 
     problem, classes = data.info.problem, data.info.classes
     source = open_source(data.config)
-    splits = {name: (_texts_of(source, data, name), _targets_of(data, name)) for name in data.store.splits}
+    splits = {
+        name: (_texts_of(source, data, name), _targets_of(data, name)) for name in data.store.splits
+    }
     (texts, targets), (test_texts, test_targets) = splits["train"], splits["test"]
     num_rows = sum(len(texts) for texts, _ in splits.values())
     if len(texts) > 2 * _TRIED:
@@ -90,10 +117,15 @@ def score_linear(data: Any, limit_s: float) -> Scores:
         QuickModel(problem, len(classes)).fit(texts[some], targets[some])
         now = time.perf_counter()
         _require_time(now - started + _SLOWER * num_rows / len(texts[some]) * (now - read), limit_s)
-    model, metrics = QuickModel(problem, len(classes)).fit(texts, targets), TaskMetrics.build(problem, classes)
+    model, metrics = (
+        QuickModel(problem, len(classes)).fit(texts, targets),
+        TaskMetrics.build(problem, classes),
+    )
     if isinstance(metrics, MultiMetrics):
         texts, targets = splits["validation"]
-        metrics.thresholds.copy_(torch.tensor(best_thresholds(*map(torch.from_numpy, (model.predict(texts), targets)))))
+        metrics.thresholds.copy_(
+            torch.tensor(best_thresholds(*map(torch.from_numpy, (model.predict(texts), targets))))
+        )
     answers = torch.from_numpy(model.predict(test_texts))
     if problem is not Problem.regression:
         answers = answers.logit() if problem is Problem.multi else answers.log()
@@ -102,9 +134,13 @@ def score_linear(data: Any, limit_s: float) -> Scores:
 
 
 def score_commonest_tags(data: Any, limit_s: float) -> Scores:
-    """The tag that each word has most often; of a word that training has not, the commonest tag of all."""
+    """The tag that each word has most often; of a word that training has not, the commonest tag of
+    all.
+    """
     started, types = time.perf_counter(), data.info.labels.types
-    (words, tags, _), (test_words, test_tags, offsets) = (_tags_of(data, name) for name in ("train", "test"))
+    (words, tags, _), (test_words, test_tags, offsets) = (
+        _tags_of(data, name) for name in ("train", "test")
+    )
     _require_time(4 * (time.perf_counter() - started), limit_s)
     known = pc.unique(words)
     counts = np.zeros((len(known) + 1, 2 * len(types) + 1), np.int64)
@@ -126,10 +162,15 @@ def _require_time(needed_s: float, limit_s: float) -> None:
 
 
 def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) -> Iterator[Any]:
-    """The rows of a split, read again: their numbers in their table, and some columns, block by block."""
+    """The rows of a split, read again: their numbers in their table, and some columns, block by
+    block.
+    """
     if data.store.manifest["recipe"]["source"] != source.fingerprints:
         raise changed(source.name)
-    table, wanted = source.tables.get(split, source.tables["train"]), data.store.splits[split].fixed("rows")
+    table, wanted = (
+        source.tables.get(split, source.tables["train"]),
+        data.store.splits[split].fixed("rows"),
+    )
     for rows, block in table.numbered(columns):
         is_wanted = np.isin(rows, wanted)
         yield rows[is_wanted], block.filter(pa.array(is_wanted))
@@ -138,7 +179,9 @@ def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) 
 def _texts_of(source: TextSource, data: Any, split: str) -> list[str]:
     texts: list[str] = []
     for rows, block in _rows_of(source, source.roles.texts, data, split):
-        found, _ = read_texts(block, source.roles, rows, Findings(source.name), escapes=data.config.clean.escapes)
+        found, _ = read_texts(
+            block, source.roles, rows, Findings(source.name), escapes=data.config.clean.escapes
+        )
         texts += pc.fill_null(found, "").to_pylist()
     return texts
 
@@ -146,8 +189,13 @@ def _texts_of(source: TextSource, data: Any, split: str) -> list[str]:
 def _targets_of(data: Any, split: str) -> NDArray[Any]:
     store = data.store.splits[split]
     if data.info.problem is not Problem.multi:
-        return store.fixed("targets").astype(np.float32 if data.info.problem is Problem.regression else np.int64)
-    ragged, hot = store.ragged("targets"), np.zeros((store.num_rows, len(data.info.classes)), np.int64)
+        return store.fixed("targets").astype(
+            np.float32 if data.info.problem is Problem.regression else np.int64
+        )
+    ragged, hot = (
+        store.ragged("targets"),
+        np.zeros((store.num_rows, len(data.info.classes)), np.int64),
+    )
     hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
     return hot
 
@@ -162,4 +210,8 @@ def _tags_of(data: Any, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any
         words.append(pc.list_flatten(block.column(LISTS[0])))
         tags.append(as_bio(given))
         lengths.append(np.diff(given.offsets))
-    return pa.concat_arrays(words), np.concatenate(tags), np.append(0, np.cumsum(np.concatenate(lengths)))
+    return (
+        pa.concat_arrays(words),
+        np.concatenate(tags),
+        np.append(0, np.cumsum(np.concatenate(lengths))),
+    )

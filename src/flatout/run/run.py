@@ -1,8 +1,9 @@
 """The story of one run, top to bottom: data, module, decisions, training, evaluation, report.
 
-Each stage is a function that takes what it needs and returns what the next one needs; what a stage chose by itself is
-printed with its reason, and no stage changes what an earlier one made. The user's own LightningModule takes the same
-way; what it cannot have is left out. On several devices every rank goes the same way, and the first one reports it.
+Each stage is a function that takes what it needs and returns what the next one needs; what a stage
+chose by itself is printed with its reason, and no stage changes what an earlier one made. The
+user's own LightningModule takes the same way; what it cannot have is left out. On several devices
+every rank goes the same way, and the first one reports it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.errors import UserError, require
 from flatout.perf.verdict.gathering import report_early
 from flatout.report.closing import EARLY_END, truncation_text
-from flatout.run.closing import Result, keep_answers, report_kind, summarise, write_reports, write_verdict
+from flatout.run.closing import (
+    Result,
+    keep_answers,
+    report_kind,
+    summarise,
+    write_reports,
+    write_verdict,
+)
 from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
@@ -42,7 +50,13 @@ from flatout.run.parts import build_module, open_data, place_feeds, require_memo
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_layers
-from flatout.run.run_folder import SPLIT_ROWS, RunFolder, folder_of_one, open_run_folder, save_split_rows
+from flatout.run.run_folder import (
+    SPLIT_ROWS,
+    RunFolder,
+    folder_of_one,
+    open_run_folder,
+    save_split_rows,
+)
 from flatout.run.trainer import Training, build_training
 from flatout.tasks.networks import report_attention
 from flatout.tasks.score_intervals import LEAST_ROWS
@@ -50,7 +64,9 @@ from flatout.tasks.task import Task
 
 
 def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number: int = 0) -> Result:
-    """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that number."""
+    """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that
+    number.
+    """
     started, ranks = time.perf_counter(), Ranks.here()
     with (
         Signals() as signals,
@@ -58,7 +74,8 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         open_run_folder(path, config, overrides, is_first=ranks.is_first) as folder,
         ExitStack() as stack,
     ):
-        stack.callback(torch.set_num_threads, torch.get_num_threads())  # as they were, for the next run of this process
+        # as they were, for the next run of this process
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(str(config.trainer.get("accelerator", "auto")), number)
         share_processor(config.threads, ranks, device, folder)
@@ -72,11 +89,14 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         start = where_to_start(settings, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
             reuse_layers(settings, data, module, feeds, ranks, folder)
-        training = build_training(settings, module, feeds, device, ranks, folder, about, signals, start)
+        training = build_training(
+            settings, module, feeds, device, ranks, folder, about, signals, start
+        )
         if feeds is None:
             report_own_parts(module, data, settings.monitor, ranks, folder)
         else:
-            if not config.is_sharded:  # ranks that wait for each other in every layer cannot cut batches alone
+            # ranks that wait for each other in every layer cannot cut batches alone
+            if not config.is_sharded:
                 mind_memory(module, training.loop, feeds, about, ranks, config.data.cache, folder)
             prepare(settings, data, module, feeds, training, folder)
         ranks.join(device)
@@ -87,7 +107,9 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             metrics = evaluate(training, module, data, feeds, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)
-            predictor, per_class, charts = keep_answers(config, module, feeds, training, ranks, folder)
+            predictor, per_class, charts = keep_answers(
+                config, module, feeds, training, ranks, folder
+            )
             training.loggers.log_final(metrics, training.trainer.global_step)
             write_verdict(settings, module, feeds, training, folder)
         end_group()
@@ -97,11 +119,18 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             if feeds is not None:
                 report_kind(config, data, module, predictor, seconds, folder)
             write_reports(settings, module, per_class, charts, folder)
-        return Result(folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss")
+        return Result(
+            folder.path, metrics, per_class, predictor, folder.summary.values, metric or "loss"
+        )
 
 
 def facts_to_compare(
-    settings: Settings, data: Any, module: Any, feeds: Feeds | None, ranks: Ranks, overrides: Sequence[str]
+    settings: Settings,
+    data: Any,
+    module: Any,
+    feeds: Feeds | None,
+    ranks: Ranks,
+    overrides: Sequence[str],
 ) -> dict[str, Any]:
     """What a resumed run is compared with: its data, its network, its plan, its settings."""
     precision = LIGHTNING_NAMES[settings.precision.value]
@@ -109,23 +138,37 @@ def facts_to_compare(
         plan = plan_facts(feeds.train, settings.batches or 0)
         return facts_of_run(settings.values, data.info.key, module.model, plan, precision)
     plan = {} if isinstance(data, StoreData) else {"devices": ranks.world}
-    typed = (word.lstrip("+~").partition("=") for word in overrides)  # a part of your own shows no other arguments
-    own = {f"{key} as typed": to for key, _, to in typed if str(settings.values.get(key.split(".")[0]))[:1] == "<"}
+    # a part of your own shows no other arguments
+    typed = (word.lstrip("+~").partition("=") for word in overrides)
+    own = {
+        f"{key} as typed": to
+        for key, _, to in typed
+        if str(settings.values.get(key.split(".")[0]))[:1] == "<"
+    }
     return facts_of_run({**settings.values, **own}, None, module, plan, precision)
 
 
-def prepare(settings: Settings, data: Any, task: Task, feeds: Feeds, training: Training, folder: RunFolder) -> None:
+def prepare(
+    settings: Settings, data: Any, task: Task, feeds: Feeds, training: Training, folder: RunFolder
+) -> None:
     """Make a task ready for its first step, and say what is about to train."""
     if folder.is_first and kind_of(settings.asked.data).keeps_rows:
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
     folder.put(task.prepare(feeds, folder, settings.asked.seed))
     report_attention(task.model, feeds.train.device, product_type(settings.precision.value), folder)
     curves, precision = training.curves, str(training.trainer.precision)
-    curves.judge_early = lambda: report_early(curves, feeds.train, precision, settings.batches or 1, folder)
+    curves.judge_early = lambda: report_early(
+        curves, feeds.train, precision, settings.batches or 1, folder
+    )
 
 
 def fit_to_end(
-    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, start: Start | None
+    training: Training,
+    module: Any,
+    data: Any,
+    feeds: Feeds | None,
+    folder: RunFolder,
+    start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
     trainer, listeners = training.trainer, list(training.curves.listeners)
@@ -134,10 +177,13 @@ def fit_to_end(
         rows = plan.rows_per_batch * plan.parts
         folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
     with without_loader_advice(), others_watched(), training.checkpoints.when.signals.waiting():
-        if getattr(getattr(module, "model", None), "stored_layers", 0):  # which drop nothing: the run has said so
+        # which drop nothing: the run has said so
+        if getattr(getattr(module, "model", None), "stored_layers", 0):
             warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=None if start is None else start.checkpoint)
+            trainer.fit(
+                module, datamodule=data, ckpt_path=None if start is None else start.checkpoint
+            )
         except SystemExit:
             if number := training.checkpoints.when.stopped_by:
                 report_signal(number, training, folder)
@@ -146,22 +192,34 @@ def fit_to_end(
             raise
         except (MisconfigurationException, RuntimeError) as error:
             # Lightning refuses several optimizers in automatic optimisation by a RuntimeError.
-            if isinstance(error, RuntimeError) and not str(error).startswith("Training with multiple optimizers"):
+            if isinstance(error, RuntimeError) and not str(error).startswith(
+                "Training with multiple optimizers"
+            ):
                 raise
             raise UserError("trainer" if feeds else "task", " ".join(str(error).split())) from None
         finally:
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
-    require(trainer.global_step > 0, "trainer", "not one step was planned", hint="Give it rows, epochs and time.")
+    require(
+        trainer.global_step > 0,
+        "trainer",
+        "not one step was planned",
+        hint="Give it rows, epochs and time.",
+    )
     report_early_end(training, folder)
     if skipped := training.loop.skipped:
         described = training.loop.losses.describe_rows(skipped[0])
-        folder.say(f"{len(skipped)} steps were skipped, their gradient was not finite: the first{described}")
+        folder.say(
+            f"{len(skipped)} steps were skipped, their gradient was not finite: the"
+            f" first{described}"
+        )
 
 
 def report_early_end(training: Training, folder: RunFolder) -> None:
-    """Say after which epoch patience has ended training, which setting decided, and which epoch's weights are kept."""
+    """Say after which epoch patience has ended training, which setting decided, and which epoch's
+    weights are kept.
+    """
     trainer, best = training.trainer, training.checkpoints.best_so_far
     last = trainer.max_epochs or -1
     for stopping in trainer.early_stopping_callbacks if trainer.current_epoch != last else []:
@@ -169,17 +227,33 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
         if not trainer.should_stop or not (is_lost or stopping.wait_count >= stopping.patience):
             continue
         after = f"after epoch {trainer.current_epoch}{f' of {last}' if last > 0 else ''}"
-        no_better = "is not finite" if is_lost else f"was no better in {counted(stopping.wait_count, 'validation')}"
-        setting = "checkpoint.patience=" if stopping in training.stopping else "your EarlyStopping with patience="
+        no_better = (
+            "is not finite"
+            if is_lost
+            else f"was no better in {counted(stopping.wait_count, 'validation')}"
+        )
+        setting = (
+            "checkpoint.patience="
+            if stopping in training.stopping
+            else "your EarlyStopping with patience="
+        )
         found = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
-        kept = "the last weights are kept" if best.value is None else f"{best.value:.4f} after {found}, which is kept"
-        folder.decision(EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept)
+        kept = (
+            "the last weights are kept"
+            if best.value is None
+            else f"{best.value:.4f} after {found}, which is kept"
+        )
+        folder.decision(
+            EARLY_END, after, f"{stopping.monitor} {no_better}, {setting}{stopping.patience}", kept
+        )
 
 
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.boundary.at.step
-    folder.say(f"stopped by {name} after step {step}: the same command with resume=auto resumes there")
+    folder.say(
+        f"stopped by {name} after step {step}: the same command with resume=auto resumes there"
+    )
     if folder.is_first and (line := requeue_with_slurm(number)):
         folder.say(line)
 
@@ -195,7 +269,9 @@ def load_best(training: Training, task: L.LightningModule) -> None:
 
 
 def _best_weights(training: Training) -> dict[str, Tensor] | None:
-    """Those of the best checkpoint, or of the last; None where this machine has none that is whole."""
+    """Those of the best checkpoint, or of the last; None where this machine has none
+    that is whole.
+    """
     for path in (training.checkpoints.folder / name for name in ("best", "last")):
         try:
             if path.exists():
@@ -206,9 +282,16 @@ def _best_weights(training: Training) -> dict[str, Tensor] | None:
 
 
 def evaluate(
-    training: Training, module: Any, data: Any, feeds: Feeds | None, folder: RunFolder, metric: str | None
+    training: Training,
+    module: Any,
+    data: Any,
+    feeds: Feeds | None,
+    folder: RunFolder,
+    metric: str | None,
 ) -> dict[str, float]:
-    """Metrics on the validation rows and any test rows, answers tuned before; `metric` is scored by cuts, too."""
+    """Metrics on the validation rows and any test rows, answers tuned before; `metric` is scored by
+    cuts, too.
+    """
     metrics, device = dict[str, float](), training.trainer.strategy.root_device
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
@@ -220,7 +303,11 @@ def evaluate(
         with without_loader_advice(), others_watched():
             logged = judge(module, datamodule=data, verbose=False)
         if feeds is None:
-            found = {plain_name(name, split): float(value) for each in logged for name, value in each.items()}
+            found = {
+                plain_name(name, split): float(value)
+                for each in logged
+                for name, value in each.items()
+            }
         else:
             found = module.results
         metrics |= {f"{split}/{name}": value for name, value in found.items()}
@@ -229,9 +316,14 @@ def evaluate(
     module.to(device)  # Lightning has taken it to the host; answers are kept and ways tried there
     if feeds is not None and feeds.test is not None:
         intervals = module.intervals()
-        folder.summary.set("intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()})
+        folder.summary.set(
+            "intervals", {f"test/{name}": list(ends) for name, ends in intervals.items()}
+        )
         if not intervals:
-            folder.say(f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among them")
+            folder.say(
+                f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors"
+                " among them"
+            )
         if truncation := module.truncation(metric):
             folder.summary.set("truncation", truncation)
             folder.say(truncation_text(folder.summary.values))
@@ -241,12 +333,18 @@ def evaluate(
 
 @contextmanager
 def without_loader_advice() -> Iterator[None]:
-    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared already: no news."""
+    """Lightning advises DataLoader workers to any loader, and to share metrics that are shared
+    already: no news.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")
+        warnings.filterwarnings(
+            "ignore", message=".*recommended to use `self.log.*sync_dist=True.*"
+        )
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-        warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+        warnings.filterwarnings(
+            "ignore", message=".*Checkpoint directory.*exists and is not empty.*"
+        )
         warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", message=".*Be aware that when using `ckpt_path`.*")
         yield

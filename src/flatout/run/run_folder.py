@@ -1,4 +1,6 @@
-"""A run's folder: made at the start, with a summary that is never missing and never half written."""
+"""A run's folder: made at the start, with a summary that is never missing and never
+half written.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,33 @@ if TYPE_CHECKING:
     from flatout.config import RunConfig
 
 OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
-"""What was typed, a word a line; all settings; and what was printed, whose file says whose the folder is."""
+"""What was typed, a word a line; all settings; and what was printed, whose file says whose the
+folder is."""
 SPLIT_ROWS = "splits.parquet"
-_OWN = (SETTINGS, OVERRIDES, LOG, "report.html", "metrics.csv", "checkpoints", "model")  # what a run would replace
+# what a run would replace
+_OWN = (SETTINGS, OVERRIDES, LOG, "report.html", "metrics.csv", "checkpoints", "model")
 _ROWS_AT_ONCE = 1 << 20
 _PATIENCE_S = 30.0  # how long a run that is just ending may still hold its folder
 
 
 @dataclass(slots=True)
 class RunFolder(RunLog):
-    """Where one run puts everything, and the two things it always writes: its summary and its log."""
+    """Where one run puts everything, and the two things it always writes: its summary
+    and its log.
+    """
 
     path: Path
     summary: Summary
     log: LogFile
     is_first: bool = True  # whether this rank prints and writes; the others only read here
     files: dict[str, str] = field(default_factory=dict)  # what `begin` writes
-    before: dict[str, dict[str, Any]] = field(default_factory=dict)  # what a resumed run chose at its beginning
+    # what a resumed run chose at its beginning
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Write down what this run is; one in an older run's folder does so when nothing can be wrong any more."""
+        """Write down what this run is; one in an older run's folder does so when nothing can be
+        wrong any more.
+        """
         if not self.is_first or self.summary.path is not None:
             return
         for name, text in self.files.items():
@@ -66,9 +75,18 @@ class RunFolder(RunLog):
         self.log.say(text)
 
     def decision(
-        self, name: str, value: object, why: str, evidence: str, *, replaces: bool = False, prints: bool = True
+        self,
+        name: str,
+        value: object,
+        why: str,
+        evidence: str,
+        *,
+        replaces: bool = False,
+        prints: bool = True,
     ) -> None:
-        """Keep and print one choice of the run, if none has its name; `replaces`: it takes the earlier one's place."""
+        """Keep and print one choice of the run, if none has its name; `replaces`: it takes the
+        earlier one's place.
+        """
         choices = self.summary.values["choices"]
         if not replaces and any(choice["name"] == name for choice in choices):
             return
@@ -77,10 +95,17 @@ class RunFolder(RunLog):
 
 
 @contextmanager
-def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, is_first: bool) -> Iterator[RunFolder]:
-    """The folder of a run that is about to begin or resume; closes its summary with how the run ended."""
+def open_run_folder(
+    path: Path, config: RunConfig, overrides: Sequence[str], *, is_first: bool
+) -> Iterator[RunFolder]:
+    """The folder of a run that is about to begin or resume; closes its summary with how the run
+    ended.
+    """
     is_again, has_run = config.resume is not None, (path / SUMMARY).is_file()
-    choices, is_old = read_summary(path).get("choices", []) if is_again and has_run else [], is_again or has_run
+    choices, is_old = (
+        read_summary(path).get("choices", []) if is_again and has_run else [],
+        is_again or has_run,
+    )
     before = {each["name"]: each for each in reversed(choices)}
     if not is_first:
         with unwritten_run(path) as place:
@@ -92,7 +117,9 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
     except OSError as error:
         raise refused_folder(error, path) from None
     command = shlex.join(["python", "-m", "train", *overrides])
-    summary = Summary(empty_summary() | {"experiment": config.name, "command": command, "seed": config.seed})
+    summary = Summary(
+        empty_summary() | {"experiment": config.name, "command": command, "seed": config.seed}
+    )
     settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
     files = {SETTINGS: settings, OVERRIDES: "".join(f"{override}\n" for override in overrides)}
     try:
@@ -112,13 +139,17 @@ def open_run_folder(path: Path, config: RunConfig, overrides: Sequence[str], *, 
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
-        hint = "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
+        hint = (
+            "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
+        )
         raise out_of_space(error, path, None, "output", hint) from None
 
 
 @contextmanager
 def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
-    """A run that prints and writes nothing: of a rank that is not the first, or of parts that are only measured."""
+    """A run that prints and writes nothing: of a rank that is not the first, or of parts that are
+    only measured.
+    """
     with LogFile(None) as silent:
         yield RunFolder(path, Summary(empty_summary()), silent, is_first=False)
 
@@ -127,15 +158,21 @@ def _of_worker(error: BaseException, path: Path) -> RunBroke | None:
     """That the system ended a worker of a loader: torch says so wherever the run is just then."""
     if not isinstance(error, RuntimeError) or not str(error).startswith("DataLoader worker (pid"):
         return None
-    words = "Out of memory is the usual cause: use fewer workers (data.workers), or data.feed=threaded."
+    words = (
+        "Out of memory is the usual cause: use fewer workers (data.workers), or data.feed=threaded."
+    )
     return RunBroke(f"{first_line(error)}. {words} Checkpoints are kept: resume={path}")
 
 
 def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> None:
-    """Say how a run ended before its end; what cannot be written then is not worth another error."""
+    """Say how a run ended before its end; what cannot be written then is not worth
+    another error.
+    """
     if isinstance(error, UserError) and not is_old and _took_away(place):
         return
-    place.log.keep(str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc())
+    place.log.keep(
+        str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc()
+    )
     if place.summary.path is None:  # it has not begun
         return
     status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
@@ -146,7 +183,9 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
 
 
 def _took_away(place: RunFolder) -> bool:
-    """Take away the folder of a mistake that was found before anything was computed; whether it was one."""
+    """Take away the folder of a mistake that was found before anything was computed; whether it was
+    one.
+    """
     names = {*place.files, SUMMARY, LOG}
     with suppress(OSError):
         if {each.name for each in place.path.iterdir()} <= names:
@@ -158,7 +197,9 @@ def _took_away(place: RunFolder) -> bool:
 
 
 def claim_folder(path: Path) -> Path:
-    """Make the folder of a new run, for this run alone; a number is added to its name where another run has it."""
+    """Make the folder of a new run, for this run alone; a number is added to its name where another
+    run has it.
+    """
     return next(place for place in numbered(path) if _is_claimed(place))
 
 
@@ -169,7 +210,9 @@ def numbered(path: Path) -> Iterator[Path]:
 
 
 def claim_named_folder(path: Path) -> Path:
-    """Make the folder that a user names for a new run; a run that finished there, or trains there, keeps it."""
+    """Make the folder that a user names for a new run; a run that finished there, or trains there,
+    keeps it.
+    """
     taken = [name for name in _OWN if (path / name).exists()]
     if taken and not (path / SUMMARY).is_file():
         with _lock_of(path) as is_free:
@@ -182,7 +225,12 @@ def claim_named_folder(path: Path) -> Path:
     require(status != "finished", "hydra.run.dir", f"{path} holds a finished run", hint=hint)
     with _lock_of(path) as is_free:
         is_begun = status in ("failed", "interrupted") or (status == "running" and is_free)
-        require(is_begun, "hydra.run.dir", f"another process trains in {path}", hint="Name another folder.")
+        require(
+            is_begun,
+            "hydra.run.dir",
+            f"another process trains in {path}",
+            hint="Name another folder.",
+        )
     return path
 
 
@@ -191,7 +239,8 @@ def _is_claimed(place: Path) -> bool:
     try:
         while True:
             place.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # another run with a mistake in its settings took away the empty folder
+            # another run with a mistake in its settings took away the empty folder
+            with suppress(FileNotFoundError):
                 (place / LOG).open("x").close()
                 return True
     except FileExistsError:
@@ -202,7 +251,9 @@ def _is_claimed(place: Path) -> bool:
 
 def newest_runs(runs: Path, file: str) -> list[Path]:
     """The folders of runs that hold a file, the newest first."""
-    return sorted((path.parent for path in runs.glob(f"*/{file}")), key=lambda run: run.name, reverse=True)
+    return sorted(
+        (path.parent for path in runs.glob(f"*/{file}")), key=lambda run: run.name, reverse=True
+    )
 
 
 def name_folder(parent: Path) -> Path:
@@ -212,7 +263,9 @@ def name_folder(parent: Path) -> Path:
 
 @contextmanager
 def folder_of_one(folder: Path) -> Iterator[None]:
-    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and leaves no file."""
+    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and
+    leaves no file.
+    """
     until = None
     while True:
         with _lock_of(folder) as is_free:
@@ -220,11 +273,16 @@ def folder_of_one(folder: Path) -> Iterator[None]:
                 yield
                 return
         if until is None:
-            print(f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s", flush=True)
+            print(
+                f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s",
+                flush=True,
+            )
             until = time.monotonic() + _PATIENCE_S
         if time.monotonic() > until:
             hint = "Wait for it or end it, or leave resume out: a new run begins."
-            raise UserError("resume", f"{folder} is still being trained in by another process", hint=hint)
+            raise UserError(
+                "resume", f"{folder} is still being trained in by another process", hint=hint
+            )
         time.sleep(0.1)
 
 
@@ -251,5 +309,7 @@ def save_split_rows(store: Store, path: Path) -> None:
         for name, split in store.splits.items():
             for first in range(0, split.num_rows, _ROWS_AT_ONCE):
                 rows = pa.array(split.fixed("rows")[first : first + _ROWS_AT_ONCE] + 1)
-                words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(rows), np.int8)), pa.array([name]))
+                words = pa.DictionaryArray.from_arrays(
+                    pa.array(np.zeros(len(rows), np.int8)), pa.array([name])
+                )
                 file.write_table(pa.Table.from_arrays([words, rows], schema=schema))

@@ -1,4 +1,6 @@
-"""The Trainer of a run, built once from arguments a reader can see: ours, then the user's own, which win."""
+"""The Trainer of a run, built once from arguments a reader can see: ours, then the user's own,
+which win.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class Training:
     loggers: RunLoggers
     checkpoints: ExactCheckpoint
     loop: FastLoop
-    stopping: list[EarlyStopping]  # those of `checkpoint.patience`; callbacks of the user are not among them
+    # those of `checkpoint.patience`; callbacks of the user are not among them
+    stopping: list[EarlyStopping]
 
 
 def build_training(
@@ -73,23 +76,39 @@ def build_training(
     signals: Signals,
     start: Start | None,
 ) -> Training:
-    """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the user's own module."""
+    """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the
+    user's own module.
+    """
     config, after = settings.asked, None if start is None else start.step
     if after is None and config.resume is not None:
         after = 0  # a resumed run may have ended before its first checkpoint
-    strategy = choose_strategy(settings.trainer.get("strategy"), module, device, settings.precision, ranks, folder)
-    monitor = HardwareMonitor(sources=hardware_of(device) if folder.is_first else [], say=folder.say)
+    strategy = choose_strategy(
+        settings.trainer.get("strategy"), module, device, settings.precision, ranks, folder
+    )
+    monitor = HardwareMonitor(
+        sources=hardware_of(device) if folder.is_first else [], say=folder.say
+    )
     has_card = any(each.name == "gpu" for each in monitor.watch.sources)
     loggers = _build_loggers(settings, module, folder, after, has_card)
-    every, listeners = config.monitor.flush_every, _listeners(settings, module, folder, loggers, not after)
-    curves = RunCurves(listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor)
+    every, listeners = (
+        config.monitor.flush_every,
+        _listeners(settings, module, folder, loggers, not after),
+    )
+    curves = RunCurves(
+        listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor
+    )
     checkpoints = _checkpoints_of(settings, about, signals, folder)
     loop = FastLoop(not_finite=config.optim.not_finite)
     planned: dict[str, Any] = {}
     if feeds is not None:
         accumulate = feeds.train.plan.accumulate
-        planned = {"accumulate_grad_batches": accumulate, "gradient_clip_val": settings.clip or None}
-        loop.losses.describe_rows = partial(describe_rows, feeds.train, (settings.batches or 1) // accumulate)
+        planned = {
+            "accumulate_grad_batches": accumulate,
+            "gradient_clip_val": settings.clip or None,
+        }
+        loop.losses.describe_rows = partial(
+            describe_rows, feeds.train, (settings.batches or 1) // accumulate
+        )
     arguments = {
         **_lightning_defaults(settings.precision, ranks, folder.path),
         "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
@@ -104,20 +123,36 @@ def build_training(
     asked, stopping = config.checkpoint, list[EarlyStopping]()
     if asked.patience is not None and settings.monitor is not None:
         least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
-        stopping = [EarlyStopping(settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False)]
+        stopping = [
+            EarlyStopping(
+                settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False
+            )
+        ]
     profiled, profile = config.monitor.profile, list[L.Callback]()
     if profiled.enabled and folder.is_first:
         window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
         profile = [ProfileSteps(**window, folder=folder.path, say=folder.say)]
-    callbacks = [loop, *results, curves, *profile, *stopping, *config.callbacks.values(), checkpoints]
+    callbacks = [
+        loop,
+        *results,
+        curves,
+        *profile,
+        *stopping,
+        *config.callbacks.values(),
+        checkpoints,
+    ]
     trainer = _quiet_trainer(arguments, callbacks)
     disable_signal_handling(trainer)
-    folder.summary.set("hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts())
+    folder.summary.set(
+        "hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts()
+    )
     folder.summary.write()  # the doctor may look before the run has ended
     return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 
-def _checkpoints_of(settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder) -> ExactCheckpoint:
+def _checkpoints_of(
+    settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
+) -> ExactCheckpoint:
     return ExactCheckpoint(
         folder.path / CHECKPOINTS,
         every_steps=settings.asked.checkpoint.every_steps,
@@ -132,17 +167,27 @@ def _checkpoints_of(settings: Settings, about: dict[str, Any], signals: Signals,
     )
 
 
-def _listeners(settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool) -> list[Listener]:
+def _listeners(
+    settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool
+) -> list[Listener]:
     if not folder.is_first:
         return []
     metric = settings.metric or "loss"
-    names = sorted({"loss", metric}) if settings.asked.has_own_parts else ["loss", *module.metric_names]
+    names = (
+        sorted({"loss", metric}) if settings.asked.has_own_parts else ["loss", *module.metric_names]
+    )
     file = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
     live, steps = settings.asked.monitor.progress, settings.total_steps
-    return [file, loggers, ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live)]
+    return [
+        file,
+        loggers,
+        ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live),
+    ]
 
 
-def _build_loggers(settings: Settings, module: Any, folder: RunFolder, after: int | None, has_card: bool) -> RunLoggers:
+def _build_loggers(
+    settings: Settings, module: Any, folder: RunFolder, after: int | None, has_card: bool
+) -> RunLoggers:
     """The loggers of the settings, on the first rank; they write from the step `after` on."""
     if not folder.is_first:
         return RunLoggers({})
@@ -174,7 +219,11 @@ def _lightning_defaults(precision: Choice[Precision], ranks: Ranks, folder: Path
     """What is set unless the user sets it otherwise: what flatout does itself is off."""
     plugins = [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])]
     off = {"num_sanity_val_steps": 0, "enable_progress_bar": False, "enable_model_summary": False}
-    own = {"max_epochs": EPOCHS, "precision": LIGHTNING_NAMES[precision.value], "default_root_dir": str(folder)}
+    own = {
+        "max_epochs": EPOCHS,
+        "precision": LIGHTNING_NAMES[precision.value],
+        "default_root_dir": str(folder),
+    }
     return {**own, **off, "plugins": plugins}
 
 
@@ -184,20 +233,43 @@ def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.T
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return L.Trainer(**settings, callbacks=callbacks)
-    except (TypeError, ValueError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
-        raise UserError("trainer", str(error), hint="These settings go to Lightning's Trainer.") from None
+    except (
+        TypeError,
+        ValueError,
+        L.pytorch.utilities.exceptions.MisconfigurationException,
+    ) as error:
+        raise UserError(
+            "trainer", str(error), hint="These settings go to Lightning's Trainer."
+        ) from None
 
 
 def choose_strategy(
-    asked: Any, module: nn.Module, device: torch.device, precision: Choice[Precision], ranks: Ranks, log: RunLog
+    asked: Any,
+    module: nn.Module,
+    device: torch.device,
+    precision: Choice[Precision],
+    ranks: Ranks,
+    log: RunLog,
 ) -> dict[str, Any]:
-    """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or slices of it."""
+    """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or
+    slices of it.
+    """
     if asked != "fsdp":
         compresses = asked == _DDP_BF16
         if compresses:
             what = "gradients are sent in bf16 between GPUs alone"
-            require(device.type == "cuda", f"trainer.strategy: {asked}", what, hint="Set trainer.strategy=ddp.")
-            log.decision("gradients between devices", "bf16", "asked for", "half the traffic of fp32, rounded")
+            require(
+                device.type == "cuda",
+                f"trainer.strategy: {asked}",
+                what,
+                hint="Set trainer.strategy=ddp.",
+            )
+            log.decision(
+                "gradients between devices",
+                "bf16",
+                "asked for",
+                "half the traffic of fp32, rounded",
+            )
         if ranks.are_several and asked in (None, "auto", "ddp", _DDP_BF16):
             return {"strategy": ddp(module, device, compresses=compresses)}
         return {"strategy": "auto"} if compresses else {}
@@ -208,8 +280,14 @@ def choose_strategy(
     from flatout.engine.fsdp import SharedOut
 
     # A trained weight comes with its gradient and with two numbers of AdamW.
-    megabytes = sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in module.parameters()) / 1e6
-    evidence = f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of {megabytes:,.1f}"
+    megabytes = (
+        sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in module.parameters())
+        / 1e6
+    )
+    evidence = (
+        f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of"
+        f" {megabytes:,.1f}"
+    )
     log.decision("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
     ranks_here = 1 if device.type == "cuda" else ranks.local_world
     if 2e6 * megabytes * ranks_here < (free := free_memory(device)):
@@ -220,11 +298,14 @@ def choose_strategy(
 
 
 def ddp(module: nn.Module, device: torch.device, *, compresses: bool) -> DDPStrategy:
-    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never change."""
+    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never
+    change.
+    """
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(module)}
-    if device.type == "cpu":  # what exchanges gradients takes its cores from what computes them: it waits for all
+    # what exchanges gradients takes its cores from what computes them: it waits for all
+    if device.type == "cpu":
         settings["bucket_cap_mb"] = 1 << 14
     if compresses:
         settings["ddp_comm_hook"] = bf16_compress_hook
@@ -232,5 +313,7 @@ def ddp(module: nn.Module, device: torch.device, *, compresses: bool) -> DDPStra
 
 
 def _has_means(module: nn.Module) -> bool:
-    """Whether there are running means, of batch normalisation; of several ranks' the first one's count."""
+    """Whether there are running means, of batch normalisation; of several ranks' the first one's
+    count.
+    """
     return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())

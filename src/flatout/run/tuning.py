@@ -1,8 +1,10 @@
-"""`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is built.
+"""`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is
+built.
 
-What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is measured in processes
-that are thrown away (`tune/`), or taken from what was measured before. A resumed run keeps the answers of its
-beginning. Of several ranks one measures for each kind of device, and the smallest answer is everybody's.
+What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is
+measured in processes that are thrown away (`tune/`), or taken from what was measured before. A
+resumed run keeps the answers of its beginning. Of several ranks one measures for each kind of
+device, and the smallest answer is everybody's.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
-_MORE_TIME, _MORE_STEPS = 1.5, 4.0  # from how much more time, or steps, on a search that was cut short begins again
+# from how much more time, or steps, on a search that was cut short begins again
+_MORE_TIME, _MORE_STEPS = 1.5, 4.0
 _ORDERS: dict[str, list[Any]] = {
     # A device that can do an earlier one can do the later ones.
     "data.feed": ["resident", "threaded", "workers"],
@@ -77,7 +80,8 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
     devices = ranks.gathered("device", lambda: device_key(question.device))
 
     def measure() -> dict[str, Any] | None:
-        is_first = devices.index(devices[ranks.rank]) == ranks.rank  # of the ranks that have such a device
+        # of the ranks that have such a device
+        is_first = devices.index(devices[ranks.rank]) == ranks.rank
         return asdict(measured_for(question, say)) if is_first else None
 
     given = filter(None, ranks.gathered("answers", measure))
@@ -92,7 +96,12 @@ def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers
     with store.measuring(key, tune.budget_s + _WAIT_S, say):
         known = None if tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
-            return FoundAnswers(known, key, True, [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"])
+            return FoundAnswers(
+                known,
+                key,
+                True,
+                [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"],
+            )
         say(f"tune: measuring in a process apart, for {tune.budget_s:g} s at most")
         answers = Search(asked, question.prober, store).decide()
         answers.values |= question.confirmed.values
@@ -102,22 +111,32 @@ def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
     if answers.unrest > 1.5:
-        spread = f"the same settings were {answers.unrest:.1f} times as fast at their best as at their worst"
+        spread = (
+            f"the same settings were {answers.unrest:.1f} times as fast at their best as at their"
+            " worst"
+        )
         lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
     return FoundAnswers(answers, key, False, lines)
 
 
 def is_outdated(known: Answers, asked: OpenSettings, store: AnswerStore) -> bool:
-    """Whether the time that there is now would find more, the run is another length, or the rows did not fit since."""
+    """Whether the time that there is now would find more, the run is another length, or the rows
+    did not fit since.
+    """
     if known.step_s is None:
         return True
     most = known_rows(store.cache, known.row_key) if known.row_key else None
     if most is not None and known.values.get("data.batch_size", 0) > most:
         return True
     growth = asked.planned_steps / max(known.planned_steps, 1)
-    if "compile" not in asked.kept and (growth > _MORE_STEPS or (known.values.get("compile") and growth < 1 / 2)):
+    if "compile" not in asked.kept and (
+        growth > _MORE_STEPS or (known.values.get("compile") and growth < 1 / 2)
+    ):
         return True
-    return not known.is_complete and allowed_seconds(asked, known.step_s) > _MORE_TIME * known.allowed_s
+    return (
+        not known.is_complete
+        and allowed_seconds(asked, known.step_s) > _MORE_TIME * known.allowed_s
+    )
 
 
 def smallest(found: Sequence[Answers]) -> Answers:
@@ -133,16 +152,26 @@ def smallest(found: Sequence[Answers]) -> Answers:
             values[name] = max((each.values[name] for each in found), key=best_first.index)
     if "optim.lr" in shared:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    evidence, line = "; ".join(override_line(each.values) or "nothing" for each in found), override_line(values)
-    choice = Choice(name="unlike devices", value=line, why="what the smallest can do", evidence=evidence)
+    evidence, line = (
+        "; ".join(override_line(each.values) or "nothing" for each in found),
+        override_line(values),
+    )
+    choice = Choice(
+        name="unlike devices", value=line, why="what the smallest can do", evidence=evidence
+    )
     return replace(least, values=values, choices=[*least.choices, choice])
 
 
 def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:
-    """Answers in the words of a command line; for settings that would scale the rate that was found, with that off."""
+    """Answers in the words of a command line; for settings that would scale the rate that was
+    found, with that off.
+    """
     if optim is not None and "optim.lr" in values and optim.scale_lr is not ScaleRate.none:
         values = values | {"optim.scale_lr": ScaleRate.none}
-    shown = {name: str(value).lower() if isinstance(value, bool) else f"{value}" for name, value in values.items()}
+    shown = {
+        name: str(value).lower() if isinstance(value, bool) else f"{value}"
+        for name, value in values.items()
+    }
     return " ".join(f"{name}={value}" for name, value in shown.items())
 
 
@@ -151,20 +180,30 @@ def asked_of(question: Question) -> OpenSettings:
     data, splits, tokens = config.data, question.store.splits, config.data.tokens_per_batch
     split, slower = splits["train"], question.confirmed.slower
     rows, accumulate = data.batches(ranks.world)
-    plan = PlanSettings(rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world)
+    plan = PlanSettings(
+        rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world
+    )
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
     kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device).value
-    fitting = [each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)]
+    fitting = [
+        each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)
+    ]
     precision = choose_precision(config.precision, device).value
     native = precisions(device)  # fp32 stands for comparison
     steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
     # A rank has its card, or its share of what this machine, or this container, has free.
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes() // ranks.local_world
+    free = (
+        torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda"
+        else free_bytes() // ranks.local_world
+    )
     return OpenSettings(
         settings=config.tune,
         start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
         feeds=[each for each in fitting if each is kind or f"data.feed={each}" not in slower],
-        precisions=[each for each in native if each is Precision.fp32 or f"precision={each}" not in slower],
+        precisions=[
+            each for each in native if each is Precision.fp32 or f"precision={each}" not in slower
+        ],
         step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
@@ -180,21 +219,39 @@ def asked_of(question: Question) -> OpenSettings:
 def precisions(device: torch.device) -> list[Precision]:
     """Arithmetic that a device has in hardware, the most exact first."""
     is_gpu = device.type == "cuda"
-    has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8 if is_gpu else bf16_is_native_on_cpu()
-    return [Precision.fp32, *([Precision.bf16] if has_bf16 else []), *([Precision.fp16] if is_gpu else [])]
+    has_bf16 = (
+        torch.cuda.get_device_capability(device)[0] >= 8 if is_gpu else bf16_is_native_on_cpu()
+    )
+    return [
+        Precision.fp32,
+        *([Precision.bf16] if has_bf16 else []),
+        *([Precision.fp16] if is_gpu else []),
+    ]
 
 
 def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Settings that are not looked at, and why; an empty reason where the person asked to leave them alone."""
+    """Settings that are not looked at, and why; an empty reason where the person asked to leave
+    them alone.
+    """
     tune, has_lr, asked = config.tune, not overrides and config.optim.lr is not None, "asked for"
     looked_at = {  # by the setting: whether it is wanted, and why it stays all the same
         "data.feed": (tune.feed, "" if config.data.feed is FeedKind.auto else asked),
         "precision": (tune.precision, "" if config.precision is Precision.auto else asked),
         "data.batch_size": (tune.batch_size, _why_rows_are_kept(config, overrides)),
-        "compile": (tune.compile, asked if config.compile or is_typed("compile", overrides) else ""),
-        "optim.lr": (tune.learning_rate, asked if has_lr or is_typed("optim.lr", overrides) else ""),
+        "compile": (
+            tune.compile,
+            asked if config.compile or is_typed("compile", overrides) else "",
+        ),
+        "optim.lr": (
+            tune.learning_rate,
+            asked if has_lr or is_typed("optim.lr", overrides) else "",
+        ),
     }
-    return {name: why if is_wanted else "" for name, (is_wanted, why) in looked_at.items() if why or not is_wanted}
+    return {
+        name: why if is_wanted else ""
+        for name, (is_wanted, why) in looked_at.items()
+        if why or not is_wanted
+    }
 
 
 def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
@@ -203,9 +260,15 @@ def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
         return "data.tokens_per_batch decides"
     for name in ("batch_size", "accumulate"):
         default = type(data).__dataclass_fields__[name].default
-        if is_typed(f"data.{name}", overrides) or (not overrides and getattr(data, name) != default):
+        if is_typed(f"data.{name}", overrides) or (
+            not overrides and getattr(data, name) != default
+        ):
             return "asked for"
-    counting = [name for name in ("limit_train_batches", "val_check_interval") if type(config.trainer.get(name)) is int]
+    counting = [
+        name
+        for name in ("limit_train_batches", "val_check_interval")
+        if type(config.trainer.get(name)) is int
+    ]
     return f"trainer.{counting[0]} counts batches" if counting else ""
 
 
@@ -214,9 +277,21 @@ def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
     config, ranks, split = question.config, question.ranks, question.store.splits["train"]
     tune, data, optim = config.tune, config.data, plain(config.optim)
     lengths = np.asarray(split.lengths(TOKENS))
-    quantiles = np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist() if len(lengths) else []
+    quantiles = (
+        np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist()
+        if len(lengths)
+        else []
+    )
     if not tune.learning_rate:
-        for name in ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr"):
+        for name in (
+            "lr",
+            "warmup",
+            "schedule",
+            "final_lr_share",
+            "max_lr",
+            "base_batch",
+            "scale_lr",
+        ):
             optim.pop(name)
     classes = question.store.facts.get("class_counts") or []
     return {
@@ -224,8 +299,19 @@ def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
         "task": [type(config.task).__name__, plain(config.task)],
         "optim": optim,
         "vocabulary": plain(getattr(data, "vocabulary", None)),
-        "data": {"rows": split.num_rows, "lengths": quantiles, "classes": len(classes), "bytes": split.num_bytes},
-        "rows": [asked.start.rows, asked.start.accumulate, data.tokens_per_batch, data.effective_batch, ranks.world],
+        "data": {
+            "rows": split.num_rows,
+            "lengths": quantiles,
+            "classes": len(classes),
+            "bytes": split.num_bytes,
+        },
+        "rows": [
+            asked.start.rows,
+            asked.start.accumulate,
+            data.tokens_per_batch,
+            data.effective_batch,
+            ranks.world,
+        ],
         "start": [str(asked.start.feed), str(asked.start.precision), data.workers],
         "device": [*device_key(question.device), torch.get_num_threads(), ranks.local_world],
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],

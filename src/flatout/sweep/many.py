@@ -1,7 +1,9 @@
-"""A list of trials, from first to last: what `-m` with several values asks for, and how to resume it.
+"""A list of trials, from first to last: what `-m` with several values asks for, and how to resume
+it.
 
-The words of the command are written into the folder, so that the same command with `resume=auto` finds it: trials that
-have finished are left as they are, others go on from their checkpoints, or are trained where there are none.
+The words of the command are written into the folder, so that the same command with `resume=auto`
+finds it: trials that have finished are left as they are, others go on from their checkpoints, or
+are trained where there are none.
 """
 
 from __future__ import annotations
@@ -41,13 +43,24 @@ class Multirun:
     is_again: bool = False
 
 
-def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None) -> list[Ending]:
-    """How each trial ended, in their order. Where some failed the others still run; then they are named."""
+def run_all(
+    trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None
+) -> list[Ending]:
+    """How each trial ended, in their order.
+
+    Where some failed the others still run; then they are named.
+    """
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
-        write_atomically(of.folder / WORDS, json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False))
+        write_atomically(
+            of.folder / WORDS,
+            json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False),
+        )
         found, launcher = dict[int, Ending](), launcher or LauncherSettings()
-        shares, limit_s = slots(launcher.parallel, launcher.place), as_seconds(launcher.limit, "launcher.limit")
+        shares, limit_s = (
+            slots(launcher.parallel, launcher.place),
+            as_seconds(launcher.limit, "launcher.limit"),
+        )
         try:
             _run_all(trials, shares, limit_s, found)
         finally:  # of a list that is interrupted the table says how far it came
@@ -56,8 +69,15 @@ def run_all(trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | N
                 write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
     pairs = zip(trials, ended, strict=True)
-    if words := [f"trial {trial.number}: {ending.note}" for trial, ending in pairs if ending.status is Status.failed]:
-        hint = f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats the failed ones."
+    if words := [
+        f"trial {trial.number}: {ending.note}"
+        for trial, ending in pairs
+        if ending.status is Status.failed
+    ]:
+        hint = (
+            f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats"
+            " the failed ones."
+        )
         raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {hint}"]))
     return ended
 
@@ -73,7 +93,9 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
     job = trials[0].job
     rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
     judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
-    best = (max if job.mode == "max" else min)(judged, key=lambda row: row.value or 0.0, default=None)
+    best = (max if job.mode == "max" else min)(
+        judged, key=lambda row: row.value or 0.0, default=None
+    )
     again = [] if best is None else ["python", "-m", "train", *trials[rows.index(best)].overrides]
     space: dict[str, dict[str, None]] = {}
     for key, value in (pair for row in rows for pair in row.params.items()):
@@ -99,13 +121,19 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         note=ending.note,
         metrics=ending.metrics,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
-        folder=str(trial.folder.relative_to(folder) if trial.folder.is_relative_to(folder) else trial.folder),
+        folder=str(
+            trial.folder.relative_to(folder)
+            if trial.folder.is_relative_to(folder)
+            else trial.folder
+        ),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
     )
 
 
 def _over_seeds(trials: Sequence[Trial], ended: Sequence[Ending]) -> list[str]:
-    """Mean and spread of the metric that decides, of trials in which the seed is all that differs."""
+    """Mean and spread of the metric that decides, of trials in which the seed is all
+    that differs.
+    """
     alike: dict[str, list[Mapping[str, float]]] = {}
     for trial, ending in zip(trials, ended, strict=True):
         others = [word for word in trial.changed if not word.startswith("seed=")]
@@ -125,20 +153,27 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what, hint = f"cannot make {folder}: {error.strerror}", "Set output=FOLDER to a writable folder."
+        what, hint = (
+            f"cannot make {folder}: {error.strerror}",
+            "Set output=FOLDER to a writable folder.",
+        )
         raise UserError("hydra.sweep.dir", what, hint=hint) from None
     lock = file_lock(folder / LOCK)
     try:
         acquire(lock, 0)
     except Timeout:
-        raise UserError("sweep", f"another process is at work in {folder}", hint="Wait for it, or end it.") from None
+        raise UserError(
+            "sweep", f"another process is at work in {folder}", hint="Wait for it, or end it."
+        ) from None
     try:
         yield
     finally:
         lock.release()
 
 
-def _run_all(trials: list[Trial], shares: Slots, limit_s: float | None, found: dict[int, Ending]) -> None:
+def _run_all(
+    trials: list[Trial], shares: Slots, limit_s: float | None, found: dict[int, Ending]
+) -> None:
     job = trials[0].job  # the first one's metric, where they differ
     found |= _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
@@ -149,9 +184,14 @@ def _run_all(trials: list[Trial], shares: Slots, limit_s: float | None, found: d
             board.ended(trial, found[trial.number])
     if len(found) == len(trials):
         board.close()
-        print(f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left to train")
+        print(
+            f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left"
+            " to train"
+        )
         return
-    running = endings(lambda: next(waiting, None), shares, board, metric=job.metric, limit_s=limit_s)
+    running = endings(
+        lambda: next(waiting, None), shares, board, metric=job.metric, limit_s=limit_s
+    )
     with closing(board), closing(running):
         found.update((trial.number, ending) for trial, ending in running)
     Console(highlight=False).print(board.table())
@@ -168,7 +208,9 @@ def begun_with(folder: Path) -> list[str] | None:
 
 def newest_of(words: Sequence[str], place: Path) -> Path | None:
     """The newest folder in a place that these words have begun."""
-    folders = sorted((path.parent for path in place.glob(f"*/{WORDS}")), key=lambda path: path.name, reverse=True)
+    folders = sorted(
+        (path.parent for path in place.glob(f"*/{WORDS}")), key=lambda path: path.name, reverse=True
+    )
     return next((folder for folder in folders if begun_with(folder) == list(words)), None)
 
 
@@ -177,9 +219,13 @@ def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
             summary = read_summary(trial.folder)
-            metrics = {name: value for name, value in summary["metrics"].items() if value is not None}
+            metrics = {
+                name: value for name, value in summary["metrics"].items() if value is not None
+            }
             value, seconds = metrics.get(f"val/{metric}"), summary["training"]["seconds"] or 0.0
-            found[trial.number] = Ending(Status.complete, seconds, value, metrics, note="had finished before")
+            found[trial.number] = Ending(
+                Status.complete, seconds, value, metrics, note="had finished before"
+            )
     return found
 
 
@@ -188,7 +234,10 @@ def _require_own_folders(trials: list[Trial]) -> None:
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
-        hint = "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same command."
+        hint = (
+            "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same"
+            " command."
+        )
         require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
         hint = "Put the trial's number into it: 'hydra.sweep.subdir=${hydra.job.num}'."
         require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
@@ -197,8 +246,11 @@ def _require_own_folders(trials: list[Trial]) -> None:
 
 @contextmanager
 def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
-    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to resume is printed."""
-    # The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may give it again.
+    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to
+    resume is printed.
+    """
+    # The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may
+    # give it again.
     with Signals(has_echo=True):
         try:
             yield

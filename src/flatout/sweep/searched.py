@@ -1,6 +1,8 @@
-"""What a sweep searches and how: its settings, the trial that some chosen values make, and its folder.
+"""What a sweep searches and how: its settings, the trial that some chosen values make, and its
+folder.
 
-The folder is for one process at a time. The command is written down in it, and compared when the sweep is resumed.
+The folder is for one process at a time. The command is written down in it, and compared when the
+sweep is resumed.
 """
 
 from __future__ import annotations
@@ -59,16 +61,30 @@ class Searched:
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
         folder, changed = self.folder / (name or str(number)), [*words(chosen), *more]
-        return Trial(number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name)
+        return Trial(
+            number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name
+        )
 
     def first_that_fits(self, key: str | None = None, text: str = "") -> Trial:
-        """A trial that can be composed (others forbid a value: changed one at a time); else what is wrong with one."""
+        """A trial that can be composed (others forbid a value: changed one at a time); else what is
+        wrong with one.
+        """
         plainest = {
-            name: own.text(own.low) if isinstance(own, Interval) else own.values[0] for name, own in self.space.items()
+            name: own.text(own.low) if isinstance(own, Interval) else own.values[0]
+            for name, own in self.space.items()
         }
         plainest |= {key: text} if key else {}
-        listed = {name: part.values for name, part in self.space.items() if isinstance(part, Choice) and name != key}
-        near = (plainest | {name: each} for name, values in listed.items() for each in values if each != plainest[name])
+        listed = {
+            name: part.values
+            for name, part in self.space.items()
+            if isinstance(part, Choice) and name != key
+        }
+        near = (
+            plainest | {name: each}
+            for name, values in listed.items()
+            for each in values
+            if each != plainest[name]
+        )
         mistakes = []
         for chosen in (plainest, *near):
             try:
@@ -91,11 +107,21 @@ def held(searched: Searched) -> Iterator[None]:
         "space": {key: str(part) for key, part in searched.space.items()},
         "fixed": searched.fixed,
     }
-    path, hint = folder / FILE, f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
-    require(settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint)
-    taken = next((each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)), None)
+    path, hint = (
+        folder / FILE,
+        f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out.",
+    )
+    require(
+        settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint
+    )
+    taken = next(
+        (each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)),
+        None,
+    )
     hint = "Choose another hydra.sweep.dir."
-    require(settings.resume or taken is None, "hydra.sweep.dir", f"{taken} is there already", hint=hint)
+    require(
+        settings.resume or taken is None, "hydra.sweep.dir", f"{taken} is there already", hint=hint
+    )
     with alone_in(folder):
         if settings.resume:
             _require_same(read_asked(folder), asked, folder)
@@ -104,7 +130,9 @@ def held(searched: Searched) -> Iterator[None]:
 
 
 def forget(folder: Path, trials: int) -> None:
-    """Take away what a sweep has left of which no trial is worth keeping; what else lies there stays."""
+    """Take away what a sweep has left of which no trial is worth keeping; what else lies there
+    stays.
+    """
     for number in range(trials):
         shutil.rmtree(folder / str(number), ignore_errors=True)
     for name in (FILE, JOURNAL, PAGE, ROWS, LOCK):
@@ -124,9 +152,16 @@ def read_asked(folder: Path) -> dict[str, Any]:
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
-        raise UserError(path, f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again)
+        raise UserError(
+            path, f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again
+        )
     hint = "Create this folder again: the sweep's files may be named from there."
-    require(Path(asked["place"]).is_dir(), path, f"was begun in {asked['place']}, which is gone", hint=hint)
+    require(
+        Path(asked["place"]).is_dir(),
+        path,
+        f"was begun in {asked['place']}, which is gone",
+        hint=hint,
+    )
     return asked
 
 
@@ -135,8 +170,17 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         old, new = before[section], now[section]
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                what = f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
-                raise UserError("sweep", what, hint="Change it back to resume, or start a new sweep.")
+                what = (
+                    f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
+                )
+                raise UserError(
+                    "sweep", what, hint="Change it back to resume, or start a new sweep."
+                )
     if before["fixed"] != now["fixed"]:
-        what = f"{folder} was begun with other settings: {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
-        raise UserError("sweep", what, hint="Type the words that began it to resume, or start a new sweep.")
+        what = (
+            f"{folder} was begun with other settings:"
+            f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
+        )
+        raise UserError(
+            "sweep", what, hint="Type the words that began it to resume, or start a new sweep."
+        )

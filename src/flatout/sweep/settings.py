@@ -27,13 +27,18 @@ class LauncherSettings:
     )
     place: Place = setting(
         Place.here,
-        "Where trials run: here, or as tasks of a Ray cluster whose machines see one disk. `parallel` is then any "
-        "number, and each trial gets a core, and a GPU where there is any. A single run trains on `workers` there.",
+        "Where trials run: here, or as tasks of a Ray cluster whose machines see one disk."
+        " `parallel` is then any number, and each trial gets a core, and a GPU where there is any."
+        " A single run trains on `workers` there.",
         choices=Place,
         example="ray",
     )
-    workers: int = setting(1, "Ranks of a single run with `place=ray`: a device each, on any machines.", least=1)
-    limit: str | None = setting(None, "Longest trial.", allowed="a time such as 90s or 20m, or null", example="20m")
+    workers: int = setting(
+        1, "Ranks of a single run with `place=ray`: a device each, on any machines.", least=1
+    )
+    limit: str | None = setting(
+        None, "Longest trial.", allowed="a time such as 90s or 20m, or null", example="20m"
+    )
 
     def __post_init__(self) -> None:
         what = f"{self.workers}, but a trial has one rank"
@@ -42,7 +47,9 @@ class LauncherSettings:
 
 @dataclass
 class SweeperSettings:
-    """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, and the sweep can be resumed."""
+    """`hydra/sweeper=flatout`: settings are suggested, poor trials pruned, and the sweep can be
+    resumed.
+    """
 
     _target_: str = f"{_MODULE}.TrialSweeper"
     space: dict[str, Any] = setting(
@@ -52,10 +59,17 @@ class SweeperSettings:
     )
     trials: int = setting(20, "How many; a grid has as many as it has.", least=1)
     sampler: str = setting("tpe", "tpe, random or grid.", choices=Sampler)
-    pruner: str = setting("asha", "asha, hyperband, median or none.", choices=Pruner, example="none")
-    metric: str | None = setting(None, "Metric to compare by; null: the problem's usual one.", example="macro_f1")
+    pruner: str = setting(
+        "asha", "asha, hyperband, median or none.", choices=Pruner, example="none"
+    )
+    metric: str | None = setting(
+        None, "Metric to compare by; null: the problem's usual one.", example="macro_f1"
+    )
     time: str | None = setting(
-        None, "Longest sweep; what runs then is stopped.", allowed="a time such as 30m or 2h, or null", example="30m"
+        None,
+        "Longest sweep; what runs then is stopped.",
+        allowed="a time such as 30m or 2h, or null",
+        example="30m",
     )
     confirm: int = setting(0, "Runs of the best settings with other seeds, at the end.", least=0)
     seed: int = setting(0, "Start of the sampler's random numbers.")
@@ -66,7 +80,9 @@ class SweeperSettings:
         as_seconds(self.time, "for")
 
     def of_the_search(self) -> dict[str, Any]:
-        """What must be the same when a sweep is resumed; you may ask for more trials, time or slots."""
+        """What must be the same when a sweep is resumed; you may ask for more trials, time or
+        slots.
+        """
         kept = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
         kept["metric"] = self.metric and self.metric.removeprefix("val/")
         return kept | ({"trials": None} if self.sampler == Sampler.grid else {})

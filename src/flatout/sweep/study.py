@@ -1,8 +1,9 @@
 """What a sweep searches, and its memory: Optuna's study in a journal in the sweep's folder.
 
-The space has a choice of values or an interval for each setting. The study suggests settings and is given results.
-Every suggestion depends on the seed, the trial's number and earlier results, and on nothing else: a sweep that was
-killed and resumed continues as if nothing had happened. Trials that ran then are run again.
+The space has a choice of values or an interval for each setting. The study suggests settings and is
+given results. Every suggestion depends on the seed, the trial's number and earlier results, and on
+nothing else: a sweep that was killed and resumed continues as if nothing had happened. Trials that
+ran then are run again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import (
+    BasePruner,
+    HyperbandPruner,
+    MedianPruner,
+    NopPruner,
+    SuccessiveHalvingPruner,
+)
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -33,7 +40,11 @@ from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
 _FEW = 9  # two cuts to a third each
-_STATES = {Status.complete: TrialState.COMPLETE, Status.pruned: TrialState.PRUNED, Status.failed: TrialState.FAIL}
+_STATES = {
+    Status.complete: TrialState.COMPLETE,
+    Status.pruned: TrialState.PRUNED,
+    Status.failed: TrialState.FAIL,
+}
 ENDED = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
@@ -41,7 +52,13 @@ class Study:
     """The trials of one sweep, those that have ended and those to come."""
 
     def __init__(
-        self, folder: Path, space: Space, search: SweeperSettings, *, mode: str, validations: int | None
+        self,
+        folder: Path,
+        space: Space,
+        search: SweeperSettings,
+        *,
+        mode: str,
+        validations: int | None,
     ) -> None:
         """`validations`: the most that a trial has; None: nobody knows."""
         self.space, self.search, self.mode = space, search, mode
@@ -63,7 +80,11 @@ class Study:
         """Number and settings of the next trial; None when there are enough."""
         with _as_it_is():
             # First come those that ran when the sweep was killed.
-            trial = optuna.Trial(self._study, self._left.pop(0)._trial_id) if self._left else self._next()
+            trial = (
+                optuna.Trial(self._study, self._left.pop(0)._trial_id)
+                if self._left
+                else self._next()
+            )
             if trial is None:
                 return None
             self._trials[trial.number] = trial
@@ -85,9 +106,16 @@ class Study:
         if ending.status is Status.stopped:
             return
         trial = self._trials[number]
-        is_lost = ending.status is Status.complete and not (ending.value is not None and math.isfinite(ending.value))
+        is_lost = ending.status is Status.complete and not (
+            ending.value is not None and math.isfinite(ending.value)
+        )
         note = "its metric is not a number" if is_lost else ending.note
-        facts = {"seconds": ending.seconds, "note": note, "metrics": ending.metrics, "is_mistake": ending.is_mistake}
+        facts = {
+            "seconds": ending.seconds,
+            "note": note,
+            "metrics": ending.metrics,
+            "is_mistake": ending.is_mistake,
+        }
         for name, fact in facts.items():
             trial.set_user_attr(name, fact)
         state = TrialState.FAIL if is_lost else _STATES[ending.status]
@@ -99,7 +127,11 @@ class Study:
 
     def settings(self, trial: FrozenTrial) -> dict[str, str]:
         """A trial's settings as texts."""
-        return {key: part.text(trial.params[key]) for key, part in self.space.items() if key in trial.params}
+        return {
+            key: part.text(trial.params[key])
+            for key, part in self.space.items()
+            if key in trial.params
+        }
 
     def best(self) -> FrozenTrial | None:
         with suppress(ValueError):  # none is complete
@@ -127,29 +159,43 @@ class Study:
         return self._study.ask()
 
     def _sampler(self, number: int, key: str) -> BaseSampler:
-        """A new one for each setting of each trial, so that no state is lost when the sweep is killed."""
+        """A new one for each setting of each trial, so that no state is lost when the sweep is
+        killed.
+        """
         seed = zlib.crc32(f"{self.search.seed} {number} {key}".encode())
         if self.search.sampler is Sampler.tpe:
-            return _Tpe(seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True)
+            return _Tpe(
+                seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True
+            )
         return RandomSampler(seed=seed)
 
 
 class _Tpe(TPESampler):
-    """Optuna's, without its look at the settings of all trials before each: here every trial has the same."""
+    """Optuna's, without its look at the settings of all trials before each: here every trial has
+    the same.
+    """
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
-        known = next((one.distributions for one in study.get_trials(deepcopy=False, states=states)), {})
+        known = next(
+            (one.distributions for one in study.get_trials(deepcopy=False, states=states)), {}
+        )
         return {key: values for key, values in sorted(known.items()) if not values.single()}
 
 
 def _pruner(kind: Pruner, most: int | None, trials: int) -> BasePruner:
-    """Of few trials, or of few validations, a third after the first would leave hardly one: half, in the middle."""
+    """Of few trials, or of few validations, a third after the first would leave hardly one: half,
+    in the middle.
+    """
     known = most or _FEW
     first, factor = (max(1, known // 2), 2) if min(known, trials) < _FEW else (1, 3)
     made: dict[Pruner, BasePruner] = {
         Pruner.asha: SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor),
-        Pruner.hyperband: HyperbandPruner(min_resource=1, max_resource=most or "auto", reduction_factor=3),
+        Pruner.hyperband: HyperbandPruner(
+            min_resource=1, max_resource=most or "auto", reduction_factor=3
+        ),
         Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
         Pruner.none: NopPruner(),
     }
@@ -157,7 +203,9 @@ def _pruner(kind: Pruner, most: int | None, trials: int) -> BasePruner:
 
 
 def _whole(journal: Path) -> Path:
-    """Take away a last line that a killed process has not finished; refuse a journal that is damaged elsewhere."""
+    """Take away a last line that a killed process has not finished; refuse a journal that is
+    damaged elsewhere.
+    """
     if not journal.is_file():
         return journal
     data = journal.read_bytes()
@@ -174,10 +222,14 @@ def _whole(journal: Path) -> Path:
 
 @contextmanager
 def _as_it_is() -> Iterator[None]:
-    """Optuna warns of what it calls experimental, and of a validation that is reported a second time after a kill."""
+    """Optuna warns of what it calls experimental, and of a validation that is reported a second
+    time after a kill.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        warnings.filterwarnings("ignore", message="The reported value is ignored because this `step`")
+        warnings.filterwarnings(
+            "ignore", message="The reported value is ignored because this `step`"
+        )
         yield
 
 
@@ -221,7 +273,13 @@ class Interval:
         hint = f"Write interval({self.high:g},{self.low:g})."
         require(self.low <= self.high, where, span, allowed="the least number first", hint=hint)
         hint = "Raise the least number above 0, or leave out tag(log,…)."
-        require(not self.is_log or self.low > 0, where, f"{span} by factors", allowed="numbers above 0", hint=hint)
+        require(
+            not self.is_log or self.low > 0,
+            where,
+            f"{span} by factors",
+            allowed="numbers above 0",
+            hint=hint,
+        )
 
     def sample(self) -> tuple[str, ...]:
         """A value of its kind, to be checked: of numbers one that is not whole."""
@@ -231,22 +289,32 @@ class Interval:
         if not self.is_whole:
             return self.text(trial.suggest_float(key, self.low, self.high, log=self.is_log))
         step = 1 if self.is_log else self.step
-        return self.text(trial.suggest_int(key, int(self.low), int(self.high), log=self.is_log, step=step))
+        return self.text(
+            trial.suggest_int(key, int(self.low), int(self.high), log=self.is_log, step=step)
+        )
 
     def listed(self, key: str) -> Sequence[int]:
         if not self.is_whole:
             hint = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
-            raise UserError(f"sweep: {key}", "an interval has too many values for a grid", hint=hint)
+            raise UserError(
+                f"sweep: {key}", "an interval has too many values for a grid", hint=hint
+            )
         return range(int(self.low), int(self.high) + 1, self.step)
 
     def text(self, value: object) -> str:
-        """Whole numbers as they are, others in four digits, between near ends in more: what is tried is written."""
+        """Whole numbers as they are, others in four digits, between near ends in more: what is
+        tried is written.
+        """
         if self.is_whole:
             return str(value)
         largest = max(abs(self.low), abs(self.high), 1e-300)
         digits = 4 + int(math.log10(max(1.0, largest / max(self.high - self.low, 1e-13 * largest))))
         text = f"{float(str(value)):.{digits}g}"
-        return text if self.low <= float(text) <= self.high else repr(min(max(self.low, float(text)), self.high))
+        return (
+            text
+            if self.low <= float(text) <= self.high
+            else repr(min(max(self.low, float(text)), self.high))
+        )
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}" + (", by factors" if self.is_log else "")
@@ -260,7 +328,13 @@ def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool
     """What the tags of a setting ask for: `log` is the only one, for numbers of an interval."""
     where, hint = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
     for tag in sorted(tags):
-        require(tag == "log", where, f"no tag {tag!r}", allowed="log", hint=did_you_mean(tag, ["log"]) or hint)
+        require(
+            tag == "log",
+            where,
+            f"no tag {tag!r}",
+            allowed="log",
+            hint=did_you_mean(tag, ["log"]) or hint,
+        )
         require(is_interval, where, "listed values have no factors between them", hint=hint)
     return bool(tags)
 

@@ -1,4 +1,6 @@
-"""A trial of a sweep and how it ended, and the board that shows all of them: a live table, or a line a trial."""
+"""A trial of a sweep and how it ended, and the board that shows all of them: a live table, or a
+line a trial.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Trial:
     job: RunJob
     overrides: list[str]  # everything that was typed, for this trial
     changed: list[str]  # what tells it from the others
-    is_again: bool = False  # whether its folder may hold an interrupted run, which is resumed; else it must be new
+    # whether its folder may hold an interrupted run, which is resumed; else it must be new
+    is_again: bool = False
     name: str = ""  # what it is called, where that is not its number
 
 
@@ -39,16 +42,24 @@ class Ending:
 
     status: Status
     seconds: float
-    value: float | None = None  # the validation metric of its best checkpoint; of a pruned trial the last one seen
+    # the validation metric of its best checkpoint; of a pruned trial the last one seen
+    value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     note: str = ""  # why it failed, or where it was pruned
     is_mistake: bool = False
 
 
 Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
-Judge = Callable[[Trial, int, float], bool]  # whether to end it, by a validation's number (from 1) and its metric
+# whether to end it, by a validation's number (from 1) and its metric
+Judge = Callable[[Trial, int, float], bool]
 _MOST_ROWS = 12
-_COLOURS = {"complete": "green", "pruned": "yellow", "failed": "red", "running": "cyan", "stopped": "yellow"}
+_COLOURS = {
+    "complete": "green",
+    "pruned": "yellow",
+    "failed": "red",
+    "running": "cyan",
+    "stopped": "yellow",
+}
 
 
 class Board:
@@ -57,7 +68,8 @@ class Board:
     def __init__(self, title: str, metric: str, mode: str, total: int) -> None:
         self.title, self.metric, self.mode, self.total = title, metric, mode, total
         console = Console()
-        self._live = Live(console=console, auto_refresh=False, transient=True)  # shows nothing until it is started
+        # shows nothing until it is started
+        self._live = Live(console=console, auto_refresh=False, transient=True)
         self._running: dict[int, _Row] = {}
         self._ended: list[_Row] = []
         self._drawn = 0.0
@@ -65,7 +77,9 @@ class Board:
             self._live.start()
 
     def started(self, trial: Trial) -> None:
-        self._running[trial.number] = _Row(trial.name or f"trial {trial.number}", " ".join(trial.changed))
+        self._running[trial.number] = _Row(
+            trial.name or f"trial {trial.number}", " ".join(trial.changed)
+        )
         self.draw(now=True)
 
     def read(self, trial: Trial, count: int, value: float) -> None:
@@ -74,7 +88,12 @@ class Board:
 
     def ended(self, trial: Trial, ending: Ending) -> None:
         row = self._running.pop(trial.number)
-        row.status, row.seconds, row.note, row.value = ending.status.value, ending.seconds, ending.note, ending.value
+        row.status, row.seconds, row.note, row.value = (
+            ending.status.value,
+            ending.seconds,
+            ending.note,
+            ending.value,
+        )
         self._ended.append(row)
         self.draw(now=True)
         value = "" if row.value is None else f"{self.metric} {row.value:.4f}"
@@ -89,13 +108,19 @@ class Board:
 
     def table(self) -> Table:
         """Running trials, then the best ones, then the latest of the others."""
-        title = Text(f"{self.title}: {len(self._ended) + len(self._running)} of {self.total} trials")
+        title = Text(
+            f"{self.title}: {len(self._ended) + len(self._running)} of {self.total} trials"
+        )
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name in ("trial", "", self.metric, "validations", "seconds"):
             table.add_column(name, justify="right" if name else "left")
         table.add_column("settings", overflow="fold")
-        complete = [row for row in self._ended if row.status == "complete" and row.value is not None]
-        best = sorted(complete, key=lambda row: row.value or 0.0, reverse=self.mode == "max")[: _MOST_ROWS // 2]
+        complete = [
+            row for row in self._ended if row.status == "complete" and row.value is not None
+        ]
+        best = sorted(complete, key=lambda row: row.value or 0.0, reverse=self.mode == "max")[
+            : _MOST_ROWS // 2
+        ]
         others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
         for row in [*self._running.values(), *best, *reversed(others)]:
             value = "" if row.value is None else f"{row.value:.4f}"

@@ -1,9 +1,11 @@
-"""Trials: many runs, each in a process of its own, watched from outside by what it writes into its folder.
+"""Trials: many runs, each in a process of its own, watched from outside by what it writes into its
+folder.
 
-A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what it prints goes to
-`output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it: its validations are read from its
-`metrics.csv`, so a run on several devices is watched like any other. Each has a slot: its share of the machine's GPUs,
-or of its cores. On a Ray cluster, whose machines write to one disk, a slot is a place among its tasks.
+A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what
+it prints goes to `output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it:
+its validations are read from its `metrics.csv`, so a run on several devices is watched like any
+other. Each has a slot: its share of the machine's GPUs, or of its cores. On a Ray cluster, whose
+machines write to one disk, a slot is a place among its tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from typing import Any
 import torch
 
 from flatout.distributed.engine import Place, RayTask, connect
-from flatout.distributed.processes import OUTPUT, redirect_output, stand_apart, wait_until_warm, warm_start
+from flatout.distributed.processes import (
+    OUTPUT,
+    redirect_output,
+    stand_apart,
+    wait_until_warm,
+    warm_start,
+)
 from flatout.distributed.ranks import cores_here
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.report.page import read_curves
@@ -50,7 +58,9 @@ def endings(
     limit_s: float | None = None,
     until: float | None = None,
 ) -> Generator[tuple[Trial, Ending], None, None]:
-    """Run what `ask` names, as many at once as slots, each for `limit_s`, all to `until`; trials as they end."""
+    """Run what `ask` names, as many at once as slots, each for `limit_s`, all to `until`; trials as
+    they end.
+    """
     if any(slots):
         warm_start()
         wait_until_warm()
@@ -96,9 +106,15 @@ class _Running:
             new_trial_folder(trial.folder, is_again=is_again)
         slot, self._has_begun = self.slot, self.slot is not None
         (trial.folder / _BEGUN).unlink(missing_ok=True)
-        self._worker = _Task(trial, resumes=resumes) if slot is None else _Process(trial, slot, resumes=resumes)
+        self._worker = (
+            _Task(trial, resumes=resumes)
+            if slot is None
+            else _Process(trial, slot, resumes=resumes)
+        )
 
-    def look(self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board) -> Ending | None:
+    def look(
+        self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board
+    ) -> Ending | None:
         """How it ended; None while it runs."""
         if not self._has_begun and (self.trial.folder / _BEGUN).exists():
             self._has_begun, self._clock = True, time.monotonic()
@@ -176,7 +192,9 @@ class Readings:
         self._size = self._told = 0
 
     def new(self) -> list[float]:
-        """New values of the column, each once though a resumed trial writes rows again; an unfinished row waits."""
+        """New values of the column, each once though a resumed trial writes rows again; an
+        unfinished row waits.
+        """
         path = self.folder / "metrics.csv"
         size = path.stat().st_size if path.is_file() else 0
         if size == self._size:
@@ -233,7 +251,9 @@ class _Process(ForkServerProcess):
 
 class _Task(RayTask):
     def __init__(self, trial: Trial, *, resumes: bool) -> None:
-        super().__init__(partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, place=trial.folder)
+        super().__init__(
+            partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, place=trial.folder
+        )
 
     def signal(self, number: signal.Signals) -> None:
         self.cancel(is_forced=number is signal.SIGKILL)
@@ -257,7 +277,8 @@ def _trained(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
     except RunBroke as broken:
         print(broken, file=sys.stderr, flush=True)
         return 1, {"note": last_line(broken)}
-    except Exception as error:  # a defect of any class: the sweep gets its name, and the output its traceback
+    except Exception as error:
+        # a defect of any class: the sweep gets its name, and the output its traceback
         traceback.print_exc()
         return 1, {"note": f"{type(error).__name__}: {last_line(error)}"}
     return 0, {"value": result.objective, "metrics": result.metrics}
@@ -271,7 +292,9 @@ def _trained_apart(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]
     return _trained(trial, resumes=resumes)
 
 
-def _trial(trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool) -> None:
+def _trial(
+    trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool
+) -> None:
     stand_apart(environment)
     slot.take()
     code, words = _trained(trial, resumes=resumes)
@@ -297,11 +320,15 @@ class Slot:
 
 
 Slots = Sequence[Slot | None]
-"""Where trials run; None: as a task of a Ray cluster, which gives it a core, and a GPU where there is any."""
+"""Where trials run; None: as a task of a Ray cluster, which gives it a core, and a GPU where there
+is any."""
 
 
 def slots(parallel: int, on: Place = Place.here) -> Slots:
-    """Equal shares; what does not divide evenly is left to the system. A cluster shares itself out."""
+    """Equal shares; what does not divide evenly is left to the system.
+
+    A cluster shares itself out.
+    """
     if on is Place.ray:
         require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
         connect()
@@ -312,10 +339,19 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
     most = max(len(cores), len(gpus))
     allowed = f"1 to {most} here: one for each GPU or core"
     require(1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=allowed)
-    return [Slot(_share(cores, number, parallel), _share(gpus, number, parallel)) for number in range(parallel)]
+    return [
+        Slot(_share(cores, number, parallel), _share(gpus, number, parallel))
+        for number in range(parallel)
+    ]
 
 
 def _share(things: list, number: int, parallel: int) -> list:
-    """The share of that number; where there are fewer things than shares, several get the same one."""
+    """The share of that number; where there are fewer things than shares, several get
+    the same one.
+    """
     size = len(things) // parallel
-    return things[number * size : (number + 1) * size] if size or not things else [things[number % len(things)]]
+    return (
+        things[number * size : (number + 1) * size]
+        if size or not things
+        else [things[number % len(things)]]
+    )

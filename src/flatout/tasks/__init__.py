@@ -1,4 +1,6 @@
-"""LightningModules: a loss, metrics and an optimizer over a plain network; each works in any Trainer."""
+"""LightningModules: a loss, metrics and an optimizer over a plain network; each works in any
+Trainer.
+"""
 
 from __future__ import annotations
 

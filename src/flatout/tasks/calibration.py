@@ -1,7 +1,8 @@
 """What a trained model's probabilities are worth, and how to correct them on the validation rows.
 
-One number, the temperature, divides all logits: answers stay the same, and a model that is too sure of itself is less
-so. It is fitted on one half of the rows and judged on the other, and left out where it does not help there.
+One number, the temperature, divides all logits: answers stay the same, and a model that is too sure
+of itself is less so. It is fitted on one half of the rows and judged on the other, and left out
+where it does not help there.
 """
 
 from __future__ import annotations
@@ -37,26 +38,40 @@ class Calibration:
         if self.temperature != self.fitted:
             why = f"{self.fitted:.2f} {why}, and does not help on the other half"
         errors = f"{self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
-        log.decision("temperature", f"{self.temperature:.2f}", why, f"calibration error of the other half: {errors}")
+        log.decision(
+            "temperature",
+            f"{self.temperature:.2f}",
+            why,
+            f"calibration error of the other half: {errors}",
+        )
         return {"calibration": asdict(self)}
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
-    """The temperature at which the targets of one half are likeliest, if it lowers the error of the other half."""
-    # What has the same number in `rows_B` (the words of a row, say) stays together; without, each stands alone.
+    """The temperature at which the targets of one half are likeliest, if it lowers the error of the
+    other half.
+    """
+    # What has the same number in `rows_B` (the words of a row, say) stays together; without, each
+    # stands alone.
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
         error = calibration_error(logits_BC.softmax(-1), targets_B)
         return Calibration(1.0, error, error, 1.0, error)
     fitted = _likeliest(logits_BC[is_fitted_B].double(), targets_B[is_fitted_B])
     logits, targets = logits_BC[~is_fitted_B], targets_B[~is_fitted_B]
-    before, after = (calibration_error((logits / divisor).softmax(-1), targets) for divisor in (1.0, fitted))
+    before, after = (
+        calibration_error((logits / divisor).softmax(-1), targets) for divisor in (1.0, fitted)
+    )
     helps = after < before
     return Calibration(fitted if helps else 1.0, before, after if helps else before, fitted, after)
 
 
-def as_two_classes(logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each label of some rows as a choice between absent and present: logits, targets and the rows they are of."""
+def as_two_classes(
+    logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each label of some rows as a choice between absent and present: logits, targets and the rows
+    they are of.
+    """
     kept, classes = max(1, _MOST_CHOICES // logits_BC.shape[1]), logits_BC.shape[1]
     present = logits_BC[:kept].flatten()
     logits = torch.stack([torch.zeros_like(present), present], 1)
@@ -64,10 +79,13 @@ def as_two_classes(logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor) -> tup
 
 
 class Sureness:
-    """How sure answers are and how often they are right, in bins, so that it may be asked of any number of rows."""
+    """How sure answers are and how often they are right, in bins, so that it may be asked of any
+    number of rows.
+    """
 
     def __init__(self) -> None:
-        self.surer = torch.zeros(_BINS, dtype=torch.float64)  # how much surer than right each bin is, summed
+        # how much surer than right each bin is, summed
+        self.surer = torch.zeros(_BINS, dtype=torch.float64)
         self.rows = 0
 
     def add(self, shares_BC: Tensor, targets_B: Tensor) -> None:
@@ -90,7 +108,10 @@ def calibration_error(shares_BC: Tensor, targets_B: Tensor) -> float:
 
 def best_thresholds(shares_BC: Tensor, targets_BC: Tensor) -> list[float]:
     """For each label the probability from which on it is answered, so that its F1 is best."""
-    return [_best_threshold(shares_B, has_B) for shares_B, has_B in zip(shares_BC.T, targets_BC.T > 0.5, strict=True)]
+    return [
+        _best_threshold(shares_B, has_B)
+        for shares_B, has_B in zip(shares_BC.T, targets_BC.T > 0.5, strict=True)
+    ]
 
 
 def _first_half(rows_B: Tensor) -> Tensor:

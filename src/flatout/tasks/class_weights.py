@@ -20,17 +20,22 @@ class NamedClassesConfig:
     """The loss of a task that answers classes, or tags, by name."""
 
     class_weights: ClassWeights = setting(
-        ClassWeights.none, "auto: each class or tag weighs by the inverse of its share in training; one on average."
+        ClassWeights.none,
+        "auto: each class or tag weighs by the inverse of its share in training; one on average.",
     )
     weights: dict[str, float] = setting(
         dict,
-        "Weight of a class, or of a tag, by its name, for those that are not to weigh 1; instead of class_weights.",
+        "Weight of a class, or of a tag, by its name, for those that are not to weigh 1; instead of"
+        " class_weights.",
         least=0,
         allowed="0 or more, for classes or tags by name",
         example="+task.weights.sport=2",
     )
     label_smoothing: float = setting(
-        0.0, "Share of a target spread over all classes or tags; of several, over present and absent.", least=0, below=1
+        0.0,
+        "Share of a target spread over all classes or tags; of several, over present and absent.",
+        least=0,
+        below=1,
     )
 
     def __post_init__(self) -> None:
@@ -53,6 +58,13 @@ def named(weights: Mapping[str, float], classes: Sequence[str]) -> Tensor | None
         return None
     for name in weights:
         if name not in classes:
-            allowed = ", ".join(classes) if len(classes) <= _MOST_NAMED else f"{len(classes):,} classes"
-            raise UserError("task.weights", f"no class {name!r}", allowed=allowed, hint=did_you_mean(name, classes))
+            allowed = (
+                ", ".join(classes) if len(classes) <= _MOST_NAMED else f"{len(classes):,} classes"
+            )
+            raise UserError(
+                "task.weights",
+                f"no class {name!r}",
+                allowed=allowed,
+                hint=did_you_mean(name, classes),
+            )
     return torch.tensor([weights.get(name, 1.0) for name in classes])

@@ -1,4 +1,6 @@
-"""Rows to classes (one or several) or to a number: loss, metrics, their settings, and what cutting rows costs."""
+"""Rows to classes (one or several) or to a number: loss, metrics, their settings, and what cutting
+rows costs.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,19 @@ class Classifier(Task):
     """Trains a classifier or a regression on flat batches."""
 
     settings = ClassificationConfig
-    temperature = 1.0  # what outputs are divided by before they are judged, where a row has several labels
+    # what outputs are divided by before they are judged, where a row has several labels
+    temperature = 1.0
     weights_C: Tensor | None
-    cut_scores: CutScores | None = None  # scores of the last test by whether a row was cut, where rows were
+    # scores of the last test by whether a row was cut, where rows were
+    cut_scores: CutScores | None = None
 
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:
-            what, hint, smoothing = "targets are numbers", "Leave it out.", self.config.label_smoothing
+            what, hint, smoothing = (
+                "targets are numbers",
+                "Leave it out.",
+                self.config.label_smoothing,
+            )
             require(not smoothing, "task.label_smoothing", f"{smoothing}, but {what}", hint=hint)
             is_even = self.config.class_weights is ClassWeights.none
             require(is_even, "task.class_weights", f"is set, but {what}", hint=hint)
@@ -58,15 +66,23 @@ class Classifier(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = f"{type(info).__name__} has no classes", "Use Tagger for tags and GramDecoder for bit strings."
+        what, hint = (
+            f"{type(info).__name__} has no classes",
+            "Use Tagger for tags and GramDecoder for bit strings.",
+        )
         require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
-        what, hint = "data.problem=none has no classes", "Use MaskedLanguageModel for texts without labels."
+        what, hint = (
+            "data.problem=none has no classes",
+            "Use MaskedLanguageModel for texts without labels.",
+        )
         require(info.labels.problem is not Problem.none, "Classifier", what, hint=hint)
         require_no_windows(self, info)
         self.take_labels(info.labels)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
-        return build_text_network(config, info, Outputs(self.labels.classes, self.labels.problem.value))
+        return build_text_network(
+            config, info, Outputs(self.labels.classes, self.labels.problem.value)
+        )
 
     @property
     def metric_names(self) -> list[str]:
@@ -80,7 +96,10 @@ class Classifier(Task):
         return self.metrics.per_class()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch)) / batch.step_rows
+        return (
+            self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch))
+            / batch.step_rows
+        )
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs, targets = real_rows(self.outputs(batch), batch).float(), self._targets(batch)
@@ -100,7 +119,11 @@ class Classifier(Task):
             self.cut_scores = CutScores.of(splits[split], cut_rows, self.metrics)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
-        return {} if self.cut_scores is None else self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
+        return (
+            {}
+            if self.cut_scores is None
+            else self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
+        )
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Probabilities of the classes, or the values of a regression."""
@@ -108,11 +131,17 @@ class Classifier(Task):
         if self.labels.problem is Problem.regression:
             return {"values": self.unscaled(outputs)}
         scaled = outputs / self.temperature
-        return {"probabilities": scaled.softmax(-1) if self.labels.problem is Problem.single else scaled.sigmoid()}
+        return {
+            "probabilities": scaled.softmax(-1)
+            if self.labels.problem is Problem.single
+            else scaled.sigmoid()
+        }
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         short, ceilings = {"validation": "val"}, getattr(self.info, "ceilings", {})
-        metrics = {f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()}
+        metrics = {
+            f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()
+        }
         return {"baseline": {"name": "known ceiling", "metrics": metrics}} if metrics else {}
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
@@ -121,7 +150,11 @@ class Classifier(Task):
         if problem is Problem.regression:
             return {}
         outputs, targets, rows = self.answers(feeds.validation)
-        choices = (outputs, targets, rows) if problem is Problem.single else as_two_classes(outputs, targets, rows)
+        choices = (
+            (outputs, targets, rows)
+            if problem is Problem.single
+            else as_two_classes(outputs, targets, rows)
+        )
         found = calibrated(*choices)
         self.temperature, facts = found.temperature, found.report(log)
         if problem is Problem.single:
@@ -141,12 +174,18 @@ class Classifier(Task):
         """Outputs, targets and numbers of a feed's first rows, on the host."""
 
         def of_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
-            return real_rows(self.outputs(batch), batch).float(), self._targets(batch), real_rows(batch.rows, batch)
+            return (
+                real_rows(self.outputs(batch), batch).float(),
+                self._targets(batch),
+                real_rows(batch.rows, batch),
+            )
 
         return self.gathered(feed, of_rows, most=20_000)
 
     def unscaled(self, outputs: Tensor) -> Tensor:
-        """Outputs as they are judged: a regression learns standardised ones; thresholds are of calibrated ones."""
+        """Outputs as they are judged: a regression learns standardised ones; thresholds are of
+        calibrated ones.
+        """
         if self.labels.problem is Problem.multi:
             return outputs / self.temperature
         if self.labels.problem is Problem.single:
@@ -160,20 +199,31 @@ class Classifier(Task):
         return real_rows(batch.targets, batch)
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        problem, weights_C, smoothing = self.labels.problem, self.weights_C, self.config.label_smoothing
+        problem, weights_C, smoothing = (
+            self.labels.problem,
+            self.weights_C,
+            self.config.label_smoothing,
+        )
         if problem is Problem.single:
-            return F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing)
+            return F.cross_entropy(
+                outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing
+            )
         if problem is Problem.multi:
             targets = targets * (1 - smoothing) + smoothing / 2 if smoothing else targets
-            losses = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights_C, reduction="sum")
+            losses = F.binary_cross_entropy_with_logits(
+                outputs, targets, pos_weight=weights_C, reduction="sum"
+            )
             return losses / self.labels.num_outputs
-        return F.mse_loss(outputs.squeeze(-1), (targets - self.labels.mean) / self.labels.spread, reduction="sum")
+        return F.mse_loss(
+            outputs.squeeze(-1), (targets - self.labels.mean) / self.labels.spread, reduction="sum"
+        )
 
 
 def class_weights(labels: Labels) -> Tensor:
     """Weight of each class, from its share of the training rows."""
-    # One class a row: rows / (classes x rows of the class), which is one on average over the training rows. Several:
-    # the weight of a present label against an absent one, absent / present, held within 1/20 and 20.
+    # One class a row: rows / (classes x rows of the class), which is one on average over the
+    # training rows. Several: the weight of a present label against an absent one, absent / present,
+    # held within 1/20 and 20.
     if labels.problem is Problem.single:
         return balanced(labels.counts)
     counts_C = torch.tensor(labels.counts, dtype=torch.float32).clamp(min=1)
@@ -181,10 +231,12 @@ def class_weights(labels: Labels) -> Tensor:
 
 
 class CutScores:
-    """What cutting costs: the metrics of rows that were cut and of rows that were not, over one pass of a split."""
+    """What cutting costs: the metrics of rows that were cut and of rows that were not, over one
+    pass of a split.
+    """
 
-    # A store has tokens after the cut, and how many rows were cut. All of these have the same length. The few whole
-    # rows of just that length count with them.
+    # A store has tokens after the cut, and how many rows were cut. All of these have the same
+    # length. The few whole rows of just that length count with them.
 
     def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:
         self.metrics, self.is_cut, self.cut_rows = metrics, is_cut, cut_rows
@@ -192,11 +244,15 @@ class CutScores:
 
     @classmethod
     def of(cls, split: StoreSplit, cut: int, metrics: TaskMetrics) -> CutScores | None:
-        """For the rows of a split, with a copy of empty metrics; None where too few were cut, or are whole."""
+        """For the rows of a split, with a copy of empty metrics; None where too few were cut, or
+        are whole.
+        """
         lengths = torch.from_numpy(split.lengths(TOKENS).copy())
         is_full = lengths == lengths.max()
         filled = int(is_full.sum())
-        is_told = cut >= max(_LEAST_ROWS, _LEAST_SHARE * filled) and len(lengths) - filled >= _LEAST_ROWS
+        is_told = (
+            cut >= max(_LEAST_ROWS, _LEAST_SHARE * filled) and len(lengths) - filled >= _LEAST_ROWS
+        )
         return cls(copy.deepcopy(metrics), is_full, cut) if is_told else None
 
     def add(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> None:
@@ -204,7 +260,9 @@ class CutScores:
         self.metrics.update(outputs, targets, self.is_cut[rows.cpu()].long())
 
     def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
-        """A metric (the usual one, if the named is no sum) of cut and whole rows, and their counts; by every rank."""
+        """A metric (the usual one, if the named is no sum) of cut and whole rows, and their counts;
+        by every rank.
+        """
         sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
         whole_rows, full_rows = sums_2S[:, -1].tolist()
         if whole_rows + full_rows != len(self.is_cut):
@@ -212,5 +270,9 @@ class CutScores:
         values = self.metrics.values_of(sums_2S)
         name = named if named in values else usual
         whole, cut = values[name].tolist()
-        rows = {"cut_rows": self.cut_rows, "equal_rows": int(full_rows) - self.cut_rows, "whole_rows": int(whole_rows)}
+        rows = {
+            "cut_rows": self.cut_rows,
+            "equal_rows": int(full_rows) - self.cut_rows,
+            "whole_rows": int(whole_rows),
+        }
         return {"metric": f"test/{name}", "cut": cut, "whole": whole, **rows}

@@ -1,12 +1,15 @@
-"""The layers of an encoder over some rows: what frozen ones put out, and how much a linear head reads off each.
+"""The layers of an encoder over some rows: what frozen ones put out, and how much a linear head
+reads off each.
 
-Outputs of frozen layers are computed once over the rows of a store, and read by each epoch from then on. They are a
-store in the cache, beside that of the texts: a ragged column of `tokens * hidden` numbers a row, or a fixed one where
-only first tokens are read above the cut. Rows are computed a block at a time, by length and without padding, and
-written in their order; so memory holds one block. Nothing is dropped below the cut. Scores are a cheap look at where to
-cut, in one pass over some rows. A head reads a row's first token and the mean over its tokens. It says what a layer
-already knows of the classes, not what training the layers above would reach. A cut below the first good layer loses
-what that layer adds to train again; one above it leaves fewer layers that can learn.
+Outputs of frozen layers are computed once over the rows of a store, and read by each epoch from
+then on. They are a store in the cache, beside that of the texts: a ragged column of `tokens *
+hidden` numbers a row, or a fixed one where only first tokens are read above the cut. Rows are
+computed a block at a time, by length and without padding, and written in their order; so memory
+holds one block. Nothing is dropped below the cut. Scores are a cheap look at where to cut, in one
+pass over some rows. A head reads a row's first token and the mean over its tokens. It says what a
+layer already knows of the classes, not what training the layers above would reach. A cut below the
+first good layer loses what that layer adds to train again; one above it leaves fewer layers that
+can learn.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ STATES = "states"
 _BLOCK_TOKENS, _PASS_TOKENS = 1 << 13, 1 << 12
 _SHRINKAGE = 1e-2  # of a head's weights: a layer has as many numbers as a small table has rows
 _PASS_ROWS = 64
-_MOST_BYTES = 1 << 29  # of states that are held at once; fewer rows are read where they would take more
+# of states that are held at once; fewer rows are read where they would take more
+_MOST_BYTES = 1 << 29
 Read = list[tuple[FlatBatch, list[Tensor]]]  # batches, and states of some layers for each
 
 
@@ -57,12 +61,16 @@ class FrozenPart:
         """Lengths and outputs of one run of rows after the other."""
         tokens = split.ragged(TOKENS)
         ends = tokens.offsets[1:]
-        cuts = np.searchsorted(ends, np.arange(_BLOCK_TOKENS, ends[-1] if len(ends) else 0, _BLOCK_TOKENS))
+        cuts = np.searchsorted(
+            ends, np.arange(_BLOCK_TOKENS, ends[-1] if len(ends) else 0, _BLOCK_TOKENS)
+        )
         for start, stop in itertools.pairwise(np.unique([0, *cuts, split.num_rows]).tolist()):
             yield tokens.lengths[start:stop], self.outputs(rows_between(split, start, stop))
 
     def outputs(self, rows: StoreSplit) -> Tensor:
-        """Outputs of some rows on the host, in their order: `[T, H]`, or `[B, H]` of first tokens."""
+        """Outputs of some rows on the host, in their order: `[T, H]`, or `[B, H]` of
+        first tokens.
+        """
         lengths = rows.lengths(TOKENS).astype(np.int64)
         plan = PlanSettings(tokens_per_batch=max(_PASS_TOKENS, int(lengths.max())), shuffle=False)
         begins_B = torch.from_numpy(np.cumsum(lengths) - lengths)
@@ -74,7 +82,9 @@ class FrozenPart:
                 states = self.network.run_layers(batch, stop=self.layers).cpu()
             states = states if self.kind is None else states.to(self.kind)
             if found is None:
-                found = states.new_empty(len(lengths) if self.are_first else int(lengths.sum()), states.shape[1])
+                found = states.new_empty(
+                    len(lengths) if self.are_first else int(lengths.sum()), states.shape[1]
+                )
             found[batch.rows if self.are_first else _places(batch, begins_B)] = states
         self.network.train(was_training)
         assert found is not None
@@ -84,28 +94,48 @@ class FrozenPart:
         writer.expected_rows = sum(split.num_rows for split in splits)
         with Progress() as progress:
             for split in (split for split in splits if split.num_rows):
-                done, part = progress.task(f"{split.name}: {self.layers} layers", split.num_rows), None
+                done, part = (
+                    progress.task(f"{split.name}: {self.layers} layers", split.num_rows),
+                    None,
+                )
                 for lengths, states in self.blocks(split):
                     width, is_known = states.shape[1], states.dtype is torch.float32
-                    values = states.numpy() if is_known else states.view(torch.int16).numpy().view(np.uint16)
+                    values = (
+                        states.numpy()
+                        if is_known
+                        else states.view(torch.int16).numpy().view(np.uint16)
+                    )
                     if part is None:
-                        column = Column(values.dtype.name, not self.are_first, width if self.are_first else 0)
+                        column = Column(
+                            values.dtype.name, not self.are_first, width if self.are_first else 0
+                        )
                         part = writer.split(split.name, {STATES: column})
-                        writer.facts |= {"width": width, "format": str(states.dtype).removeprefix("torch.")}
-                    part.append(states=values if self.are_first else (values.reshape(-1), lengths * width))
+                        writer.facts |= {
+                            "width": width,
+                            "format": str(states.dtype).removeprefix("torch."),
+                        }
+                    part.append(
+                        states=values if self.are_first else (values.reshape(-1), lengths * width)
+                    )
                     done(len(lengths))
 
 
 class StoredStates:
-    """Adds to each batch of a split what frozen layers answer to its rows, while the network reads that."""
+    """Adds to each batch of a split what frozen layers answer to its rows, while the network reads
+    that.
+    """
 
-    def __init__(self, store: Store, split: str, network: Transformer, device: torch.device) -> None:
+    def __init__(
+        self, store: Store, split: str, network: Transformer, device: torch.device
+    ) -> None:
         self.network, self.device = network, device
         self.width, self.kind = int(store.facts["width"]), getattr(torch, store.facts["format"])
         stored = store.splits[split]
         kind = choose_feed(FeedKind.auto, stored.num_bytes, device).value
         column = _shaped(stored.columns[STATES], self.width)
-        self.column = column_on(column, device if kind is FeedKind.resident else torch.device("cpu"))
+        self.column = column_on(
+            column, device if kind is FeedKind.resident else torch.device("cpu")
+        )
 
     def __call__(self, batch: FlatBatch) -> FlatBatch:
         if self.network.stored_layers:
@@ -121,7 +151,9 @@ def rows_between(split: StoreSplit, start: int, stop: int) -> StoreSplit:
     """The texts of some rows that follow each other, as a split of their own."""
     tokens = split.ragged(TOKENS)
     offsets = tokens.offsets[start : stop + 1]
-    own = Ragged(tokens.values[offsets[0] : offsets[-1]], offsets - offsets[0], tokens.lengths[start:stop])
+    own = Ragged(
+        tokens.values[offsets[0] : offsets[-1]], offsets - offsets[0], tokens.lengths[start:stop]
+    )
     return StoreSplit(split.name, stop - start, {TOKENS: own})
 
 
@@ -132,7 +164,9 @@ def _places(batch: FlatBatch, begins_B: Tensor) -> Tensor:
 
 
 def _shaped(column: Array | Ragged, width: int) -> Array | Ragged:
-    """A column of `[T, H]` numbers; torch knows few operations on uint16, so bits are held as int16."""
+    """A column of `[T, H]` numbers; torch knows few operations on uint16, so bits are held as
+    int16.
+    """
     values = column.values if isinstance(column, Ragged) else column
     values = values.view(np.int16) if values.dtype == np.uint16 else values
     if not isinstance(column, Ragged):
@@ -142,7 +176,9 @@ def _shaped(column: Array | Ragged, width: int) -> Array | Ragged:
 
 @dataclass(frozen=True, slots=True)
 class LayerScore:
-    """Accuracy on the validation rows after so many layers, its standard error, and what training took."""
+    """Accuracy on the validation rows after so many layers, its standard error, and what training
+    took.
+    """
 
     layers: int
     accuracy: float
@@ -157,18 +193,29 @@ class LayerScore:
 
 
 def score_layers(
-    network: Transformer, splits: Sequence[StoreSplit], most: Sequence[int], device: torch.device, precision: Precision
+    network: Transformer,
+    splits: Sequence[StoreSplit],
+    most: Sequence[int],
+    device: torch.device,
+    precision: Precision,
 ) -> list[LayerScore]:
-    """A score for the embeddings and each layer; `splits` to learn and to judge by, of which `most` rows are read."""
+    """A score for the embeddings and each layer; `splits` to learn and to judge by, of which `most`
+    rows are read.
+    """
     network.to(device).is_narrow = False  # the means of the last layer want all of its tokens
-    found = [_vectors(network, split, rows, device, precision) for split, rows in zip(splits, most, strict=True)]
+    found = [
+        _vectors(network, split, rows, device, precision)
+        for split, rows in zip(splits, most, strict=True)
+    ]
     (vectors, targets), (others, wanted) = found
     both = enumerate(zip(vectors, others, strict=True))
     return [LayerScore.of(n, _answers(own, targets, other) == wanted) for n, (own, other) in both]
 
 
 def choose_cut(scores: Sequence[LayerScore]) -> LayerScore:
-    """The first layer that is within a standard error of the best; one layer at least is left to train."""
+    """The first layer that is within a standard error of the best; one layer at least is left to
+    train.
+    """
     best = max(scores[1:], key=lambda each: each.accuracy)
     near = next(each for each in scores[1:] if each.accuracy >= best.accuracy - best.error)
     return scores[max(1, min(near.layers, len(scores) - 2))]
@@ -183,7 +230,9 @@ def read_layers(
     precision: Precision,
     reduce: Callable[[Tensor, FlatBatch], Tensor] = lambda states, batch: states,
 ) -> Read:
-    """A feed's batches up to so many rows, with what is kept of the states after some layers, from one pass."""
+    """A feed's batches up to so many rows, with what is kept of the states after some layers, from
+    one pass.
+    """
     read: Read = []
     rows = size = 0
     network.eval()
@@ -206,7 +255,9 @@ def _vectors(
     layers = range(len(network.in_order()) + 1)
     read = read_layers(network, feed, most, layers=layers, precision=precision, reduce=_of_rows)
     targets = torch.cat([batch.targets for batch, _ in read if batch.targets is not None])
-    return [torch.cat(each) for each in zip(*(states for _, states in read), strict=True)], targets.cpu()
+    return [
+        torch.cat(each) for each in zip(*(states for _, states in read), strict=True)
+    ], targets.cpu()
 
 
 def _of_rows(states_TH: Tensor, batch: FlatBatch) -> Tensor:
@@ -225,7 +276,10 @@ def _answers(vectors: Tensor, targets: Tensor, others: Tensor) -> Tensor:
 
     def loss() -> Tensor:
         solver.zero_grad()
-        found = F.cross_entropy(known @ weights + bias, targets) + _SHRINKAGE / 2 * weights.square().sum()
+        found = (
+            F.cross_entropy(known @ weights + bias, targets)
+            + _SHRINKAGE / 2 * weights.square().sum()
+        )
         found.backward()
         return found
 

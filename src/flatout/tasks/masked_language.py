@@ -1,11 +1,12 @@
 """Masked words to the words that stood there: pretraining an encoder on texts without labels.
 
-Each row gives the same share of its tokens, rounded, and one at least. Which ones is decided by a hash of seed, epoch,
-row number and place. So a row is masked alike in any batch, on any device, in any piece of a batch and in a resumed
-run, and otherwise in each epoch. How many are masked follows from the lengths, which the host knows: nothing waits for
-the device. Most become the mask token, some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked places
-pass through what follows attention in the last layer, and through the head. Validation masks the same tokens each time,
-whatever the seed, so that losses of several runs can be compared.
+Each row gives the same share of its tokens, rounded, and one at least. Which ones is decided by a
+hash of seed, epoch, row number and place. So a row is masked alike in any batch, on any device, in
+any piece of a batch and in a resumed run, and otherwise in each epoch. How many are masked follows
+from the lengths, which the host knows: nothing waits for the device. Most become the mask token,
+some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked places pass through what
+follows attention in the last layer, and through the head. Validation masks the same tokens each
+time, whatever the seed, so that losses of several runs can be compared.
 
 Shapes: T tokens, B rows, K masked tokens, V words.
 """
@@ -38,25 +39,43 @@ NO_TARGET = -100  # the target of a place that counts in no loss
 _BITS = 0xFFFFFFFF
 _FACTOR = 0x45D9F3B
 _KIND, _WORD = 0x1B873593, 0x19D699A5  # what sets the draws of one token apart
-METRICS = ("perplexity", "masked_accuracy")  # what masked words are judged by, known before there is a network
-_JUDGED_AT_ONCE = 4096  # masked places whose logits are held at once in validation: each is as long as the vocabulary
+# what masked words are judged by, known before there is a network
+METRICS = ("perplexity", "masked_accuracy")
+# masked places whose logits are held at once in validation: each is as long as the vocabulary
+_JUDGED_AT_ONCE = 4096
 
 
 @dataclass(kw_only=True, slots=True)
 class MaskedLanguageConfig:
     """Which tokens are masked, and what they become."""
 
-    mask_share: float = setting(0.15, "Fraction of a row's tokens that is predicted, one at least.", above=0, below=1)
-    mask_token_share: float = setting(
-        0.8, "Fraction of these seen as the mask token.", least=0, most=1, example="1 task.random_token_share=0"
+    mask_share: float = setting(
+        0.15, "Fraction of a row's tokens that is predicted, one at least.", above=0, below=1
     )
-    random_token_share: float = setting(0.1, "Fraction of these seen as a random token; others stay.", least=0, most=1)
+    mask_token_share: float = setting(
+        0.8,
+        "Fraction of these seen as the mask token.",
+        least=0,
+        most=1,
+        example="1 task.random_token_share=0",
+    )
+    random_token_share: float = setting(
+        0.1, "Fraction of these seen as a random token; others stay.", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "task")
         total = self.mask_token_share + self.random_token_share
-        hint = "Set task.mask_token_share and task.random_token_share so that they add up to 1 at most."
-        require(total <= 1 + 1e-9, "task.random_token_share", f"{total:g} with task.mask_token_share", hint=hint)
+        hint = (
+            "Set task.mask_token_share and task.random_token_share so that they add up to 1 at"
+            " most."
+        )
+        require(
+            total <= 1 + 1e-9,
+            "task.random_token_share",
+            f"{total:g} with task.mask_token_share",
+            hint=hint,
+        )
 
 
 class MaskedLanguageModel(Task):
@@ -67,17 +86,26 @@ class MaskedLanguageModel(Task):
     is_special_V: Tensor
     masking: Masking
     masked_per_row = 1.0  # masked tokens of a training row on average, by which the loss is divided
-    _sums: NDArray[np.float64]  # loss, right answers and number of the masked tokens that were judged
+    # loss, right answers and number of the masked tokens that were judged
+    _sums: NDArray[np.float64]
     _read_share = 1.0
     _seed = 0
 
     def take_info(self, info: Any) -> None:
-        encoder, hint = getattr(info, "vocabulary", None), "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
+        encoder, hint = (
+            getattr(info, "vocabulary", None),
+            "Set data.vocabulary.kind=wordpiece, or data.tokenizer.",
+        )
         if not isinstance(encoder, Subwords):
-            raise UserError("MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint)
+            raise UserError(
+                "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint
+            )
         added = encoder.frame.size + (len(encoder.frame.parting) if info.roles.join == PAIR else 0)
-        self.masking = Masking(self.config, encoder.require_mask("the tokenizer"), encoder.size, added)
-        is_special = np.zeros(1 + max(encoder.tokenizer.get_vocab().values()), np.bool_)  # ids may have gaps
+        self.masking = Masking(
+            self.config, encoder.require_mask("the tokenizer"), encoder.size, added
+        )
+        # ids may have gaps
+        is_special = np.zeros(1 + max(encoder.tokenizer.get_vocab().values()), np.bool_)
         is_special[encoder.special_ids()] = True
         self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
         lengths = info.store.splits["train"].lengths(TOKENS)
@@ -103,12 +131,16 @@ class MaskedLanguageModel(Task):
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         assert batch.targets is not None
-        total = F.cross_entropy(outputs.float(), batch.targets, reduction="sum", ignore_index=NO_TARGET)
+        total = F.cross_entropy(
+            outputs.float(), batch.targets, reduction="sum", ignore_index=NO_TARGET
+        )
         return total / (batch.step_rows * self.masked_per_row)
 
     def mask(self, batch: FlatBatch, seed: int, epoch: int) -> FlatBatch:
         """The batch with its tokens masked, for an epoch of a seed."""
-        return self.masking.mask(batch, self.is_special_V.to(batch.tokens.device), seed=seed, epoch=epoch)
+        return self.masking.mask(
+            batch, self.is_special_V.to(batch.tokens.device), seed=seed, epoch=epoch
+        )
 
     def judge(self, batch: FlatBatch) -> Tensor:
         found_K3 = self._judge_places(batch)
@@ -122,12 +154,16 @@ class MaskedLanguageModel(Task):
         """The mean loss of each row's masked words: how well the network knows its language."""
         found_K3 = self._judge_places(batch)
         counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
-        row_of_K = torch.from_numpy(np.repeat(np.arange(batch.num_real), counts)).to(found_K3.device)
+        row_of_K = torch.from_numpy(np.repeat(np.arange(batch.num_real), counts)).to(
+            found_K3.device
+        )
         total_B = found_K3.new_zeros(batch.num_real).index_add_(0, row_of_K, found_K3[:, 0])
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
-        """`[K, 3]` loss, whether the answer is right, and whether it counts, of each masked token."""
+        """`[K, 3]` loss, whether the answer is right, and whether it counts, of each
+        masked token.
+        """
         count = int(self.masking.counts(batch.lengths.numpy()).sum())
         parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))
         return torch.cat([self.answer_in_pieces(part, self._judge_part) for part in parts])
@@ -138,7 +174,9 @@ class MaskedLanguageModel(Task):
         masked = self.mask(batch, seed=0, epoch=0)
         assert masked.targets is not None
         logits_KV = self.model(masked).float()
-        losses_K = F.cross_entropy(logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET)
+        losses_K = F.cross_entropy(
+            logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET
+        )
         is_right_K, counts_K = logits_KV.argmax(-1) == masked.targets, masked.targets != NO_TARGET
         return torch.stack([losses_K, is_right_K.to(losses_K), counts_K.to(losses_K)], 1)
 
@@ -149,12 +187,20 @@ class MaskedLanguageModel(Task):
         """The loss is that of a masked token; it replaces the loss of a mean row."""
         loss, right, count = self.over_ranks(self._sums)
         mean = float(loss / max(1, count))
-        return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "masked_accuracy": float(right / max(1, count))}
+        return {
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "masked_accuracy": float(right / max(1, count)),
+        }
 
     def intervals(self) -> dict[str, Interval]:
         def values_of(sums: Tensor) -> dict[str, Tensor]:
             loss, right = (sums[..., :2] / sums[..., 2:]).unbind(-1)
-            return {"loss": loss, "perplexity": loss.clamp(max=700.0).exp(), "masked_accuracy": right}
+            return {
+                "loss": loss,
+                "perplexity": loss.clamp(max=700.0).exp(),
+                "masked_accuracy": right,
+            }
 
         return bootstrap(self._row_sums.gathered(self.over_ranks), values_of)
 
@@ -169,12 +215,19 @@ class Masking:
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are masked in rows of these lengths."""
         words = np.maximum(lengths.astype(np.int64) - self.frame, 0)
-        return np.minimum(words, np.maximum(1, np.rint(self.config.mask_share * words).astype(np.int64)))
+        return np.minimum(
+            words, np.maximum(1, np.rint(self.config.mask_share * words).astype(np.int64))
+        )
 
     def mask(self, batch: FlatBatch, is_special_V: Tensor, *, seed: int, epoch: int) -> FlatBatch:
-        """The batch with tokens masked, and with places and targets `[K]`; special tokens stay, without a target."""
+        """The batch with tokens masked, and with places and targets `[K]`; special tokens stay,
+        without a target.
+        """
         device, starts_B = batch.tokens.device, batch.offsets[:-1]
-        lengths_B, rows_B = batch.offsets[1:] - starts_B, torch.arange(batch.num_rows, device=device)
+        lengths_B, rows_B = (
+            batch.offsets[1:] - starts_B,
+            torch.arange(batch.num_rows, device=device),
+        )
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
         place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
         numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ _mix(_mix(seed) + epoch))
@@ -184,12 +237,20 @@ class Masking:
         places_K = order_T[on_device(self._places_in_order(batch), device)]
         tokens_K, is_special_K = batch.tokens[places_K], is_special_T[places_K]
         tokens_T = batch.tokens.clone()
-        tokens_T[places_K] = torch.where(is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K]))
-        targets_K = tokens_K.long().masked_fill(is_special_K | (row_of_T[places_K] >= batch.num_real), NO_TARGET)
-        return replace(batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K)
+        tokens_T[places_K] = torch.where(
+            is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K])
+        )
+        targets_K = tokens_K.long().masked_fill(
+            is_special_K | (row_of_T[places_K] >= batch.num_real), NO_TARGET
+        )
+        return replace(
+            batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K
+        )
 
     def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:
-        """`[K]` for rows whose tokens lie in the order of their draws: the first few of each; one at least."""
+        """`[K]` for rows whose tokens lie in the order of their draws: the first few of each; one
+        at least.
+        """
         lengths = batch.lengths.numpy()
         counts = self.counts(lengths)
         counts[batch.num_real :] = 0
@@ -202,7 +263,9 @@ class Masking:
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
         share_K, masked = _mix(draws_K + _KIND).double() / (_BITS + 1), self.config.mask_token_share
         words_K = (_mix(draws_K + _WORD) % self.vocabulary_size).to(tokens_K.dtype)
-        changed_K = torch.where(share_K < masked + self.config.random_token_share, words_K, tokens_K)
+        changed_K = torch.where(
+            share_K < masked + self.config.random_token_share, words_K, tokens_K
+        )
         return changed_K.masked_fill(share_K < masked, self.mask_id)
 
 

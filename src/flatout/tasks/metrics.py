@@ -1,7 +1,9 @@
-"""What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of a split.
+"""What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of
+a split.
 
-For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes that occur neither
-among the targets nor among the answers take no part in an average, as in scikit-learn.
+For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes
+that occur neither among the targets nor among the answers take no part in an average, as in
+scikit-learn.
 """
 
 from __future__ import annotations
@@ -24,26 +26,45 @@ from flatout.errors import did_you_mean, require
 from flatout.tasks.score_intervals import Interval, OverRanks, RowSums, auroc_influence, bootstrap
 
 _MORE_IS_BETTER = (
-    "accuracy macro_f1 micro_f1 f1 macro_recall auroc subset_accuracy r2 pearson dice precision recall exact"
-    " word_accuracy"
+    "accuracy macro_f1 micro_f1 f1 macro_recall auroc subset_accuracy r2 pearson dice precision"
+    " recall exact word_accuracy"
 ).split()
 _LESS_IS_BETTER = "mae rmse max_error mse_scaled mae_scaled perplexity".split()
-BEST_MODE = dict.fromkeys(_MORE_IS_BETTER, "max") | dict.fromkeys(_LESS_IS_BETTER, "min") | {"masked_accuracy": "max"}
-# Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident model.
-_FINER = 16  # thresholds of the area for one of the curve that is drawn: a weak model's scores lie close together
-# The last one is reached by no score, so that a curve begins at no answers where scores are exactly 1.
-_THRESHOLDS = [0.0, *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(), 2.0]
+BEST_MODE = (
+    dict.fromkeys(_MORE_IS_BETTER, "max")
+    | dict.fromkeys(_LESS_IS_BETTER, "min")
+    | {"masked_accuracy": "max"}
+)
+# Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident
+# model. thresholds of the area for one of the curve that is drawn: a weak model's scores lie close
+# together
+_FINER = 16
+# The last one is reached by no score, so that a curve begins at no answers where scores are exactly
+# 1.
+_THRESHOLDS = [
+    0.0,
+    *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(),
+    2.0,
+]
 _MOST_CLASSES_FOR_AUROC = 50
 
 
 def monitored_metric(problem: Problem) -> str:
     """The default metric by which the best checkpoint is chosen."""
-    return {Problem.single: "accuracy", Problem.multi: "micro_f1", Problem.regression: "rmse"}[problem]
+    return {Problem.single: "accuracy", Problem.multi: "micro_f1", Problem.regression: "rmse"}[
+        problem
+    ]
 
 
 def require_metric(name: str, available: Iterable[str], where: str) -> None:
     names = list(available)
-    require(name in names, where, f"no metric {name!r}", allowed=", ".join(names), hint=did_you_mean(name, names))
+    require(
+        name in names,
+        where,
+        f"no metric {name!r}",
+        allowed=", ".join(names),
+        hint=did_you_mean(name, names),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +72,25 @@ class Counted:
     """What a split's answers were, on the host."""
 
     classes: list[str]
-    confusion: NDArray[np.int64] | None  # [C, C] rows by true class (down) and answer; None: several classes a row
+    # [C, C] rows by true class (down) and answer; None: several classes a row
+    confusion: NDArray[np.int64] | None
     binned: NDArray[np.int64] | None
-    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many classes."""
+    """[T, C, 2, 2] rows by threshold, class, whether it is theirs, whether answered; None for many
+    classes."""
 
 
 class TaskMetrics(nn.Module, ABC):
     """The metrics of one kind of problem; `build` makes the right one."""
 
-    sums: RowSums  # what each row adds to the sums behind the metrics, of the rows whose numbers were given
+    # what each row adds to the sums behind the metrics, of the rows whose numbers were given
+    sums: RowSums
     auroc: _Areas | None
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
         self.classes, self.auroc = classes, None
-        self._ranked: list[tuple[Tensor, ...]] = []  # numbers of rows, the buckets of their scores, and their classes
+        # numbers of rows, the buckets of their scores, and their classes
+        self._ranked: list[tuple[Tensor, ...]] = []
 
     @staticmethod
     def build(problem: Problem, classes: list[str]) -> TaskMetrics:
@@ -75,25 +100,33 @@ class TaskMetrics(nn.Module, ABC):
 
     def names(self) -> list[str]:
         """Names of what `compute` returns."""
-        return [*self.values_of(torch.zeros(self.sums.columns)), *["auroc"] * (self.auroc is not None)]
+        return [
+            *self.values_of(torch.zeros(self.sums.columns)),
+            *["auroc"] * (self.auroc is not None),
+        ]
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         """Take in a batch of answers; with the numbers of their rows, for intervals too."""
 
     def compute(self) -> dict[str, float]:
-        """Each metric since the last reset; areas under curves are means over classes that some rows have, some not."""
+        """Each metric since the last reset; areas under curves are means over classes that some
+        rows have, some not.
+        """
         totals, count = self._totals(), len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
         if self.auroc is not None:
             targets = totals[count : 2 * count]
             is_mixed = (targets > 0) & (targets < totals[-1])
-            areas = self.auroc.compute().flatten().double().cpu().expand(count)  # two classes share one value
+            # two classes share one value
+            areas = self.auroc.compute().flatten().double().cpu().expand(count)
             values["auroc"] = float(areas[is_mixed].mean())
         return values
 
     def _totals(self) -> Tensor:
-        """`[S]` the sums over all rows: right, given and answered of each class, and others; numbers have none."""
+        """`[S]` the sums over all rows: right, given and answered of each class, and others;
+        numbers have none.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -101,7 +134,10 @@ class TaskMetrics(nn.Module, ABC):
         """The metrics of `[…, S]` sums over rows, those of a curve left out."""
 
     def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
-        """The 95 % interval of each metric, from the rows whose numbers were given. On every rank at once."""
+        """The 95 % interval of each metric, from the rows whose numbers were given.
+
+        On every rank at once.
+        """
         sums = self.sums.gathered(over_ranks)
         found = bootstrap(sums, self.values_of)
         if self.auroc is None or not found:
@@ -113,7 +149,9 @@ class TaskMetrics(nn.Module, ABC):
         for rows, buckets, is_theirs in self._ranked:
             influence = auroc_influence(buckets.cpu(), is_theirs.cpu(), counts_TC2)
             moves.add(rows, torch.stack([influence, torch.ones_like(influence)], 1))
-        return found | bootstrap(moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)})
+        return found | bootstrap(
+            moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)}
+        )
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
@@ -130,7 +168,9 @@ class TaskMetrics(nn.Module, ABC):
             metric.reset()
 
     def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
-        """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the curve."""
+        """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the
+        curve.
+        """
         assert self.auroc is not None
         # What is no number reaches no threshold.
         reached = torch.bucketize(scores.nan_to_num(-1).contiguous(), self.auroc.edges, right=True)
@@ -139,7 +179,9 @@ class TaskMetrics(nn.Module, ABC):
             self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.int16), is_theirs))
 
     def _binned(self) -> NDArray[np.int64] | None:
-        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered, over all ranks."""
+        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered,
+        over all ranks.
+        """
         if self.auroc is None:
             return None
         with self.auroc.sync_context():
@@ -150,12 +192,16 @@ class TaskMetrics(nn.Module, ABC):
 
 
 class _Areas(of_classes.MultilabelAUROC):
-    """The area under each class's curve, from scores that come as how many thresholds each one reaches."""
+    """The area under each class's curve, from scores that come as how many thresholds each one
+    reaches.
+    """
 
-    # So a score is counted once, and not once a threshold, which takes fifty times as long. Whole numbers add up to the
-    # same in any order, so it also counts where torch is deterministic, without a table of scores by bins.
+    # So a score is counted once, and not once a threshold, which takes fifty times as long. Whole
+    # numbers add up to the same in any order, so it also counts where torch is deterministic,
+    # without a table of scores by bins.
 
-    confmat: Tensor  # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
+    # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
+    confmat: Tensor
 
     def __init__(self, classes: int) -> None:
         super().__init__(classes, average="none", thresholds=_THRESHOLDS, validate_args=False)
@@ -169,7 +215,9 @@ class _Areas(of_classes.MultilabelAUROC):
     def update(self, reached_BC: Tensor, is_theirs_BC: Tensor) -> None:
         classes, bins = reached_BC.shape[1], len(self.edges) + 1
         kinds_BC = 2 * torch.arange(classes, device=reached_BC.device) + is_theirs_BC.long()
-        counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(classes, 2, bins)
+        counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(
+            classes, 2, bins
+        )
         answered_C2T = counts_C2T.flip(-1).cumsum(-1).flip(-1)
         whole_C2T = torch.stack([answered_C2T[..., :1] - answered_C2T, answered_C2T], -1)[:, :, 1:]
         self.confmat += whole_C2T.permute(2, 0, 1, 3)
@@ -181,7 +229,9 @@ class _Confusion(of_classes.MulticlassConfusionMatrix):
     confmat: Tensor
 
     def update(self, answers: Tensor, targets: Tensor) -> None:
-        self.confmat += _counted(targets * self.num_classes + answers, self.num_classes**2).view_as(self.confmat)
+        self.confmat += _counted(targets * self.num_classes + answers, self.num_classes**2).view_as(
+            self.confmat
+        )
 
 
 def _counted(values: Tensor, length: int) -> Tensor:
@@ -206,13 +256,20 @@ class SingleMetrics(TaskMetrics):
         answers, count = outputs.argmax(-1), len(self.classes)
         self.counts.update(answers, targets)
         if rows is not None:
-            sums = targets, targets + count, answers + 2 * count, torch.full_like(targets, 3 * count)
+            sums = (
+                targets,
+                targets + count,
+                answers + 2 * count,
+                torch.full_like(targets, 3 * count),
+            )
             places = torch.stack(sums, 1)
             ones = torch.ones_like(places)
             ones[:, 0] = answers == targets
             self.sums.add(rows, ones, places)
         if self.auroc is not None:
-            is_theirs = targets.unsqueeze(1) == torch.arange(self.first, count, device=targets.device)
+            is_theirs = targets.unsqueeze(1) == torch.arange(
+                self.first, count, device=targets.device
+            )
             self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
@@ -239,7 +296,9 @@ class SingleMetrics(TaskMetrics):
 
 
 class MultiMetrics(TaskMetrics):
-    """Several classes a row; a class is answered from its threshold on, which is one half until others are known."""
+    """Several classes a row; a class is answered from its threshold on, which is one half until
+    others are known.
+    """
 
     thresholds: Tensor
 
@@ -262,7 +321,10 @@ class MultiMetrics(TaskMetrics):
             self._rank(probabilities, whole > 0, rows)
         if rows is not None:
             exact = (answered == whole).all(1, keepdim=True)
-            self.sums.add(rows, torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1))
+            self.sums.add(
+                rows,
+                torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1),
+            )
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
@@ -288,7 +350,8 @@ class NumberMetrics(TaskMetrics):
         super().__init__(classes)
         self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
         self.r2, self.pearson = _R2(), PearsonCorrCoef()
-        for metric in self._metrics():  # sums of squares in fp32 lose a spread that is small against the mean
+        # sums of squares in fp32 lose a spread that is small against the mean
+        for metric in self._metrics():
             metric.set_dtype(torch.float64)
         self.sums = RowSums(8)
 
@@ -297,12 +360,20 @@ class NumberMetrics(TaskMetrics):
         for metric in self._metrics():
             metric.update(answers, truths)
         if rows is not None:
-            errors, products = answers - truths, [truths, truths**2, answers, answers**2, answers * truths]
-            self.sums.add(rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1))
+            errors, products = (
+                answers - truths,
+                [truths, truths**2, answers, answers**2, answers * truths],
+            )
+            self.sums.add(
+                rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1)
+            )
 
     def compute(self) -> dict[str, float]:
-        with warnings.catch_warnings():  # numbers that are all alike have no correlation: nan says so
-            warnings.filterwarnings("ignore", message="The variance of predictions or target is close to zero")
+        # numbers that are all alike have no correlation: nan says so
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="The variance of predictions or target is close to zero"
+            )
             pearson = float(self.pearson.compute())
         mae, rmse = float(self.mae.compute()), float(self.mse.compute()) ** 0.5
         return {"mae": mae, "rmse": rmse, "r2": float(self.r2.compute()), "pearson": pearson}
@@ -311,14 +382,23 @@ class NumberMetrics(TaskMetrics):
         return []
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
-        absolute, squares, truth, truth_2, answer, answer_2, both = (sums[..., :-1] / sums[..., -1:]).unbind(-1)
+        absolute, squares, truth, truth_2, answer, answer_2, both = (
+            sums[..., :-1] / sums[..., -1:]
+        ).unbind(-1)
         of_truth, of_answer = truth_2 - truth**2, answer_2 - answer**2
         pearson = (both - truth * answer) / (of_truth * of_answer).sqrt()
-        return {"mae": absolute, "rmse": squares.sqrt(), "r2": 1 - squares / of_truth, "pearson": pearson}
+        return {
+            "mae": absolute,
+            "rmse": squares.sqrt(),
+            "r2": 1 - squares / of_truth,
+            "pearson": pearson,
+        }
 
 
 class _R2(R2Score):
-    """R² that is unknown, not an error, below two rows; asked after the ranks were added up, so that all agree."""
+    """R² that is unknown, not an error, below two rows; asked after the ranks were added up, so
+    that all agree.
+    """
 
     def compute(self) -> Tensor:
         return super().compute() if int(self.total) > 1 else self.residual.new_tensor(float("nan"))
@@ -333,12 +413,21 @@ def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
     return (values * is_counted).sum(-1) / is_counted.sum(-1).clamp(min=1)
 
 
-def class_rows(classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor) -> list[dict[str, Any]]:
+def class_rows(
+    classes: list[str], correct: Tensor, targets: Tensor, answers: Tensor
+) -> list[dict[str, Any]]:
     """Precision, recall and F1 of each class, the commonest first."""
-    columns = {"precision": correct / answers.clamp(min=1), "recall": correct / targets.clamp(min=1)}
+    columns = {
+        "precision": correct / answers.clamp(min=1),
+        "recall": correct / targets.clamp(min=1),
+    }
     columns["f1"] = _f1(correct, targets, answers)
     rows = [
-        {"class": name, **{key: float(values[i]) for key, values in columns.items()}, "support": int(targets[i])}
+        {
+            "class": name,
+            **{key: float(values[i]) for key, values in columns.items()},
+            "support": int(targets[i]),
+        }
         for i, name in enumerate(classes)
     ]
     return sorted(rows, key=lambda row: -row["support"])

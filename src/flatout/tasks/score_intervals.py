@@ -1,10 +1,12 @@
-"""The 95 % interval of a score: what it may be on other rows of the same kind, by bootstrap over the rows.
+"""The 95 % interval of a score: what it may be on other rows of the same kind, by bootstrap over
+the rows.
 
-A metric is a function of sums over rows, such as right answers of a class. So each row's part is kept while rows are
-judged, and a resample is a weighted sum of parts: a thousand of them are one product of matrices. Of more than some
-thousand rows the parts of several are added up at once; a row's number says with which. So memory stays flat, and ranks
-add up what they have. Of recordings a part is a whole recording, as windows of one resemble each other. The area under
-the ROC curve is no function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife); a
+A metric is a function of sums over rows, such as right answers of a class. So each row's part is
+kept while rows are judged, and a resample is a weighted sum of parts: a thousand of them are one
+product of matrices. Of more than some thousand rows the parts of several are added up at once; a
+row's number says with which. So memory stays flat, and ranks add up what they have. Of recordings a
+part is a whole recording, as windows of one resemble each other. The area under the ROC curve is no
+function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife); a
 byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn.
 
 Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
@@ -36,11 +38,15 @@ class RowSums:
         self._sums: Tensor | None = None
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-        """Add `[B, …]` values of rows with these numbers to the sums at `places`, by default to each in turn."""
+        """Add `[B, …]` values of rows with these numbers to the sums at `places`, by default to
+        each in turn.
+        """
         if places is None:
             places = torch.arange(self.columns, device=values.device).expand_as(values)
         if self._sums is None:
-            self._sums = torch.zeros(self._most, self.columns, dtype=torch.float64, device=values.device)
+            self._sums = torch.zeros(
+                self._most, self.columns, dtype=torch.float64, device=values.device
+            )
         # The first rows each for itself, later ones where a hash of their number says.
         mixed = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
         groups = torch.where(rows < self._most, rows, mixed % self._most).long()
@@ -49,15 +55,23 @@ class RowSums:
 
     def gathered(self, over_ranks: OverRanks | None = None) -> Tensor:
         """`[G, S]` on the host, over all ranks; all must ask at once."""
-        own = torch.zeros(self._most, self.columns).double() if self._sums is None else self._sums.cpu()
+        own = (
+            torch.zeros(self._most, self.columns).double()
+            if self._sums is None
+            else self._sums.cpu()
+        )
         return own if over_ranks is None else torch.from_numpy(over_ranks(own.numpy()))
 
     def reset(self) -> None:
         self._sums = None
 
 
-def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, Interval]:
-    """Intervals of metrics read off `[R, S]` sums (the last 0: no row); none below ten rows or where all agree."""
+def bootstrap(
+    sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]
+) -> dict[str, Interval]:
+    """Intervals of metrics read off `[R, S]` sums (the last 0: no row); none below ten rows or
+    where all agree.
+    """
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     if len(sums_GS) < LEAST_ROWS:
         return {}
@@ -71,14 +85,17 @@ def bootstrap(sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor
     for name in found[0]:
         values_R = torch.cat([each[name] for each in found])
         if len(known := values_R[values_R.isfinite()]):
-            intervals[name] = tuple(torch.quantile(known, torch.tensor([0.025, 0.975]).double()).tolist())
+            intervals[name] = tuple(
+                torch.quantile(known, torch.tensor([0.025, 0.975]).double()).tolist()
+            )
     return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
 
 
 def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor) -> Tensor:
     """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more."""
-    # `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all rows have, or none,
-    # take no part. A row with a class weighs by the rows without it that it beats, and the other way round.
+    # `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all
+    # rows have, or none, take no part. A row with a class weighs by the rows without it that it
+    # beats, and the other way round.
     is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()

@@ -1,12 +1,15 @@
 """What a network on sequences is compared with: ridge regression, solved in closed form, and less.
 
-Estimates and forecasts are compared with ridge regression on the window. It has one pass over the training windows and
-a solve for each penalty; the penalty is chosen on the validation recordings. A forecast's simplest answer repeats the
-last value; an estimate's is ridge regression on the last sample. Windows are gathered in blocks, so memory stays flat.
-Labels are compared with ridge regression on the mean, spread, least, most, first and last value of each column. Classes
-are answered as one number each. The simplest answer is the commonest class, or the mean. Each rank computes all alone.
+Estimates and forecasts are compared with ridge regression on the window. It has one pass over the
+training windows and a solve for each penalty; the penalty is chosen on the validation recordings. A
+forecast's simplest answer repeats the last value; an estimate's is ridge regression on the last
+sample. Windows are gathered in blocks, so memory stays flat. Labels are compared with ridge
+regression on the mean, spread, least, most, first and last value of each column. Classes are
+answered as one number each. The simplest answer is the commonest class, or the mean. Each rank
+computes all alone.
 
-Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R recordings.
+Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R
+recordings.
 """
 
 from __future__ import annotations
@@ -58,12 +61,20 @@ def _most_samples(info: SequenceInfo) -> int:
 
 
 def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Samples that the ridge reads, its inputs and answers over all splits, and the recording of each."""
+    """Samples that the ridge reads, its inputs and answers over all splits, and the recording of
+    each.
+    """
     wide = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
     ridge, found = WindowRidge(replace(info.shape, lookback=wide)), []
-    numbers = sum(ridge.weight.shape) * (info.shape.targets if info.shape.horizon else 1) * len(info.segments)
+    numbers = (
+        sum(ridge.weight.shape)
+        * (info.shape.targets if info.shape.horizon else 1)
+        * len(info.segments)
+    )
     for split in info.segments:
-        for windows, answers, recording_N in _blocks(info, ridge, split, max(1, _MOST_NUMBERS // numbers)):
+        for windows, answers, recording_N in _blocks(
+            info, ridge, split, max(1, _MOST_NUMBERS // numbers)
+        ):
             inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
             own = recording_N.repeat_interleave(len(inputs_ND) // len(windows))
             found.append((inputs_ND.float(), answers_NO.float(), own))
@@ -73,9 +84,14 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
-    blocks = (_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "train", _MOST_WINDOWS))
+    blocks = (
+        _rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "train", _MOST_WINDOWS)
+    )
     sums = reduce(lambda total, own: tuple(map(torch.add, total, own)), starmap(ridge_sums, blocks))
-    held = [_rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)]
+    held = [
+        _rows_of_ridge(ridge, *block[:2])
+        for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)
+    ]
     best = float("inf")
     for penalty in PENALTIES:
         weight, mean, mean_of_answers = solve_ridge(sums, penalty)
@@ -87,12 +103,18 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     return ridge
 
 
-def _rows_of_ridge(ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """`[N, D]` inputs and `[N, O]` answers in double precision; of a forecast a row for each series."""
+def _rows_of_ridge(
+    ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`[N, D]` inputs and `[N, O]` answers in double precision; of a forecast a row for each
+    series.
+    """
     if not ridge.shape.horizon:
         return windows_NLF.flatten(1).double(), answers.double()
     series_NKL, last_NK1 = own_pasts(windows_NLF, ridge.shape)
-    return series_NKL.flatten(0, 1).double(), (answers.transpose(1, 2) - last_NK1).flatten(0, 1).double()
+    return series_NKL.flatten(0, 1).double(), (answers.transpose(1, 2) - last_NK1).flatten(
+        0, 1
+    ).double()
 
 
 def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]]:
@@ -105,13 +127,19 @@ def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]
         for windows, answers, recording_N in _blocks(info, ridge, split, None):
             guesses = ridge.answer(windows)
             count = answers[..., 0].numel() // len(answers)
-            scores.add(guesses.flatten(0, -2), answers.flatten(0, -2), recording_N.repeat_interleave(count))
+            scores.add(
+                guesses.flatten(0, -2), answers.flatten(0, -2), recording_N.repeat_interleave(count)
+            )
         found[short] = scores.values(is_alone=True)
     return found
 
 
-def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None) -> Iterator[tuple[Tensor, ...]]:
-    """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly spread ones."""
+def _blocks(
+    info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
+) -> Iterator[tuple[Tensor, ...]]:
+    """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly
+    spread ones.
+    """
     shape, segments = ridge.shape, info.segments[split]
     lookback, horizon = shape.lookback or 1, shape.horizon
     rows = Cut(lookback, horizon).rows(segments)
@@ -123,14 +151,22 @@ def _blocks(info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
         after = ends[:, None] + np.arange(horizon) if horizon else ends - 1
         windows, answers = values[places][..., : shape.inputs], values[after][..., -shape.targets :]
-        yield torch.from_numpy(windows), torch.from_numpy(answers), torch.from_numpy(rows.recording[chosen]).long()
+        yield (
+            torch.from_numpy(windows),
+            torch.from_numpy(answers),
+            torch.from_numpy(rows.recording[chosen]).long(),
+        )
 
 
 def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     """The name of the baseline and its metrics on validation and test."""
     splits = {split: (numbers_of(info, split), labels_of(info, split)) for split in info.segments}
     numbers_RD, labels_RK = splits["train"]
-    center_D, spread_D, mean_K = numbers_RD.mean(0), numbers_RD.std(0, correction=0), labels_RK.mean(0)
+    center_D, spread_D, mean_K = (
+        numbers_RD.mean(0),
+        numbers_RD.std(0, correction=0),
+        labels_RK.mean(0),
+    )
     spread_D = torch.where(spread_D > 0, spread_D, 1.0)
     scaled_RD, left_RK = (numbers_RD - center_D) / spread_D, labels_RK - mean_K
 
@@ -140,8 +176,14 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     def error(weight_DK: Tensor) -> float:
         return float((answer("validation", weight_DK) - splits["validation"][1]).square().mean())
 
-    products, answers, diagonal = scaled_RD.T @ scaled_RD, scaled_RD.T @ left_RK, torch.eye(scaled_RD.shape[1]).double()
-    best = min((torch.linalg.solve(products + each * diagonal, answers) for each in PENALTIES), key=error)
+    products, answers, diagonal = (
+        scaled_RD.T @ scaled_RD,
+        scaled_RD.T @ left_RK,
+        torch.eye(scaled_RD.shape[1]).double(),
+    )
+    best = min(
+        (torch.linalg.solve(products + each * diagonal, answers) for each in PENALTIES), key=error
+    )
     is_class = info.labels.problem is Problem.single
     simplest = "accuracy of the commonest class" if is_class else "rmse of the mean"
     metrics: dict[str, float] = {}

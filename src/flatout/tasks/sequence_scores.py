@@ -1,8 +1,9 @@
 """Errors of answers to recordings: as metrics, and kept for pictures of one split.
 
-Metrics are in each target's own unit, over all recordings and for each. Sums are kept for each recording and target on
-the device, so a batch costs a few additions and memory stays flat. Pictures show some recordings whole, and errors by
-value and by time, of the first target. Of a forecast they show the farthest step, and errors by step of the horizon.
+Metrics are in each target's own unit, over all recordings and for each. Sums are kept for each
+recording and target on the device, so a batch costs a few additions and memory stays flat. Pictures
+show some recordings whole, and errors by value and by time, of the first target. Of a forecast they
+show the farthest step, and errors by step of the horizon.
 
 Shapes: N answers, R recordings, K targets.
 """
@@ -35,7 +36,8 @@ class SequenceScores:
 
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
         self.targets, self._factor = list(targets), torch.tensor(list(factor), dtype=torch.float64)
-        self.of_targets: dict[str, dict[str, float]] = {}  # each one's errors over all recordings, of the last `values`
+        # each one's errors over all recordings, of the last `values`
+        self.of_targets: dict[str, dict[str, float]] = {}
         shape = recordings, len(self.targets)
         self._sums = torch.zeros(5, *shape, dtype=torch.float64)
         self._largest = torch.zeros(shape, dtype=torch.float64)
@@ -45,17 +47,26 @@ class SequenceScores:
         self._largest.zero_()
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
-        self._sums, self._largest = self._sums.to(answers_NK.device), self._largest.to(answers_NK.device)
+        self._sums, self._largest = (
+            self._sums.to(answers_NK.device),
+            self._largest.to(answers_NK.device),
+        )
         truths_NK = truths_NK.double()
         errors_NK = answers_NK.double() - truths_NK
         absolute_NK = errors_NK.abs()
         parts = torch.ones_like(errors_NK), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
         self._sums.index_add_(1, recording_N, torch.stack(parts))
-        self._largest.scatter_reduce_(0, recording_N.unsqueeze(1).expand_as(absolute_NK), absolute_NK, "amax")
+        self._largest.scatter_reduce_(
+            0, recording_N.unsqueeze(1).expand_as(absolute_NK), absolute_NK, "amax"
+        )
 
     def values(self, *, is_alone: bool = False) -> dict[str, float]:
-        """Each metric over all ranks, or of this one alone; of several targets their mean, and the error of each."""
-        sums, largest = (self._sums.cpu(), self._largest.cpu()) if is_alone else self._of_all_ranks()
+        """Each metric over all ranks, or of this one alone; of several targets their mean, and the
+        error of each.
+        """
+        sums, largest = (
+            (self._sums.cpu(), self._largest.cpu()) if is_alone else self._of_all_ranks()
+        )
         whole = sums.sum(1), largest.amax(0)
         by_target = _errors(*whole, self._factor).items()
         for number, target in enumerate(self.targets):
@@ -67,13 +78,21 @@ class SequenceScores:
         by_target = _errors(sums, largest, self._factor)
         found = {name: by_target[name].mean(-1) for name in ("rmse", "mae", "max_error", "r2")}
         count = sums[_COUNT].sum(-1)
-        found |= {"mse_scaled": sums[_SQUARES].sum(-1) / count, "mae_scaled": sums[_ABSOLUTE].sum(-1) / count}
+        found |= {
+            "mse_scaled": sums[_SQUARES].sum(-1) / count,
+            "mae_scaled": sums[_ABSOLUTE].sum(-1) / count,
+        }
         if len(self.targets) > 1:
-            found |= {f"rmse_{name}": by_target["rmse"][..., number] for number, name in enumerate(self.targets)}
+            found |= {
+                f"rmse_{name}": by_target["rmse"][..., number]
+                for number, name in enumerate(self.targets)
+            }
         return found
 
     def intervals(self) -> dict[str, Interval]:
-        """The 95 % interval of each metric but the largest error, over recordings; every rank takes part."""
+        """The 95 % interval of each metric but the largest error, over recordings; every rank takes
+        part.
+        """
 
         def values_of(sums: Tensor) -> dict[str, Tensor]:
             parts = sums.unflatten(-1, (5, -1)).movedim(-2, 0).flip(0)
@@ -125,14 +144,18 @@ class KeptAnswers:
     target: str
     series: list[Series]  # the median recording, then the worst ones
     by_value: Points  # middle of each range of the target, and the root mean square error there
-    by_time: Points  # samples since the beginning, or steps of the horizon, and the root mean square error there
+    # samples since the beginning, or steps of the horizon, and the root mean square error there
+    by_time: Points
     time_name: str
-    errors: list[dict[str, Any]]  # a row for each recording and target: its errors, the largest first
+    # a row for each recording and target: its errors, the largest first
+    errors: list[dict[str, Any]]
     of_targets: list[dict[str, Any]]  # a row for each target: its errors over all recordings
 
 
 def choose_recordings(errors: Floats) -> list[int]:
-    """The recording with the median error and the three with the largest, where there are so many."""
+    """The recording with the median error and the three with the largest, where there
+    are so many.
+    """
     known = np.flatnonzero(np.isfinite(errors))
     order = known[np.argsort(errors[known], kind="stable")]
     chosen = [order[(len(order) - 1) // 2], *order[::-1][:_WORST]] if len(order) else []
@@ -141,7 +164,9 @@ def choose_recordings(errors: Floats) -> list[int]:
 
 @torch.inference_mode()
 def keep_answers(task: Any, feed: Feed, split: str) -> KeptAnswers:
-    """Let a SequenceRegressor answer a split once more; of very many answers the first two million."""
+    """Let a SequenceRegressor answer a split once more; of very many answers the first
+    two million.
+    """
     by_recording, names = task.scores.by_recording(), task.info.recording_names
     rows = [
         {"recording": names[place], "target": task.scores.targets[number]}
@@ -160,44 +185,68 @@ def keep_answers(task: Any, feed: Feed, split: str) -> KeptAnswers:
         count += len(found[-1][0])
         if count >= _MOST_ANSWERS:
             break
-    recordings, places, steps, truths, answers = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    recordings, places, steps, truths, answers = (
+        np.concatenate(parts) for parts in zip(*found, strict=True)
+    )
     horizon = task.shape.horizon
     is_drawn = steps == horizon if horizon else np.ones(len(steps), np.bool_)
     series = []
     for number in choose_recordings(errors):
         mine = np.flatnonzero(is_drawn & (recordings == number))
         mine = mine[np.argsort(places[mine], kind="stable")]
-        series.append(Series(names[number], float(errors[number]), places[mine], truths[mine], answers[mine]))
+        series.append(
+            Series(names[number], float(errors[number]), places[mine], truths[mine], answers[mine])
+        )
     squares = (answers - truths) ** 2
     ends = (0.5, horizon + 0.5)  # each step of the horizon is the middle of its range
     by_time = _means(steps, squares, horizon, ends) if horizon else _means(places, squares, _BINS)
     time_name = "sample of the horizon" if horizon else "sample of the recording"
     by_value = _means(truths, squares, _BINS)
-    return KeptAnswers(task.scores.targets[0], series, by_value, by_time, time_name, rows, of_targets)
+    return KeptAnswers(
+        task.scores.targets[0], series, by_value, by_time, time_name, rows, of_targets
+    )
 
 
 def _answers(task: Any, batch: FlatBatch, split: str) -> tuple[Floats, ...]:
-    """Recording, place, step of the horizon, truth and answer of each answer of a batch, in the target's unit."""
+    """Recording, place, step of the horizon, truth and answer of each answer of a batch, in the
+    target's unit.
+    """
     answers, truths = task.answers_and_truths(batch)
     shape, rows = task.shape, task.info.rows_of(split)
     number = batch.rows[: batch.num_real].numpy()
     begin, lengths = rows.offsets[number], rows.lengths[number].astype(np.int64)
     per_row = lengths if shape.is_each_step else np.full(len(number), max(1, shape.horizon))
-    first = begin if shape.is_each_step else begin + (shape.lookback or 0) if shape.horizon else begin + lengths - 1
+    first = (
+        begin
+        if shape.is_each_step
+        else begin + (shape.lookback or 0)
+        if shape.horizon
+        else begin + lengths - 1
+    )
     within = np.arange(per_row.sum()) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     recording = task.info.recording_of_rows(split)[number]
     segments = task.info.segments[split]
     start = np.zeros(len(task.info.recording_names), np.int64)
     start[segments.recording] = segments.start
     places = np.repeat(first - start[recording], per_row) + within
-    both = (task.in_units(each)[..., 0].flatten().double().cpu().numpy() for each in (truths, answers))
+    both = (
+        task.in_units(each)[..., 0].flatten().double().cpu().numpy() for each in (truths, answers)
+    )
     return np.repeat(recording, per_row), places, within + 1, *both
 
 
-def _means(where: Floats, squares: Floats, bins: int, ends: tuple[float, float] | None = None) -> Points:
-    """Root mean squares in equal ranges, as points at their middles; ranges without an answer are left out."""
+def _means(
+    where: Floats, squares: Floats, bins: int, ends: tuple[float, float] | None = None
+) -> Points:
+    """Root mean squares in equal ranges, as points at their middles; ranges without an answer are
+    left out.
+    """
     low, high = ends or (float(where.min()), float(where.max()))
     width = (high - low) / bins or 1.0
     place = np.clip(((where - low) / width).astype(np.int64), 0, bins - 1)
     counts, sums = np.bincount(place, minlength=bins), np.bincount(place, squares, minlength=bins)
-    return [(low + (i + 0.5) * width, float(np.sqrt(sums[i] / counts[i]))) for i in range(bins) if counts[i]]
+    return [
+        (low + (i + 0.5) * width, float(np.sqrt(sums[i] / counts[i])))
+        for i in range(bins)
+        if counts[i]
+    ]

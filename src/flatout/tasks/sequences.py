@@ -1,9 +1,10 @@
 """Recordings to numbers: an estimate at each time, or a forecast; loss, metrics and baselines.
 
-The loss is that of scaled values, so targets of any unit weigh alike; metrics and answers are in the targets' own
-units. Chunks that continue each other carry the network's hidden state from batch to batch. Training samples may get
-noise, offsets and smoothing: drawn for each batch, on the device, by the run's random numbers. Sizes are in the unit of
-each feature. Targets stay as they are; of a forecast only the window is changed.
+The loss is that of scaled values, so targets of any unit weigh alike; metrics and answers are in
+the targets' own units. Chunks that continue each other carry the network's hidden state from batch
+to batch. Training samples may get noise, offsets and smoothing: drawn for each batch, on the
+device, by the run's random numbers. Sizes are in the unit of each feature. Targets stay as they
+are; of a forecast only the window is changed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ _LOSSES: dict[str, Any] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber
 class SequenceRegressionConfig:
     """The loss of a network on recordings."""
 
-    loss: SequenceLoss = setting(SequenceLoss.mse, "mse, mae, or huber: squared up to one scaled unit, absolute above.")
-    baselines: bool = setting(True, "Whether ridge regression and the last value are computed beside.")
+    loss: SequenceLoss = setting(
+        SequenceLoss.mse, "mse, mae, or huber: squared up to one scaled unit, absolute above."
+    )
+    baselines: bool = setting(
+        True, "Whether ridge regression and the last value are computed beside."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "task")
@@ -59,15 +64,27 @@ class SequenceRegressor(Task):
 
     def take_info(self, info: Any) -> None:
         what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
-        require(isinstance(info, SequenceInfo) and not info.shape.labels, "SequenceRegressor", what, hint=hint)
+        require(
+            isinstance(info, SequenceInfo) and not info.shape.labels,
+            "SequenceRegressor",
+            what,
+            hint=hint,
+        )
         vars(self)["info"], self.shape = info, info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
-        self.scores = SequenceScores(len(info.recording_names), info.targets, self.factor_K.tolist())
+        self.scores = SequenceScores(
+            len(info.recording_names), info.targets, self.factor_K.tolist()
+        )
         self.baselines: list[Baseline] = []
         splits = ("train", *(split for split in SPLITS.values() if split in info.store.splits))
-        lengths = {split: info.rows_of(split).lengths if self.shape.is_each_step else [] for split in splits}
+        lengths = {
+            split: info.rows_of(split).lengths if self.shape.is_each_step else []
+            for split in splits
+        }
         horizon = float(max(1, self.shape.horizon))
-        self._steps_a_row = {split: float(np.mean(each)) if len(each) else horizon for split, each in lengths.items()}
+        self._steps_a_row = {
+            split: float(np.mean(each)) if len(each) else horizon for split, each in lengths.items()
+        }
         """Answers of a row of each split on average, by which the loss is divided."""
         self._augment = Augment(info)
 
@@ -84,9 +101,16 @@ class SequenceRegressor(Task):
         first, *others = self.baselines
         if residual is not None:
             residual.set(first.ridge.weight, first.ridge.bias)
-        facts = {f"{short}/{name}": value for short, each in first.metrics.items() for name, value in each.items()}
+        facts = {
+            f"{short}/{name}": value
+            for short, each in first.metrics.items()
+            for name, value in each.items()
+        }
         for other in others:
-            facts |= {f"{short}/rmse of the {other.name}": each["rmse"] for short, each in other.metrics.items()}
+            facts |= {
+                f"{short}/rmse of the {other.name}": each["rmse"]
+                for short, each in other.metrics.items()
+            }
         return {"baseline": {"name": first.name, "metrics": facts}}
 
     @property
@@ -107,7 +131,9 @@ class SequenceRegressor(Task):
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self.answers_and_truths(batch)
         rows = batch.rows[: batch.num_real].numpy()
-        recording = torch.from_numpy(self.info.recording_of_rows(self._split)[rows].astype(np.int64))
+        recording = torch.from_numpy(
+            self.info.recording_of_rows(self._split)[rows].astype(np.int64)
+        )
         per_row = torch.full_like(recording, max(1, self.shape.horizon))
         counts = batch.lengths[: batch.num_real] if self.shape.is_each_step else per_row
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
@@ -158,12 +184,22 @@ class SequenceRegressor(Task):
         """The table of the network, its baselines and the known floor."""
         rows = [
             (type(self.model).__name__, self.results),
-            *((f"  {name}", values) for name, values in self.scores.of_targets.items() if self.shape.targets > 1),
+            *(
+                (f"  {name}", values)
+                for name, values in self.scores.of_targets.items()
+                if self.shape.targets > 1
+            ),
             *((each.name, each.metrics[split]) for each in self.baselines),
         ]
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
-        lines += [f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN) for name, values in rows]
-        return lines + [f"{'known floor of ' + name:<26}{floor:>12.5g}" for name, floor in self.info.floors.items()]
+        lines += [
+            f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN)
+            for name, values in rows
+        ]
+        return lines + [
+            f"{'known floor of ' + name:<26}{floor:>12.5g}"
+            for name, floor in self.info.floors.items()
+        ]
 
     # Chunks: what goes from one batch to the next.
 
@@ -180,8 +216,11 @@ class SequenceRegressor(Task):
         return {} if carried is None else {"carried": carried.state_dict()}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        if self.network.carried is not None:  # on other ranks than before a row may continue one of any of theirs
-            theirs = of_ranks[rank : rank + 1] if len(of_ranks) == self.trainer.world_size else of_ranks
+        # on other ranks than before a row may continue one of any of theirs
+        if self.network.carried is not None:
+            theirs = (
+                of_ranks[rank : rank + 1] if len(of_ranks) == self.trainer.world_size else of_ranks
+            )
             self.network.carried.load_state_dict([each.get("carried", {}) for each in theirs])
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
@@ -194,8 +233,12 @@ class SequenceRegressor(Task):
         real = real_tokens if self.shape.is_each_step else real_rows
         return real(outputs, batch), real(answers_of(batch, self.shape), batch)
 
-    def _sum_of_losses(self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train") -> Tensor:
-        """Sum over rows of the mean over the answers of an average row, as a share of so many rows."""
+    def _sum_of_losses(
+        self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train"
+    ) -> Tensor:
+        """Sum over rows of the mean over the answers of an average row, as a share of
+        so many rows.
+        """
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
         return total / (self._steps_a_row[split] * self.shape.targets * rows)
 
@@ -207,7 +250,12 @@ class SequenceLabeller(Classifier):
 
     def take_info(self, info: Any) -> None:
         is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
-        require(is_fine, "SequenceLabeller", f"{type(info).__name__} has no labels", hint="Use data.problem=label.")
+        require(
+            is_fine,
+            "SequenceLabeller",
+            f"{type(info).__name__} has no labels",
+            hint="Use data.problem=label.",
+        )
         self._augment = Augment(info)
         self.take_labels(info.labels)
 
@@ -227,7 +275,11 @@ class Augment:
     def __init__(self, info: SequenceInfo) -> None:
         self.shape, config, ones = info.shape, info.config, dict.fromkeys(info.columns, 1.0)
         factor = dict(zip(info.columns, info.scaler.factor, strict=True))
-        self._sizes = [_scaled(config.low_pass, ones), _scaled(config.offset, factor), _scaled(config.noise, factor)]
+        self._sizes = [
+            _scaled(config.low_pass, ones),
+            _scaled(config.offset, factor),
+            _scaled(config.noise, factor),
+        ]
         """Of smoothing, offsets and noise; None where the settings ask for none."""
 
     def __call__(self, batch: FlatBatch) -> FlatBatch:
@@ -242,7 +294,9 @@ class Augment:
             # Each row with an exponential mean whose memory is drawn up to the most.
             memory_B1C = torch.rand_like(inputs_BLC[:, :1]) * low_pass_C
             before = inputs_BLC.new_zeros(1, len(inputs_BLC), inputs_BLC.shape[2] + 1)
-            inputs_BLC = torch.where(low_pass_C > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC)
+            inputs_BLC = torch.where(
+                low_pass_C > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC
+            )
         if offset_C is not None:
             inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * offset_C
         if noise_C is not None:
@@ -252,4 +306,8 @@ class Augment:
 
 def _scaled(sizes: dict[str, float], factor: dict[str, float]) -> Tensor | None:
     """`[C]` scaled sizes, zero for columns that are not named; None where none is."""
-    return torch.tensor([sizes.get(name, 0.0) / each for name, each in factor.items()]) if sizes else None
+    return (
+        torch.tensor([sizes.get(name, 0.0) / each for name, each in factor.items()])
+        if sizes
+        else None
+    )

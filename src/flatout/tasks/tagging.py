@@ -1,7 +1,8 @@
 """Words to tags: a class for the first token of each word, entities scored as wholes.
 
-An entity counts when its first word, its last word and its type are all right. What lies beyond the longest row was
-never seen by the model; its entities count as missed, as they would where the model is used.
+An entity counts when its first word, its last word and its type are all right. What lies beyond the
+longest row was never seen by the model; its entities count as missed, as they would where the model
+is used.
 """
 
 from __future__ import annotations
@@ -56,11 +57,16 @@ class Tagger(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = f"{type(info).__name__} has no tags", "Use Classifier for classes and GramDecoder for bit strings."
+        what, hint = (
+            f"{type(info).__name__} has no tags",
+            "Use Classifier for classes and GramDecoder for bit strings.",
+        )
         require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, hint=hint)
         require_no_windows(self, info)
         needs_counts = self.config.class_weights is ClassWeights.auto
-        self.take_labels(replace(info.labels, counts=info.count_tags()) if needs_counts else info.labels)
+        self.take_labels(
+            replace(info.labels, counts=info.count_tags()) if needs_counts else info.labels
+        )
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
@@ -72,7 +78,9 @@ class Tagger(Task):
         return self.scores.per_type()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return self._loss_sum_of(*_real(outputs, batch)) / (batch.step_rows * self.labels.words_per_row)
+        return self._loss_sum_of(*_real(outputs, batch)) / (
+            batch.step_rows * self.labels.words_per_row
+        )
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs, targets = _real(self.outputs(batch), batch)
@@ -89,7 +97,9 @@ class Tagger(Task):
         for split, lost in self.labels.lost.items():
             if lost["words_lost"]:
                 entities = sum(lost["entities_lost"].values()) + len(lost["straddling"])
-                words = f"{lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length"
+                words = (
+                    f"{lost['words_lost']:,} of {lost['words']:,} words lie beyond data.max_length"
+                )
                 log.say(f"{split}: {words}; {entities:,} entities with them, which count as missed")
         return {}
 
@@ -108,11 +118,16 @@ class Tagger(Task):
             is_word = tags != NO_TAG
             return outputs[is_word].float(), tags[is_word].long(), rows[is_word.cpu()]
 
-        return self.gathered(feed, of_words, most=100_000, in_all=int(feed.split.lengths(TOKENS).sum()))
+        return self.gathered(
+            feed, of_words, most=100_000, in_all=int(feed.split.lengths(TOKENS).sum())
+        )
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The tag of each token, of which a word's first counts, and the tokens of each row."""
-        return {"tags": real_tokens(self.outputs(batch), batch).argmax(-1), "lengths": real_rows(batch.lengths, batch)}
+        return {
+            "tags": real_tokens(self.outputs(batch), batch).argmax(-1),
+            "lengths": real_rows(batch.lengths, batch),
+        }
 
     def start_judging(self, split: str) -> None:
         self._lost = self.labels.lost.get(SPLITS[split], {})
@@ -123,7 +138,9 @@ class Tagger(Task):
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         how = {"ignore_index": NO_TAG, "label_smoothing": self.config.label_smoothing}
-        return F.cross_entropy(outputs.float(), targets.long(), weight=self.weights_C, reduction="sum", **how)
+        return F.cross_entropy(
+            outputs.float(), targets.long(), weight=self.weights_C, reduction="sum", **how
+        )
 
 
 def _real(outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
@@ -141,20 +158,32 @@ class EntityScores:
     def restart(self, entities_lost: dict[str, int], words_lost: int) -> None:
         """Forget all; what was cut off is marked and can never be found."""
         self.sums = RowSums(3 * (len(self.types) + 1))
-        """What each row adds: entities given, found and right by type, then none, right words, and words."""
+        """What each row adds: entities given, found and right by type, then none, right words, and
+        words."""
         self._whole: Tensor | None = None
         lost = [entities_lost.get(name, 0) for name in self.types]
-        self._lost = torch.tensor([[*lost, 0], [0] * (len(lost) + 1), [0] * len(lost) + [words_lost]]).double()
+        self._lost = torch.tensor(
+            [[*lost, 0], [0] * (len(lost) + 1), [0] * len(lost) + [words_lost]]
+        ).double()
 
     def add(
-        self, answers: Integers, tags: Integers, offsets: Integers, cut: NDArray[np.bool_], rows: Tensor | None = None
+        self,
+        answers: Integers,
+        tags: Integers,
+        offsets: Integers,
+        cut: NDArray[np.bool_],
+        rows: Tensor | None = None,
     ) -> None:
-        """Take in words of rows: answered and given tags, the rows whose last entity was cut in two, their numbers."""
+        """Take in words of rows: answered and given tags, the rows whose last entity was cut in
+        two, their numbers.
+        """
         rows = torch.arange(len(cut)) if rows is None else rows
         given, found = find_entities(tags, offsets), find_entities(answers, offsets)
         # The last entity of a row that was cut in two is longer than anything that can be found.
         is_last = np.append(given.row[1:] != given.row[:-1], True)[: len(given.row)]
-        is_right = np.isin(replace(given, stop=given.stop + (is_last & cut[given.row])).keys(), found.keys())
+        is_right = np.isin(
+            replace(given, stop=given.stop + (is_last & cut[given.row])).keys(), found.keys()
+        )
         row_of_word = np.repeat(np.arange(len(rows)), np.diff(offsets))
         none, width = len(self.types), len(self.types) + 1
         counted = (
@@ -165,13 +194,19 @@ class EntityScores:
             (row_of_word, none + 2 * width),
         )
         for numbers, places in counted:
-            at = torch.from_numpy(np.broadcast_to(places, len(numbers)).astype(np.int64)).unsqueeze(1)
+            at = torch.from_numpy(np.broadcast_to(places, len(numbers)).astype(np.int64)).unsqueeze(
+                1
+            )
             self.sums.add(rows[torch.from_numpy(numbers)], torch.ones_like(at), at)
 
     def values(self, over_ranks: OverRanks | None = None) -> dict[str, float]:
-        """The metrics of all words, over all ranks, which must ask at once; what is asked for afterwards is of them."""
+        """The metrics of all words, over all ranks, which must ask at once; what is asked for
+        afterwards is of them.
+        """
         self._whole = self.sums.gathered(over_ranks)
-        return {name: float(value) for name, value in self._values_of(self._columns().flatten()).items()}
+        return {
+            name: float(value) for name, value in self._values_of(self._columns().flatten()).items()
+        }
 
     def intervals(self) -> dict[str, Interval]:
         """The 95 % interval of each metric; what was cut off counts in every resample."""

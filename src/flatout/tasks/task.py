@@ -1,8 +1,9 @@
 """A task: a network, a loss, metrics and an optimizer, as an ordinary LightningModule.
 
-It works in a plain `L.Trainer` with Lightning's own accumulation, clipping, precision, loggers and strategies. Flat
-batches know the rows of their whole optimizer step, over ranks and micro-batches. So the loss of a batch is its share
-of the step's mean loss, exact also where batches have unequal rows. `training_step` undoes Lightning's division.
+It works in a plain `L.Trainer` with Lightning's own accumulation, clipping, precision, loggers and
+strategies. Flat batches know the rows of their whole optimizer step, over ranks and micro-batches.
+So the loss of a batch is its share of the step's mean loss, exact also where batches have unequal
+rows. `training_step` undoes Lightning's division.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
 EPOCHS_DONE = "epochs_done"
-SPLITS = {"val": "validation", "test": "test"}  # splits of a store, by what Lightning's hooks call them
+# splits of a store, by what Lightning's hooks call them
+SPLITS = {"val": "validation", "test": "test"}
 
 
 class Task(L.LightningModule):
@@ -44,10 +46,12 @@ class Task(L.LightningModule):
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
     is_sharded = False
-    """Whether each rank holds slices of the weights, so that none can compute a batch without the others."""
+    """Whether each rank holds slices of the weights, so that none can compute a batch without the
+    others."""
     is_in_fast_loop = False
     needs_info = False  # whether a network that was given needs the data's description as well
-    keeps_rows = False  # whether what each row adds to the metrics is kept, for intervals: in a test
+    # whether what each row adds to the metrics is kept, for intervals: in a test
+    keeps_rows = False
     counts_tokens = True  # whether tokens a second mean anything to the user
     is_prepared = False
     settings: type  # the Config of the loss
@@ -64,7 +68,9 @@ class Task(L.LightningModule):
         labels: Any = None,
         total_steps: int | None = None,
     ) -> None:
-        """`model`: a network, or a Config that the datamodule's `info` completes; `labels`: what its outputs mean."""
+        """`model`: a network, or a Config that the datamodule's `info` completes; `labels`: what
+        its outputs mean.
+        """
         super().__init__()
         if isinstance(model, Mapping):  # of a checkpoint
             from flatout.models import model_class  # all models: only a checkpoint needs them here
@@ -80,7 +86,8 @@ class Task(L.LightningModule):
         self.average: WeightAverage | None = None
         """A running mean of the weights, during training, if `optim.ema` asks for one."""
         self._kept_average: dict[str, Tensor] = {}
-        self._kept_weights: dict[str, Any] = {}  # of a checkpoint that was loaded before any data described the network
+        # of a checkpoint that was loaded before any data described the network
+        self._kept_weights: dict[str, Any] = {}
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network] = (None, Network())
@@ -89,8 +96,12 @@ class Task(L.LightningModule):
 
     @property
     def network(self) -> Network:
-        """What the model says of itself. Each step asks twice, and a foreign model is searched for its answers."""
-        if self._asked[0] is not self.model:  # a tuple: as an attribute the model would be registered once more
+        """What the model says of itself.
+
+        Each step asks twice, and a foreign model is searched for its answers.
+        """
+        # a tuple: as an attribute the model would be registered once more
+        if self._asked[0] is not self.model:
             self._asked = (self.model, contract(self.model))
         return self._asked[1]
 
@@ -105,8 +116,13 @@ class Task(L.LightningModule):
         """Learn from the data's description what the outputs mean; makes loss and metrics ready."""
 
     def take_labels(self, labels: Any) -> None:
-        """Learn what the outputs mean; makes loss and metrics ready. For tasks whose outputs have names."""
-        raise UserError(type(self).__name__, "takes no labels", hint="Give the Trainer a datamodule.")
+        """Learn what the outputs mean; makes loss and metrics ready.
+
+        For tasks whose outputs have names.
+        """
+        raise UserError(
+            type(self).__name__, "takes no labels", hint="Give the Trainer a datamodule."
+        )
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Compute what is known before the first step; facts for the run's summary. A hook."""
@@ -116,7 +132,10 @@ class Task(L.LightningModule):
         """Make a step cost what it will cost, where only its speed is measured. A hook."""
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
-        """Tune on the validation rows what turns outputs into answers; facts for the run's summary. A hook."""
+        """Tune on the validation rows what turns outputs into answers; facts for the run's summary.
+
+        A hook.
+        """
         return {}
 
     @abstractmethod
@@ -124,7 +143,9 @@ class Task(L.LightningModule):
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
 
     def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
-        """The loss of a training batch; `model`: another form of the network, such as a compiled one."""
+        """The loss of a training batch; `model`: another form of the network, such as a compiled
+        one.
+        """
         return self.loss((self.model if model is None else model)(batch), batch)
 
     @abstractmethod
@@ -150,15 +171,21 @@ class Task(L.LightningModule):
 
     @property
     def usual_metric(self) -> str:
-        """The metric that decides which checkpoint is best, unless the settings name one: the first."""
+        """The metric that decides which checkpoint is best, unless the settings name one: the
+        first.
+        """
         return self.metric_names[0]
 
     def intervals(self) -> dict[str, Interval]:
-        """The 95 % interval of each metric of the last test, where there is one; every rank takes part."""
+        """The 95 % interval of each metric of the last test, where there is one; every rank takes
+        part.
+        """
         return self.metrics.intervals(self.over_ranks)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
-        """What the last test scored on cut rows and on whole ones, by this metric or the usual; empty if unknown."""
+        """What the last test scored on cut rows and on whole ones, by this metric or the usual;
+        empty if unknown.
+        """
         return {}
 
     def per_class(self) -> list[dict[str, Any]]:
@@ -166,23 +193,38 @@ class Task(L.LightningModule):
         return []
 
     def count_answers(self) -> None:
-        """Keep what the answers of the split just judged were, for pictures of them; nothing for most."""
+        """Keep what the answers of the split just judged were, for pictures of them; nothing for
+        most.
+        """
 
     # What Lightning calls.
 
     def configure_model(self) -> None:
         if self._trainer is None:  # in `load_from_checkpoint`
             return
-        with torch.device("cpu"):  # Lightning would have new tensors on a GPU; it moves the network afterwards
+        # Lightning would have new tensors on a GPU; it moves the network afterwards
+        with torch.device("cpu"):
             data: Any = getattr(self.trainer, "datamodule", None)
-            if not self.is_built or (self.info is None and (self.needs_info or not hasattr(self, "labels"))):
+            if not self.is_built or (
+                self.info is None and (self.needs_info or not hasattr(self, "labels"))
+            ):
                 name, info = type(self).__name__, getattr(data, "info", None)
-                hint = f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network that is built."
-                require(info is not None, name, "no datamodule says how many classes and words there are", hint=hint)
+                hint = (
+                    f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network"
+                    " that is built."
+                )
+                require(
+                    info is not None,
+                    name,
+                    "no datamodule says how many classes and words there are",
+                    hint=hint,
+                )
                 self.build(info)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):
                 self.prepare(data.feeds, data.run_log, data.seed)
-        if (share_out := getattr(self.trainer.strategy, "share_out", None)) is not None and not self.is_sharded:
+        if (
+            share_out := getattr(self.trainer.strategy, "share_out", None)
+        ) is not None and not self.is_sharded:
             share_out(self.model)
             self.is_sharded = True
 
@@ -198,7 +240,9 @@ class Task(L.LightningModule):
                 self._kept_weights = {}
         return self.model
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """As of any module; weights of a network that is not built yet wait for it."""
         if not self.is_built:
             self._kept_weights, state_dict, strict = dict(state_dict), {}, False
@@ -216,11 +260,15 @@ class Task(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _may_fuse(self) -> bool:
-        """A fused step unscales by itself; so Lightning clips none in mixed precision, and we clip by length alone."""
+        """A fused step unscales by itself; so Lightning clips none in mixed precision, and we clip
+        by length alone.
+        """
         clips = bool(self.trainer.gradient_clip_val)
         if not self.is_in_fast_loop:
             return not (clips and self.trainer.precision in ("16-mixed", "bf16-mixed"))
-        is_ours = type(self).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
+        is_ours = (
+            type(self).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
+        )
         is_length = str(self.trainer.gradient_clip_algorithm or "norm") == "norm"
         return self.trainer.precision != "16-mixed" or (is_ours and (is_length or not clips))
 
@@ -234,7 +282,8 @@ class Task(L.LightningModule):
 
     def training_step(self, batch: FlatBatch, batch_idx: int) -> Tensor:
         loss = self.training_loss(batch)
-        # Lightning divides by the batches of a step and averages over ranks; a share of the step's mean must not be.
+        # Lightning divides by the batches of a step and averages over ranks; a share of the step's
+        # mean must not be.
         parts = self.trainer.accumulate_grad_batches * self.trainer.world_size
         loss = loss if parts == 1 else loss * parts
         if not self.is_in_fast_loop:
@@ -268,7 +317,9 @@ class Task(L.LightningModule):
         self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: FlatBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Answers to a batch, with the numbers of its rows in their split: batches are sorted by length."""
+        """Answers to a batch, with the numbers of its rows in their split: batches are sorted by
+        length.
+        """
         return {"rows": batch.rows[: batch.num_real], **self.answer(batch)}
 
     def on_validation_epoch_start(self) -> None:
@@ -296,7 +347,10 @@ class Task(L.LightningModule):
 
         settings: dict[str, Any] = {"config": asdict(self.config), "optim": asdict(self.optim)}
         if self.model_config is not None and type(self.model_config) in MODELS.values():
-            settings["model"] = {"kind": kind_of(self.model_config), "config": asdict(self.model_config)}
+            settings["model"] = {
+                "kind": kind_of(self.model_config),
+                "config": asdict(self.model_config),
+            }
         # For `load_from_checkpoint`, as plain values: torch opens no others with `weights_only`.
         checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, json.loads(json.dumps(settings)))
 
@@ -312,7 +366,9 @@ class Task(L.LightningModule):
         return self.answer_in_pieces(batch, self.model)
 
     def answer_in_pieces(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
-        """What a function answers to a batch; where a fast loop is, smaller pieces survive out-of-memory."""
+        """What a function answers to a batch; where a fast loop is, smaller pieces survive
+        out-of-memory.
+        """
         passes = None if self._trainer is None else internals.passes_of(self._trainer)
         return answer(batch) if passes is None else passes.judge(batch, answer)
 
@@ -322,7 +378,9 @@ class Task(L.LightningModule):
             self.average.exchange()
 
     def position_state(self) -> dict[str, Any]:
-        """What the next step depends on beyond weights, optimizer and batch; kept in exact checkpoints."""
+        """What the next step depends on beyond weights, optimizer and batch; kept in exact
+        checkpoints.
+        """
         return {}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
@@ -334,13 +392,21 @@ class Task(L.LightningModule):
 
     @torch.inference_mode()
     def gathered(
-        self, feed: Feed, of_batch: Callable[[FlatBatch], tuple[Tensor, ...]], *, most: int, in_all: int | None = None
+        self,
+        feed: Feed,
+        of_batch: Callable[[FlatBatch], tuple[Tensor, ...]],
+        *,
+        most: int,
+        in_all: int | None = None,
     ) -> list[Tensor]:
-        """What is made of a feed's batches, on the host, until there is so much of it; the same on each rank."""
+        """What is made of a feed's batches, on the host, until there is so much of it; the same on
+        each rank.
+        """
         self.model.eval()
         found: list[tuple[Tensor, ...]] = []
         count = 0
-        for batch in feed.afresh(shuffle=(in_all or feed.split.num_rows) > most):  # its first rows are its shortest
+        # its first rows are its shortest
+        for batch in feed.afresh(shuffle=(in_all or feed.split.num_rows) > most):
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
             count += len(found[-1][0])
@@ -359,7 +425,9 @@ class Task(L.LightningModule):
     def _close_split(self, split: str) -> None:
         loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
         self.results = {"loss": float(loss) / max(1.0, float(rows)), **self.judged()}
-        self.log_dict({f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1)
+        self.log_dict(
+            {f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1
+        )
         self._loss_sum.zero_()
         self._rows_judged = 0
 
@@ -375,4 +443,8 @@ def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
 
 def real_tokens(values: Tensor, batch: FlatBatch) -> Tensor:
     """The tokens of the rows that count."""
-    return values if batch.num_real == batch.num_rows else values[: int(batch.lengths[: batch.num_real].sum())]
+    return (
+        values
+        if batch.num_real == batch.num_rows
+        else values[: int(batch.lengths[: batch.num_real].sum())]
+    )

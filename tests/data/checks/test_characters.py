@@ -12,7 +12,8 @@ from flatout.data.checks.characters import ODDITIES, decode_escapes, read_charac
 
 texts = st.lists(st.text(max_size=15), min_size=1, max_size=20)
 ascii_texts = st.lists(
-    st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S", "Zs"]), max_size=15), min_size=1
+    st.text(st.characters(codec="ascii", categories=["L", "N", "P", "S", "Zs"]), max_size=15),
+    min_size=1,
 )
 
 
@@ -23,7 +24,9 @@ def array(rows) -> pa.Array:
 @given(ascii_texts)
 def test_words_are_counted_as_the_tokenizer_parts_them(rows):
     plain = pre_tokenizers.Whitespace()
-    assert read_characters(array(rows)).words.tolist() == [len(plain.pre_tokenize_str(row)) for row in rows]
+    assert read_characters(array(rows)).words.tolist() == [
+        len(plain.pre_tokenize_str(row)) for row in rows
+    ]
 
 
 @given(texts, st.data())
@@ -69,7 +72,15 @@ def test_each_oddity_is_found_where_it_is_and_nowhere_else():
 
 
 def test_escapes_are_decoded_and_half_of_a_pair_stays():
-    rows = [r"it\u2019s", r"\ud83d\ude00!", r"half \ud83d", "&lt;b&gt; &#39;", r"caf\xe9", "plain", None]
+    rows = [
+        r"it\u2019s",
+        r"\ud83d\ude00!",
+        r"half \ud83d",
+        "&lt;b&gt; &#39;",
+        r"caf\xe9",
+        "plain",
+        None,
+    ]
     decoded, changed = decode_escapes(array(rows))
     assert decoded.to_pylist() == ["it’s", "😀!", r"half \ud83d", "<b> '", "café", "plain", None]
     assert changed.tolist() == [0, 1, 2, 3, 4]

@@ -26,7 +26,12 @@ def clean(is_train: bool, texts=TEXTS, labels=LABELS, problem=Problem.single):
     findings = Findings("rows.csv")
     block = pa.RecordBatch.from_pydict({"text": texts, "label": labels})
     rows = np.arange(len(texts)) + 100
-    return clean_block(block, roles=ROLES, rows=rows, problem=problem, is_train=is_train, findings=findings), findings
+    return (
+        clean_block(
+            block, roles=ROLES, rows=rows, problem=problem, is_train=is_train, findings=findings
+        ),
+        findings,
+    )
 
 
 def test_training_drops_rows_that_teach_nothing():
@@ -57,7 +62,8 @@ def test_rows_read_are_rows_kept_and_dropped(is_train):
 def test_many_findings_name_only_the_first_rows():
     _, findings = clean(True, texts=[""] * 9 + ["a"], labels=["x"] * 10)
     assert [remark.line() for remark in findings.remarks()] == [
-        "rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …); data.clean.empty=keep"
+        "rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …);"
+        " data.clean.empty=keep"
     ]
 
 
@@ -128,8 +134,9 @@ def test_a_class_that_only_validation_has_stays_a_class_and_is_named():
     census = census_of(train=["a", "b"], validation=["z", "z", "a"])
     assert census.classes() == ["a", "b", "z"]
     assert census.train_counts() == [1, 1, 0]
-    assert "validation: 1 class that no training row has, scored as misses: 'z' (2 rows)" in "\n".join(
-        remark.line() for remark in census.remarks("rows.csv")
+    assert (
+        "validation: 1 class that no training row has, scored as misses: 'z' (2 rows)"
+        in "\n".join(remark.line() for remark in census.remarks("rows.csv"))
     )
 
 
@@ -139,12 +146,16 @@ def test_a_class_that_only_validation_has_stays_a_class_and_is_named():
 )
 def test_one_class_cannot_be_learnt(labels, message):
     with pytest.raises(UserError, match=message):
-        census_of(train=pa.array(labels, pa.string()), validation=["b"]).require_classes("data.label")
+        census_of(train=pa.array(labels, pa.string()), validation=["b"]).require_classes(
+            "data.label"
+        )
 
 
 def test_targets_are_class_numbers_or_ragged_ones_or_values():
     assert census_of(train=["b", "a"]).targets(pa.array(["a", "b"])).tolist() == [0, 1]
-    ids, counts = census_of(Problem.multi, train=[["b", "a"], []]).targets(pa.array([["b"], [], ["a", "b"]]))
+    ids, counts = census_of(Problem.multi, train=[["b", "a"], []]).targets(
+        pa.array([["b"], [], ["a", "b"]])
+    )
     assert (ids.tolist(), counts.tolist()) == ([1, 0, 1], [1, 0, 2])
     numbers = census_of(Problem.regression, train=[1.0, 3.0])
     assert numbers.scale() == (2.0, 1.0)
@@ -171,8 +182,13 @@ def test_categories_are_read_as_their_words():
     words = pa.array(["a", "", "b"]).dictionary_encode()
     block = pa.RecordBatch.from_arrays([words, words], names=["text", "label"])
     rows = np.arange(3)
-    found = clean_block(block, roles=ROLES, rows=rows, problem=Problem.single, is_train=True, findings=findings)
-    assert (found.texts.to_pylist(), normalised(found.labels, Problem.single)) == (["a", "b"], ["a", "b"])
+    found = clean_block(
+        block, roles=ROLES, rows=rows, problem=Problem.single, is_train=True, findings=findings
+    )
+    assert (found.texts.to_pylist(), normalised(found.labels, Problem.single)) == (
+        ["a", "b"],
+        ["a", "b"],
+    )
 
 
 def test_numbers_in_a_text_column_keep_their_gaps():
@@ -196,13 +212,19 @@ def test_every_label_counts_once_a_row_and_gaps_are_no_labels():
     assert normalised([["b", "a", "b", None, ""], None], Problem.multi) == [["b", "a"], []]
     assert normalised([[1, 2], [2]], Problem.multi) == [["1", "2"], ["2"]]
     assert normalised(["a|b|a", "|"], Problem.multi, "|") == [["a", "b"], []]
-    assert normalised(pa.array([["x"], ["a", "b"], [], ["c"]]).slice(1), Problem.multi) == [["a", "b"], [], ["c"]]
+    assert normalised(pa.array([["x"], ["a", "b"], [], ["c"]]).slice(1), Problem.multi) == [
+        ["a", "b"],
+        [],
+        ["c"],
+    ]
 
 
 @pytest.mark.parametrize("problem", [each for each in Problem if each is not Problem.none])
 def test_labels_that_cannot_be_labels_are_told_with_their_type(problem):
     labels = [{"a": 1}] if problem is not Problem.multi else [[{"a": 1}]]
-    with pytest.raises(UserError, match=r"data.label: the labels of rows.csv are of type struct<a: int64>"):
+    with pytest.raises(
+        UserError, match=r"data.label: the labels of rows.csv are of type struct<a: int64>"
+    ):
         normalised(labels, problem)
 
 
@@ -214,7 +236,9 @@ def test_a_text_that_is_no_finite_number_is_told_with_its_row(wrong):
 
 
 def test_an_infinite_number_is_told_with_its_row():
-    with pytest.raises(UserError, match=r"rows.csv row 2: '1,5' is no number\. Write decimals with a point\."):
+    with pytest.raises(
+        UserError, match=r"rows.csv row 2: '1,5' is no number\. Write decimals with a point\."
+    ):
         normalised(["1", "1,5"], Problem.regression)
     with pytest.raises(UserError, match=r"rows.csv row 2: 'inf' is no number"):
         normalised([1.0, float("inf")], Problem.regression)
@@ -239,9 +263,15 @@ label_lists = st.lists(st.none() | st.sampled_from(["a", "b", "", " "]), min_siz
 
 @given(label_lists, st.data())
 def test_no_row_is_lost_in_silence(labels, data):
-    texts = data.draw(st.lists(st.none() | st.sampled_from(["a", "", " "]), min_size=len(labels), max_size=len(labels)))
+    texts = data.draw(
+        st.lists(
+            st.none() | st.sampled_from(["a", "", " "]), min_size=len(labels), max_size=len(labels)
+        )
+    )
     is_train = data.draw(st.booleans())
-    block = pa.RecordBatch.from_arrays([pa.array(texts, pa.string()), pa.array(labels, pa.string())], ["text", "label"])
+    block = pa.RecordBatch.from_arrays(
+        [pa.array(texts, pa.string()), pa.array(labels, pa.string())], ["text", "label"]
+    )
     findings = Findings("rows.csv")
     found = clean_block(
         block,
@@ -275,7 +305,13 @@ def about(source: str, what: str = "2 rows kept") -> Remark:
 
 def test_a_file_is_named_with_its_folder_once_and_then_by_its_own_name():
     rows, others = "/far/away/in my data/rows.csv", "/elsewhere/others.csv"
-    remarks = [about(f"{rows}, {others}", "csv"), about("columns"), about(rows), about(others), about(rows, "3 rows")]
+    remarks = [
+        about(f"{rows}, {others}", "csv"),
+        about("columns"),
+        about(rows),
+        about(others),
+        about(rows, "3 rows"),
+    ]
     assert lines_of(remarks) == [
         f"{rows}, {others}: csv",
         "columns: 2 rows kept",

@@ -34,7 +34,10 @@ def test_the_fine_length_cuts_under_one_row_in_a_hundred_and_one_less_does_not(r
 def test_the_report_says_what_is_lost_and_what_would_not_be():
     found = Lengths()
     found.add(np.array([10] * 95 + [40] * 5))
-    assert found.truncation(20) == "cut at 20: 5 rows (5.00%), 100 tokens (8.70%) lost; 40 would cut under 1%"
+    assert (
+        found.truncation(20)
+        == "cut at 20: 5 rows (5.00%), 100 tokens (8.70%) lost; 40 would cut under 1%"
+    )
     assert found.truncation(40) == ""
     assert found.is_cut_much(20) and not found.is_cut_much(40)
 

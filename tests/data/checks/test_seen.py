@@ -1,4 +1,6 @@
-"""What files tell, kept for each: a survey finds the same, whichever process looked at a file, and whenever."""
+"""What files tell, kept for each: a survey finds the same, whichever process looked at a file, and
+whenever.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ ODD = ["", "NA", "\u200bhidden", "a &amp; b", "same as ever", "Same as ever!", "
 
 
 def write_files(folder: Path, files: int = FILES) -> str:
-    """Texts that are empty, odd, alike and equal, in files that do not begin with the same classes."""
+    """Texts that are empty, odd, alike and equal, in files that do not begin with the
+    same classes.
+    """
     folder.mkdir(exist_ok=True)
     for number in range(files):
         texts = [ODD[row % 8] if row % 3 else f"w{number} says {row % 17}" for row in range(ROWS)]
-        rows = [f"{texts[row]},{'cab'[(row + number) % 3]}|b,{row / 7},g{row % 9}" for row in range(ROWS)]
+        rows = [
+            f"{texts[row]},{'cab'[(row + number) % 3]}|b,{row / 7},g{row % 9}"
+            for row in range(ROWS)
+        ]
         rows[5] = "no label here,,,"
         lines = ["text,label,value,who", *rows, ""]
         (folder / f"part-{number}.csv").write_text("\n".join(lines), encoding="utf-8")
@@ -70,11 +77,19 @@ def surveyed(config: TextDataConfig, *kept: Any) -> dict[str, Any]:
     source = open_source(config)
     found = TextSurvey(source, *kept).run(lambda rows: None)
     counts = {name: words.counts.tolist() for name, words in found.words.items()}
-    remarks = [remark.as_dict() for findings in found.findings.values() for remark in findings.remarks()]
+    remarks = [
+        remark.as_dict() for findings in found.findings.values() for remark in findings.remarks()
+    ]
     remarks += [remark.as_dict() for remark in found.account()]
     fates = {name: fate.tolist() for name, fate in found.fates.items()}
     ordered = sorted(map(str, remarks))
-    return {"fates": fates, "words": counts, "classes": found.census.counts, "remarks": ordered, "rows": found.rows}
+    return {
+        "fates": fates,
+        "words": counts,
+        "classes": found.census.counts,
+        "remarks": ordered,
+        "rows": found.rows,
+    }
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -112,7 +127,11 @@ def test_a_row_is_named_by_its_file_though_another_process_looked_at_it(tmp_path
     for _ in range(2):
         source = open_source(config)
         findings = TextSurvey(source, Cache(config.cache)).run(lambda rows: None).findings["train"]
-        (what,) = [remark.what for remark in findings.remarks() if "label" in remark.what and "without" in remark.what]
+        (what,) = [
+            remark.what
+            for remark in findings.remarks()
+            if "label" in remark.what and "without" in remark.what
+        ]
         named = [f"{tmp_path}/rows/part-{number}.csv:6" for number in range(5)]
         assert ", ".join(named) in what
     assert len(looked) == FILES
@@ -123,7 +142,9 @@ def test_one_more_file_is_looked_at_alone_and_so_is_one_that_was_changed(tmp_pat
     surveyed(config, Cache(config.cache))
     write_files(tmp_path / "rows", FILES + 1)
     first = tmp_path / "rows" / "part-0.csv"
-    first.write_text(first.read_text(encoding="utf-8").replace("w0 says 3", "w0 said 3"), encoding="utf-8")
+    first.write_text(
+        first.read_text(encoding="utf-8").replace("w0 says 3", "w0 said 3"), encoding="utf-8"
+    )
     looked.clear()
     found = surveyed(config, Cache(config.cache))
     assert sorted(looked) == ["part-0.csv", f"part-{FILES}.csv"]
@@ -138,7 +159,9 @@ def test_rows_of_folders_are_named_by_their_folders_and_files(tmp_path, looked):
     assert f"{tmp_path}/second/part-1.csv:6" in remarks and len(looked) == 3
 
 
-@pytest.mark.parametrize("settings", [{"text": "who"}, {"group": "who", "split_by": "group"}, {"label": "who"}])
+@pytest.mark.parametrize(
+    "settings", [{"text": "who"}, {"group": "who", "split_by": "group"}, {"label": "who"}]
+)
 def test_other_settings_look_at_all_files_again(tmp_path, looked, settings):
     source = write_files(tmp_path / "rows")
     surveyed(config_of(source, tmp_path / "cache"), Cache(tmp_path / "cache"))
@@ -184,7 +207,10 @@ def test_a_survey_that_is_killed_goes_on_with_the_file_it_was_at(tmp_path, looke
 
 
 def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
-    config, notes = config_of(write_files(tmp_path / "rows"), tmp_path / "cache"), tmp_path / "notes"
+    config, notes = (
+        config_of(write_files(tmp_path / "rows"), tmp_path / "cache"),
+        tmp_path / "notes",
+    )
     notes.mkdir()
 
     def part(number: int) -> None:
@@ -197,7 +223,10 @@ def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
         seen.KeptFiles._keep = keeping  # type: ignore[method-assign]
         TextSurvey(open_source(config), Cache(config.cache), (number, 3)).run(lambda rows: None)
 
-    processes = [multiprocessing.get_context("fork").Process(target=part, args=(number,)) for number in (1, 2, 3)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=part, args=(number,))
+        for number in (1, 2, 3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -208,7 +237,9 @@ def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
 
 
 def test_a_mistake_in_a_file_is_named_and_nothing_of_it_is_kept(tmp_path):
-    config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache", problem="regression", label="label")
+    config = config_of(
+        write_files(tmp_path / "rows"), tmp_path / "cache", problem="regression", label="label"
+    )
     with pytest.raises(UserError, match=r"part-\d.csv row 1: 'c\|b' is no number"):
         surveyed(config, Cache(config.cache))
     assert not [path for path in Cache(config.cache).of_surveys().folder.glob("*") if path.is_dir()]
@@ -256,7 +287,9 @@ def test_the_size_of_a_cache_counts_surveys_and_clearing_it_removes_them(tmp_pat
 def test_surveys_of_files_that_were_made_long_ago_leave_with_the_next(tmp_path, looked):
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
     surveyed(config, Cache(config.cache))
-    kept = sorted(path for path in Cache(config.cache).of_surveys().folder.glob("*") if path.is_dir())
+    kept = sorted(
+        path for path in Cache(config.cache).of_surveys().folder.glob("*") if path.is_dir()
+    )
     os.utime(kept[0], (0, 0))
     looked.clear()
     surveyed(config, Cache(config.cache))
@@ -268,8 +301,14 @@ def test_a_source_may_have_more_files_than_a_process_may_open(tmp_path):
     config = config_of(write_files(tmp_path / "rows", files), tmp_path / "cache")
     found = surveyed(config, Cache(config.cache))  # with all that is imported on the way
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + files // 2, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + files // 2, hard)
+    )
     try:
-        assert surveyed(config, Cache(config.cache)) == surveyed(config, Cache(tmp_path / "another")) == found
+        assert (
+            surveyed(config, Cache(config.cache))
+            == surveyed(config, Cache(tmp_path / "another"))
+            == found
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

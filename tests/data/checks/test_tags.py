@@ -24,7 +24,9 @@ def in_bio(census: TagCensus, block: TagBlock) -> list[list[str]]:
 
 Entity = tuple[str | None, int]
 sentences = st.lists(
-    st.lists(st.tuples(st.sampled_from([None, "per", "loc"]), st.integers(1, 3)), max_size=5), min_size=1, max_size=8
+    st.lists(st.tuples(st.sampled_from([None, "per", "loc"]), st.integers(1, 3)), max_size=5),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -116,7 +118,11 @@ def test_conll_files_are_read_and_checked(tmp_path):
 
 def test_words_and_tags_in_one_text_a_row_are_parted_at_blanks(tmp_path):
     (tmp_path / "rows.csv").write_text("tokens,tags\na b,B-x O\nc,O\n", encoding="utf-8")
-    found = check(TextDataConfig(train=str(tmp_path / "rows.csv"), test=None, validation_share=0.01, test_share=0.01))
+    found = check(
+        TextDataConfig(
+            train=str(tmp_path / "rows.csv"), test=None, validation_share=0.01, test_share=0.01
+        )
+    )
     assert found.classes == {"train": {"x": 1}}
 
 
@@ -129,7 +135,10 @@ def test_words_and_tags_in_one_text_a_row_are_parted_at_blanks(tmp_path):
     ],
 )
 def test_words_are_parted_at_bars_where_no_text_has_a_blank(texts, words):
-    assert word_lists(pa.array(texts), name="tokens", table="rows.csv", key="data.text").to_pylist() == words
+    assert (
+        word_lists(pa.array(texts), name="tokens", table="rows.csv", key="data.text").to_pylist()
+        == words
+    )
 
 
 def test_a_line_with_too_few_columns_is_told(tmp_path):

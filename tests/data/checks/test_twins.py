@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from flatout.data.checks.twins import RECORD, RecordFiles, find_twins
 
 TEXTS = ["one", "One", "two", "Two!", "three"]
-rows = st.lists(st.tuples(st.sampled_from(TEXTS), st.integers(0, 1), st.integers(0, 2)), max_size=25)
+rows = st.lists(
+    st.tuples(st.sampled_from(TEXTS), st.integers(0, 1), st.integers(0, 2)), max_size=25
+)
 
 
 def plainly(text: str) -> str:
@@ -21,7 +23,10 @@ def plainly(text: str) -> str:
 def records_of(given_rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     records = np.zeros(len(given_rows), RECORD)
     for number, (text, code, split) in enumerate(given_rows):
-        alike, exact = sorted({plainly(each) for each in TEXTS}).index(plainly(text)), TEXTS.index(text)
+        alike, exact = (
+            sorted({plainly(each) for each in TEXTS}).index(plainly(text)),
+            TEXTS.index(text),
+        )
         records[number] = (alike << 60 | 7, exact, 0, number, code, split)
     return records, records["code"].copy(), records["table"].copy()
 
@@ -33,10 +38,16 @@ def test_twins_are_what_comparing_all_pairs_finds(given_rows):
         before = given_rows[:number]
         train = [row for row in before if row[2] == 0]
         alike = [row[0] for row in given_rows if row[2] == 0 and plainly(row[0]) == plainly(text)]
-        assert found.repeated[number] == (split == 0 and any(row[:2] == (text, code) for row in train))
+        assert found.repeated[number] == (
+            split == 0 and any(row[:2] == (text, code) for row in train)
+        )
         assert found.alike[number] == (split == 0 and text != alike[0])
-        assert found.conflict[number] == any(row[0] == text and row[1] != code for row in given_rows)
-        assert found.exact_splits[number] == sum({1 << row[2] for row in given_rows if row[0] == text})
+        assert found.conflict[number] == any(
+            row[0] == text and row[1] != code for row in given_rows
+        )
+        assert found.exact_splits[number] == sum(
+            {1 << row[2] for row in given_rows if row[0] == text}
+        )
         assert found.alike_splits[number] == sum(
             {1 << row[2] for row in given_rows if plainly(row[0]) == plainly(text)}
         )

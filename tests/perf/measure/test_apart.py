@@ -66,15 +66,30 @@ def test_workers_of_a_loader_start_there_as_they_do_here():
 
 
 def test_it_is_no_rank_whoever_asks(monkeypatch):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "TORCHELASTIC_RUN_ID",
+        "SLURM_PROCID",
+    )
     for name in (*names, "OF_A_PERSON"):
         monkeypatch.setenv(name, "1")
-    found = run(partial(environment_of, *names, "OF_A_PERSON", "PATH", "MORE"), environment={"MORE": "2"})
-    assert found == dict.fromkeys(names) | {"OF_A_PERSON": "1", "PATH": os.environ["PATH"], "MORE": "2"}
+    found = run(
+        partial(environment_of, *names, "OF_A_PERSON", "PATH", "MORE"), environment={"MORE": "2"}
+    )
+    assert found == dict.fromkeys(names) | {
+        "OF_A_PERSON": "1",
+        "PATH": os.environ["PATH"],
+        "MORE": "2",
+    }
 
 
 def test_an_exit_is_told_by_its_code_and_where_its_output_is(tmp_path):
-    with pytest.raises(Failed, match=r"ended with exit code 3; .*output.txt has its output") as failed:
+    with pytest.raises(
+        Failed, match=r"ended with exit code 3; .*output.txt has its output"
+    ) as failed:
         run(partial(leave, 3), environment={OUTPUT: str(tmp_path / "output.txt")})
     assert failed.value.code == 3 and not failed.value.is_memory
     assert (tmp_path / "output.txt").read_text(encoding="utf-8") == "last words\n"

@@ -1,4 +1,6 @@
-"""A ratio's bounds hold its value, do not depend on units, and turn over when the sides are swapped."""
+"""A ratio's bounds hold its value, do not depend on units, and turn over when the sides are
+swapped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hypothesis import strategies as some
 from flatout.perf.measure.intervals import Interval, median_of, speedup
 from flatout.perf.verdict.findings import carried_over
 
-RATES = some.lists(some.tuples(some.floats(0.01, 1e6), some.floats(0.01, 1e6)), min_size=1, max_size=15)
+RATES = some.lists(
+    some.tuples(some.floats(0.01, 1e6), some.floats(0.01, 1e6)), min_size=1, max_size=15
+)
 
 
 @given(RATES)
@@ -37,7 +41,9 @@ def test_units_do_not_matter_and_a_faster_side_moves_all_three_alike(rates, unit
 def test_swapped_sides_give_the_inverse(rates):
     before, after = zip(*rates, strict=True)
     there, back = speedup(before, after), speedup(after, before)
-    assert [back.value, back.low, back.high] == pytest.approx([1 / there.value, 1 / there.high, 1 / there.low])
+    assert [back.value, back.low, back.high] == pytest.approx(
+        [1 / there.value, 1 / there.high, 1 / there.low]
+    )
 
 
 @given(RATES)
@@ -48,7 +54,9 @@ def test_a_gain_of_a_run_holds_that_of_its_steps_around_the_same_value(rates):
 
 
 def test_few_rounds_give_the_smallest_and_the_largest_many_leave_the_outermost_out():
-    assert (median_of([1.0, 2.0, 4.0]).low, median_of([1.0, 2.0, 4.0]).high) == pytest.approx((1.0, 4.0))
+    assert (median_of([1.0, 2.0, 4.0]).low, median_of([1.0, 2.0, 4.0]).high) == pytest.approx(
+        (1.0, 4.0)
+    )
     many = median_of([float(each) for each in range(1, 13)])
     assert (many.low, many.high) == pytest.approx((3.0, 10.0))
 
@@ -56,7 +64,9 @@ def test_few_rounds_give_the_smallest_and_the_largest_many_leave_the_outermost_o
 def test_the_bounds_hold_the_true_ratio_in_nine_of_ten_noisy_measurements():
     noise = random.Random(0)
     draw = lambda: math.exp(noise.gauss(0, 0.1))  # noqa: E731 (a name for one expression)
-    found = [speedup([draw() for _ in range(8)], [1.5 * draw() for _ in range(8)]) for _ in range(400)]
+    found = [
+        speedup([draw() for _ in range(8)], [1.5 * draw() for _ in range(8)]) for _ in range(400)
+    ]
     assert statistics.fmean(1.5 in each for each in found) > 0.88
 
 

@@ -1,4 +1,6 @@
-"""Timed steps count what they train, wait for nothing they need not, and leave the weights as they were."""
+"""Timed steps count what they train, wait for nothing they need not, and leave the weights as they
+were.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
 
 def test_steps_for_a_while_leave_waiting_out_of_what_the_model_takes(parts):
     task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
-    way = Way(feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model)
+    way = Way(
+        feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model
+    )
 
     def late():
         for batch in endless(feed):

@@ -53,7 +53,9 @@ def hanging(note: str) -> Parts:
 
 
 def hanging_with_semaphore(note: str) -> Parts:
-    """Writes the name of a semaphore, as a compiler's pool of processes makes them, and never comes to an end."""
+    """Writes the name of a semaphore, as a compiler's pool of processes makes them, and never comes
+    to an end.
+    """
     kept = multiprocessing.get_context("spawn").Semaphore()
     Path(note).write_text(kept._semlock.name, encoding="utf-8")  # type: ignore[attr-defined]
     while True:
@@ -63,7 +65,10 @@ def hanging_with_semaphore(note: str) -> Parts:
 def alive(number: int) -> bool:
     """Whether a process runs, and is no zombie."""
     try:
-        return Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except OSError:
         return False
 

@@ -64,12 +64,17 @@ def test_a_folder_that_cannot_be_written_costs_only_measuring_again(tmp_path):
 def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
     def key(width: int = 4, longest: int = 8, precision: str = "bf16") -> str:
         model = nn.Linear(3, width)
-        return micro_batch_key(model, longest=longest, device=torch.device("cpu"), precision=precision)
+        return micro_batch_key(
+            model, longest=longest, device=torch.device("cpu"), precision=precision
+        )
 
     assert key() == key() and len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
     known = partial(known_rows, tmp_path)
     assert known(key()) is None
-    run, like_it = MicroBatches(tmp_path, {"layout": "flat"}), MicroBatches(tmp_path, {"layout": "padded"})
+    run, like_it = (
+        MicroBatches(tmp_path, {"layout": "flat"}),
+        MicroBatches(tmp_path, {"layout": "padded"}),
+    )
     run.note("training rows", Limit(16), key())
     run.note("training rows", Limit(8), key())
     run.note("evaluation rows", Limit(4), key())

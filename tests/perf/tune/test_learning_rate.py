@@ -25,7 +25,10 @@ def test_a_smoothed_constant_is_that_constant():
 @pytest.mark.parametrize("steepest", [1e-4, 1e-3, 1e-2])
 def test_the_steepest_fall_is_found(steepest):
     # falls around the steepest rate, and explodes a hundred times above it
-    losses = [2.0 - math.tanh(math.log10(rate / steepest) * 2) + (rate / steepest / 100) ** 2 for rate in RATES]
+    losses = [
+        2.0 - math.tanh(math.log10(rate / steepest) * 2) + (rate / steepest / 100) ** 2
+        for rate in RATES
+    ]
     found = suggested(RATES, losses)
     assert found is not None
     assert steepest / 2 < found[0] < steepest * 10  # smoothing lags
@@ -34,7 +37,12 @@ def test_the_steepest_fall_is_found(steepest):
 
 @pytest.mark.parametrize(
     "losses",
-    [[1.0] * RANGE_STEPS, [1.0 + number for number in range(RANGE_STEPS)], [math.nan] * RANGE_STEPS, [1.0] * 3],
+    [
+        [1.0] * RANGE_STEPS,
+        [1.0 + number for number in range(RANGE_STEPS)],
+        [math.nan] * RANGE_STEPS,
+        [1.0] * 3,
+    ],
 )
 def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
     assert suggested(RATES[: len(losses)], losses) is None

@@ -16,7 +16,15 @@ from flatout.data.feeding import FeedKind
 from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision
 from flatout.perf.tune import probe
-from flatout.perf.tune.probe import Parts, Setting, about, feeds_alone, longest_batch, losses, measure
+from flatout.perf.tune.probe import (
+    Parts,
+    Setting,
+    about,
+    feeds_alone,
+    longest_batch,
+    losses,
+    measure,
+)
 from flatout.run.parts import build_parts
 from flatout.tasks import SequenceRegressor
 from tests.perf.tune.planted import config, small_parts
@@ -42,7 +50,9 @@ def test_the_longest_batch_holds_the_longest_rows_there_are(parts):
 def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(parts, monkeypatch):
     monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
     seen = []
-    watched = parts.task.model.register_forward_pre_hook(lambda model, inputs: seen.append(inputs[0]))
+    watched = parts.task.model.register_forward_pre_hook(
+        lambda model, inputs: seen.append(inputs[0])
+    )
     weights = {name: weight.clone() for name, weight in parts.task.named_parameters()}
     found = measure(parts, SETTING, steps=4, until=time.time() + 60)
     watched.remove()
@@ -56,7 +66,12 @@ def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(p
 
 def test_batches_that_are_added_up_count_as_one_step(parts, monkeypatch):
     monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
-    found = measure(parts, Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4), 3, 1e12)
+    found = measure(
+        parts,
+        Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4),
+        3,
+        1e12,
+    )
     assert found.steps == 3
     assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
 
@@ -110,7 +125,9 @@ def test_chunks_that_carry_a_state_are_probed(tmp_path, monkeypatch):
     task = SequenceRegressor(RNNConfig(hidden=4), total_steps=10)
     task.build(data.info)
     feed = data.train_dataloader()
-    built = Parts(task, data.store.splits["train"], feed.plan, torch.device("cpu"), workers=1, clip=0.5)
+    built = Parts(
+        task, data.store.splits["train"], feed.plan, torch.device("cpu"), workers=1, clip=0.5
+    )
     found = measure(built, replace(SETTING, rows=4), steps=3, until=time.time() + 60)
     assert found.steps == 3 and found.rows_per_s > 0
     compared = losses(built, ["fp32", "bf16"], rows=6)

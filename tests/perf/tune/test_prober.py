@@ -1,4 +1,6 @@
-"""The throw-away process: whatever happens in it is an answer, and it never outlives who started it."""
+"""The throw-away process: whatever happens in it is an answer, and it never outlives who started
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def asked():
         (planted.mistaken, "data: is not there", False),
         (planted.broken, "RuntimeError: a defect", False),
         (planted.too_large, "out of memory", True),
-        (planted.killed, "its process was ended by SIGKILL, out of memory is the usual cause", True),
+        (
+            planted.killed,
+            "its process was ended by SIGKILL, out of memory is the usual cause",
+            True,
+        ),
     ],
 )
 def test_an_end_before_its_time_is_an_answer(asked, build, why, is_memory):
@@ -89,7 +95,9 @@ def _ask_for_ever(note: str) -> None:
 def test_a_child_ends_with_the_process_that_started_it(tmp_path):
     warm_start()
     note = tmp_path / "pid"
-    process = multiprocessing.get_context("forkserver").Process(target=_ask_for_ever, args=(str(note),))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_ask_for_ever, args=(str(note),)
+    )
     process.start()
     assert planted.within(60, lambda: note.exists() and note.read_text())
     number = int(note.read_text())

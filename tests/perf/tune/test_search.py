@@ -23,7 +23,9 @@ START = Setting(feed=FeedKind.resident, precision=Precision.bf16, rows=64, accum
 
 
 class Machine:
-    """Answers as a child would: `rate` and `bytes_of` say how fast a setting is and what it takes."""
+    """Answers as a child would: `rate` and `bytes_of` say how fast a setting is and
+    what it takes.
+    """
 
     def __init__(
         self,
@@ -104,16 +106,25 @@ def chosen(answers: Answers) -> dict[str, str]:
 
 def test_what_nothing_beats_stays_as_it_is(tmp_path):
     found = search(
-        Machine(lambda setting: 2000.0 if setting.precision == "bf16" else 1000.0, is_recurrent=True), tmp_path
+        Machine(
+            lambda setting: 2000.0 if setting.precision == "bf16" else 1000.0, is_recurrent=True
+        ),
+        tmp_path,
     )
     assert found.values == {
-        "data.feed": "resident", "precision": "bf16", "data.batch_size": 64, "data.accumulate": 1, "compile": False,
-    }  # fmt: skip
+        "data.feed": "resident",
+        "precision": "bf16",
+        "data.batch_size": 64,
+        "data.accumulate": 1,
+        "compile": False,
+    }
     assert found.is_complete and found.step_s == 64 / 2000
 
 
 def test_sixteen_bits_that_bring_little_give_way_to_fp32(tmp_path):
-    found = search(Machine(lambda setting: 1030.0 if setting.precision == "bf16" else 1000.0), tmp_path)
+    found = search(
+        Machine(lambda setting: 1030.0 if setting.precision == "bf16" else 1000.0), tmp_path
+    )
     assert found.values["precision"] == "fp32"
 
 
@@ -129,18 +140,25 @@ def test_what_the_rule_says_is_not_given_up_for_one_slow_moment(tmp_path):
 @pytest.mark.parametrize("loss", [2.5, 1.5, float("nan"), float("inf")])
 def test_an_arithmetic_with_another_loss_is_refused_and_named(loss, tmp_path):
     machine = Machine(
-        lambda setting: 9000.0 if setting.precision == "bf16" else 1000.0, losses={"fp32": 2.0, "bf16": loss}
+        lambda setting: 9000.0 if setting.precision == "bf16" else 1000.0,
+        losses={"fp32": 2.0, "bf16": loss},
     )
     found = search(machine, tmp_path)
     assert found.values["precision"] == "fp32"
     (choice,) = (choice for choice in found.choices if choice.name == "precision")
     assert "refused: bf16, over 1.0% from fp32" in choice.evidence
-    assert any(row.value == "bf16" and row.verdict.startswith("refused: its loss is") for row in found.tried)
+    assert any(
+        row.value == "bf16" and row.verdict.startswith("refused: its loss is")
+        for row in found.tried
+    )
 
 
 def test_noise_does_not_win_twice(tmp_path):
-    luck = iter([5000.0])  # once, and never again: but the best of all tries counts, so the other must win it too
-    machine = Machine(lambda setting: next(luck, 1000.0) if setting.rows == 32 else 4900.0, is_recurrent=True)
+    # once, and never again: but the best of all tries counts, so the other must win it too
+    luck = iter([5000.0])
+    machine = Machine(
+        lambda setting: next(luck, 1000.0) if setting.rows == 32 else 4900.0, is_recurrent=True
+    )
     assert search(machine, tmp_path).values["data.batch_size"] == 64
 
 
@@ -155,14 +173,17 @@ def test_rows_at_once_grow_while_the_rows_of_a_step_stay(tmp_path):
 
 def test_free_rows_double_to_the_knee(tmp_path):
     machine = Machine(lambda setting: 100.0 * min(setting.rows, 256))
-    # On a card the first guess is past it, and the way goes down; on a CPU it goes up from what was set.
+    # On a card the first guess is past it, and the way goes down; on a CPU it goes up from what was
+    # set.
     for is_cpu in (True, False):
         found = search(machine, tmp_path, {"effective_batch": "free"}, is_cpu=is_cpu)
         assert (found.values["data.batch_size"], found.values["data.accumulate"]) == (256, 1)
         assert "64 were set" in chosen(found)["micro-batch"]
 
 
-@pytest.mark.parametrize(("rates", "rows"), [((100.0, 190.0, 250.0, 255.0, 400.0), 256), ((100.0, 50.0), 64)])
+@pytest.mark.parametrize(
+    ("rates", "rows"), [((100.0, 190.0, 250.0, 255.0, 400.0), 256), ((100.0, 50.0), 64)]
+)
 def test_the_knee_is_where_twice_the_rows_bring_little(rates, rows, tmp_path):
     by_rows = {64 << place: rate for place, rate in enumerate(rates)}
     machine = Machine(lambda setting: by_rows.get(setting.rows, 10.0))
@@ -170,7 +191,8 @@ def test_the_knee_is_where_twice_the_rows_bring_little(rates, rows, tmp_path):
 
 
 def test_one_size_to_choose_from_is_taken(tmp_path):
-    machine = Machine(lambda setting: 100.0 * setting.rows)  # more rows would pay, but an epoch has no more
+    # more rows would pay, but an epoch has no more
+    machine = Machine(lambda setting: 100.0 * setting.rows)
     found = search(machine, tmp_path, {"effective_batch": "free"}, num_rows=8 * 64)
     assert found.values["data.batch_size"] == 64
     assert max(each.rows for each in machine.tried) == 64
@@ -182,7 +204,9 @@ def test_free_rows_never_shrink(tmp_path):
 
 
 def test_on_a_cpu_what_would_not_fit_is_predicted_and_never_run(tmp_path):
-    machine = Machine(lambda setting: 100.0 * setting.rows, lambda setting: GB + setting.rows * GB // 10)
+    machine = Machine(
+        lambda setting: 100.0 * setting.rows, lambda setting: GB + setting.rows * GB // 10
+    )
     found = search(machine, tmp_path, room_bytes=4 * GB)
     assert max(each.rows for each in machine.tried) == 16
     assert (found.values["data.batch_size"], found.values["data.accumulate"]) == (16, 4)
@@ -191,10 +215,15 @@ def test_on_a_cpu_what_would_not_fit_is_predicted_and_never_run(tmp_path):
     assert chosen(found)["micro-batch"] == "16 × 4: 64 do not fit; 64 rows of a device in a step"
 
 
-@pytest.mark.parametrize("why", ["out of memory", "its process was ended by SIGKILL, out of memory is the usual cause"])
+@pytest.mark.parametrize(
+    "why", ["out of memory", "its process was ended by SIGKILL, out of memory is the usual cause"]
+)
 def test_on_a_card_out_of_memory_is_an_answer(why, tmp_path):
     lost = NoAnswer(why, is_memory=True)
-    machine = Machine(lambda setting: 10.0 * setting.rows, breaks=lambda setting: lost if setting.rows > 16 else None)
+    machine = Machine(
+        lambda setting: 10.0 * setting.rows,
+        breaks=lambda setting: lost if setting.rows > 16 else None,
+    )
     found = search(machine, tmp_path, is_cpu=False)
     assert found.values["data.batch_size"] == 16
     assert any(row.verdict == why for row in found.tried)
@@ -216,7 +245,12 @@ def test_rows_that_were_too_many_once_are_not_tried_again(tmp_path):
 
 def test_what_was_asked_for_is_kept_and_said(tmp_path):
     machine = Machine(lambda setting: 9000.0 if setting.rows == 32 else 1000.0)
-    kept = {"data.feed": "asked for", "precision": "asked for", "data.batch_size": "asked for", "compile": "asked for"}
+    kept = {
+        "data.feed": "asked for",
+        "precision": "asked for",
+        "data.batch_size": "asked for",
+        "compile": "asked for",
+    }
     found = search(machine, tmp_path, kept=kept)
     assert found.values == {}
     assert chosen(found) == {
@@ -249,7 +283,10 @@ def test_a_run_that_is_too_short_is_left_alone(tmp_path):
     machine = Machine(takes_s=0.01)
     found = search(machine, tmp_path, planned_steps=10)
     assert found.values == {} and not found.is_complete
-    assert "the run takes about 1 s, 5% of it is too little to measure anything" in chosen(found)["tune"]
+    assert (
+        "the run takes about 1 s, 5% of it is too little to measure anything"
+        in chosen(found)["tune"]
+    )
     assert len(machine.tried) == 2
 
 
@@ -270,11 +307,19 @@ def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
     machine.close()
     found = Search(
         OpenSettings(
-            settings=TuneConfig(), start=START, feeds=[], precisions=[], step_rows=64, num_rows=1, planned_steps=1,
-            room_bytes=1, is_cpu=True,
+            settings=TuneConfig(),
+            start=START,
+            feeds=[],
+            precisions=[],
+            step_rows=64,
+            num_rows=1,
+            planned_steps=1,
+            room_bytes=1,
+            is_cpu=True,
         ),
-        machine, AnswerStore(tmp_path),  # type: ignore[arg-type]
-    ).decide()  # fmt: skip
+        machine,
+        AnswerStore(tmp_path),  # type: ignore[arg-type]
+    ).decide()
     assert found.values == {}
     assert "nothing was measured: its process was ended by SIGKILL" in chosen(found)["tune"]
 
@@ -312,7 +357,9 @@ def test_a_compile_that_fails_is_an_answer(tmp_path):
     machine = Machine(faster_compiled, breaks=lambda setting: broken if setting.compile else None)
     found = search(machine, tmp_path)
     assert found.values["compile"] is False
-    assert "InductorError" in next(choice.evidence for choice in found.choices if choice.name == "compile")
+    assert "InductorError" in next(
+        choice.evidence for choice in found.choices if choice.name == "compile"
+    )
 
 
 def test_a_rate_that_finds_no_fall_is_left_as_it_is(tmp_path):

@@ -1,4 +1,6 @@
-"""`Verdict` in somebody's Trainer: what it says of a run, and that it leaves the run as it was, to the bit."""
+"""`Verdict` in somebody's Trainer: what it says of a run, and that it leaves the run as it was, to
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:.*running in `Trainer.barebones=True.*",
 )
-QUIET: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 class Notes:
@@ -62,7 +68,12 @@ def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "SHARE", 1000.0)
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     monkeypatch.setattr(ways, "FREE_BYTES", 0)
-    for name, value in {"ROWS_AROUND": 16, "_CALM_S": 0.05, "MOST_ROUNDS": 5, "_FED_S": 0.02}.items():
+    for name, value in {
+        "ROWS_AROUND": 16,
+        "_CALM_S": 0.05,
+        "MOST_ROUNDS": 5,
+        "_FED_S": 0.02,
+    }.items():
         monkeypatch.setattr(experiments, name, value)
     for name, number in {"MOST_ROUNDS": 5, "_COMPILES": 2.0, "_LOOP_MS": 1000.0}.items():
         monkeypatch.setattr(own_tries, name, number)
@@ -70,7 +81,9 @@ def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def everything_races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the split says, all ways are tried; a compiler that is quick stands for torch's own."""
+    """Whatever the split says, all ways are tried; a compiler that is quick stands for
+    torch's own.
+    """
     for name, value in {"_COMPILES": 0.0, "_LEAST_COMPILE_S": 0.0, "_BACKEND": "eager"}.items():
         monkeypatch.setattr(own_tries, name, value)
     monkeypatch.setattr(own_tries, "MOST_ROUNDS", 2)
@@ -101,7 +114,10 @@ class Noisy(Small):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Sequential(
-            torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 2)
+            torch.nn.Linear(3, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(),
+            torch.nn.Linear(8, 2),
         )
         self.kept: list[float] = []
 
@@ -116,31 +132,64 @@ class Noisy(Small):
 
 
 def trainer_of(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
-    given = {"max_epochs": 2, "accelerator": "cpu", "enable_checkpointing": False, "default_root_dir": folder}
+    given = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_checkpointing": False,
+        "default_root_dir": folder,
+    }
     return L.Trainer(callbacks=list(callbacks), **(QUIET | given | settings))
 
 
 @pytest.mark.soak(seconds=40)
 @pytest.mark.parametrize(("workers", "raced"), [(0, ["loop", "eager"]), (1, ["prefetch_factor=8"])])
-def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, everything_races, monkeypatch):
-    """Weights, statistics, gradients, optimizer, random numbers, the loader's order and what its data set notes."""
+def test_nothing_of_the_run_is_changed_to_the_bit(
+    workers, raced, tmp_path, everything_races, monkeypatch
+):
+    """Weights, statistics, gradients, optimizer, random numbers, the loader's order and what its
+    data set notes.
+    """
     if workers:  # the other case compiles
         monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
     states, notes = [], Notes()
     for callbacks in ([], [Verdict(seconds=60, log=notes)]):
         L.seed_everything(3, verbose=False)
         module, data = Noisy(), Drawing()
-        loader = DataLoader(data, 2, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers)
-        files = ModelCheckpoint(tmp_path / str(len(callbacks)), every_n_train_steps=40, save_top_k=-1)
+        loader = DataLoader(
+            data, 2, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers
+        )
+        files = ModelCheckpoint(
+            tmp_path / str(len(callbacks)), every_n_train_steps=40, save_top_k=-1
+        )
         trainer = trainer_of(tmp_path, *callbacks, files, enable_checkpointing=True)
         trainer.fit(module, loader)
         (path, *_) = sorted(Path(str(files.dirpath)).iterdir())
         checkpoint = torch.load(path, weights_only=False)
-        of_lightning = {name: checkpoint[name] for name in ("state_dict", "optimizer_states", "global_step")}
-        kept = [path.name, sorted(checkpoint["callbacks"]), json.dumps(checkpoint["loops"], default=str)]
-        draws = [loader.generator.get_state(), torch.get_rng_state(), data.own.normal(), np.random.normal()]
-        gradients = [weight.grad.clone() for weight in module.parameters() if weight.grad is not None]
-        found = [*module.state_dict().values(), *gradients, *draws, random.random(), data.read, module.kept]
+        of_lightning = {
+            name: checkpoint[name] for name in ("state_dict", "optimizer_states", "global_step")
+        }
+        kept = [
+            path.name,
+            sorted(checkpoint["callbacks"]),
+            json.dumps(checkpoint["loops"], default=str),
+        ]
+        draws = [
+            loader.generator.get_state(),
+            torch.get_rng_state(),
+            data.own.normal(),
+            np.random.normal(),
+        ]
+        gradients = [
+            weight.grad.clone() for weight in module.parameters() if weight.grad is not None
+        ]
+        found = [
+            *module.state_dict().values(),
+            *gradients,
+            *draws,
+            random.random(),
+            data.read,
+            module.kept,
+        ]
         trainer.fit_loop.max_epochs = 3
         trainer.fit(module, loader)
         after = [list(module.state_dict().values()), trainer.optimizers[0].state_dict()["state"]]
@@ -154,13 +203,17 @@ def test_nothing_of_the_run_is_changed_to_the_bit(workers, raced, tmp_path, ever
 
 
 @pytest.mark.soak(seconds=9)
-def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_end(tmp_path, long_enough):
+def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_end(
+    tmp_path, long_enough
+):
     notes = Notes()
     verdict = Verdict(seconds=4, log=notes)
     trainer_of(tmp_path, verdict, max_epochs=6).fit(Small(), DataLoader(Rows(slow_s=0.002), 4))
     assert "after 35 steps" in notes.lines[0] and "limited by waiting for data" in notes.lines[1]
     assert verdict.verdict is not None and verdict.verdict["cause"] == "data"
-    assert any(each.override.startswith("DataLoader(num_workers=") for each in verdict.evidence.tried)
+    assert any(
+        each.override.startswith("DataLoader(num_workers=") for each in verdict.evidence.tried
+    )
     verdict.save(tmp_path / "verdict.json")
     kept = json.loads((tmp_path / "verdict.json").read_text())
     assert kept["verdict"]["sentence"] in notes.lines[-1]
@@ -168,13 +221,19 @@ def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_e
 
 
 @pytest.mark.soak(seconds=5)
-def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(tmp_path, long_enough):
+def test_small_batches_are_raced_in_larger_ones_and_the_fix_is_words_of_python(
+    tmp_path, long_enough
+):
     verdict = Verdict(seconds=5, log=Notes())
-    trainer_of(tmp_path, verdict, max_epochs=4, accumulate_grad_batches=2).fit(Small(), DataLoader(Drawing(), 2))
+    trainer_of(tmp_path, verdict, max_epochs=4, accumulate_grad_batches=2).fit(
+        Small(), DataLoader(Drawing(), 2)
+    )
     assert [each.override for each in verdict.evidence.tried if each.cause == "accumulation"] == [
         "DataLoader(batch_size=4) ++trainer.accumulate_grad_batches=1"
     ]
-    words = json.dumps([verdict.verdict["fix"], *(each["fix"] for each in verdict.verdict["others"])])
+    words = json.dumps(
+        [verdict.verdict["fix"], *(each["fix"] for each in verdict.verdict["others"])]
+    )
     assert "++trainer" not in words
 
 
@@ -202,14 +261,23 @@ class Bursts(Rows):
 
 
 @pytest.mark.soak(seconds=12)
-def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(tmp_path, long_enough, monkeypatch):
+def test_workers_that_keep_up_but_for_bursts_are_raced_with_more_read_ahead(
+    tmp_path, long_enough, monkeypatch
+):
     monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
     verdict = Verdict(seconds=30, log=Notes())
     loader = DataLoader(Bursts(), 4, num_workers=1, persistent_workers=True)
     trainer_of(tmp_path, verdict, max_epochs=1).fit(Small(forward=0.01), loader)
     tried = {each.override: each for each in verdict.evidence.tried}
-    ahead = next((each for words, each in tried.items() if words.startswith("DataLoader(prefetch_factor=8")), None)
-    assert ahead is not None, (list(tried), verdict.evidence.not_tried, verdict.evidence.share("wait"))
+    ahead = next(
+        (each for words, each in tried.items() if words.startswith("DataLoader(prefetch_factor=8")),
+        None,
+    )
+    assert ahead is not None, (
+        list(tried),
+        verdict.evidence.not_tried,
+        verdict.evidence.share("wait"),
+    )
     assert 0 < ahead.speedup.low <= ahead.speedup.value <= ahead.speedup.high
 
 
@@ -254,9 +322,15 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
 @pytest.mark.parametrize(
     ("backend", "seconds", "why"),
     [
-        pytest.param(compiles_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
-        pytest.param(collects_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)),
-        pytest.param(compiles_nothing, 60, "no such instruction", marks=pytest.mark.soak(seconds=3)),
+        pytest.param(
+            compiles_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)
+        ),
+        pytest.param(
+            collects_for_ever, 3, "it had not compiled after", marks=pytest.mark.soak(seconds=3)
+        ),
+        pytest.param(
+            compiles_nothing, 60, "no such instruction", marks=pytest.mark.soak(seconds=3)
+        ),
     ],
 )
 def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
@@ -270,8 +344,10 @@ def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
     (line,) = (each for each in notes.lines if "torch.compile" in each)
     assert line.startswith("verdict: torch.compile was left out") and why in line
     assert signal.getsignal(signal.SIGALRM) is before
-    assert left_s - 20 < signal.getitimer(signal.ITIMER_REAL)[0] <= left_s  # an alarm of yours comes in its time
-    assert torch.compile(torch.neg, backend="eager")(torch.ones(2)).sum() == -2  # of yours, afterwards
+    # an alarm of yours comes in its time
+    assert left_s - 20 < signal.getitimer(signal.ITIMER_REAL)[0] <= left_s
+    # of yours, afterwards
+    assert torch.compile(torch.neg, backend="eager")(torch.ones(2)).sum() == -2
 
 
 def test_the_races_end_in_time(tmp_path, long_enough, monkeypatch):
@@ -295,7 +371,12 @@ class Texts(Dataset[Any]):
 class OfTransformers(Small):
     def __init__(self) -> None:
         super().__init__()
-        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        sizes = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+        }
         self.layer = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -324,7 +405,10 @@ class TwoOptimizers(Small):
 
 @pytest.mark.parametrize(
     ("module", "data"),
-    [pytest.param(OfTransformers, Texts, marks=pytest.mark.soak(seconds=4)), (TwoOptimizers, Drawing)],
+    [
+        pytest.param(OfTransformers, Texts, marks=pytest.mark.soak(seconds=4)),
+        (TwoOptimizers, Drawing),
+    ],
 )
 def test_foreign_modules_are_raced(module, data, tmp_path, long_enough):
     verdict = Verdict(seconds=4, log=Notes())
@@ -365,7 +449,9 @@ class Locked(Small):
 
 
 class Sharing(Small):
-    """Its step computes with the weights of the module that it was made with, whatever copies it."""
+    """Its step computes with the weights of the module that it was made with, whatever
+    copies it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,8 +467,16 @@ class Sharing(Small):
         (Small, endless_rows, "its loader can be read once"),
         (OfSeveral, lambda: [DataLoader(Rows(), 1)], "several loaders are read at once"),
         (ByLBFGS, lambda: DataLoader(Rows(), 1), "LBFGS computes its loss again while it steps"),
-        (Locked, lambda: DataLoader(Rows(), 1), "its module cannot be copied (cannot pickle '_thread.lock' object)"),
-        (Sharing, lambda: DataLoader(Rows(), 1), "its steps reach the module itself, not a copy of it"),
+        (
+            Locked,
+            lambda: DataLoader(Rows(), 1),
+            "its module cannot be copied (cannot pickle '_thread.lock' object)",
+        ),
+        (
+            Sharing,
+            lambda: DataLoader(Rows(), 1),
+            "its steps reach the module itself, not a copy of it",
+        ),
     ],
 )
 def test_what_cannot_be_copied_is_said_in_one_sentence_and_the_run_keeps_its_verdict(
@@ -410,7 +504,10 @@ def test_a_run_of_five_steps_has_no_verdict_and_says_so(tmp_path):
 
 
 def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path):
-    notes, bare = Notes(), {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
+    notes, bare = (
+        Notes(),
+        {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path},
+    )
     L.Trainer(callbacks=[Verdict(log=notes)], **bare).fit(Small(), DataLoader(Rows(), 1))
     assert notes.lines == ["verdict: none, the Trainer is barebones, and runs without clocks"]
     first, second = Verdict(seconds=0, log=Notes()), Verdict(seconds=0, log=Notes())
@@ -426,7 +523,9 @@ def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
     verdict = flatout.attach(trainer)
     assert flatout.attach(trainer) is verdict
     kinds = [type(each) for each in trainer.callbacks]
-    assert kinds[:4] == [StepTimer, Throughput, HardwareMonitor, Verdict] and len(set(kinds)) == len(kinds)
+    assert kinds[:4] == [StepTimer, Throughput, HardwareMonitor, Verdict] and len(
+        set(kinds)
+    ) == len(kinds)
     verdict.seconds = 0
     trainer.fit(Small(forward=0.002), DataLoader(Rows(), 1))
     assert verdict.verdict is not None and verdict.timer is trainer.callbacks[0]
@@ -440,7 +539,12 @@ def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_v
     slow.fit(Small(forward=0.006), DataLoader(Rows(), 1), DataLoader(Rows(), 40))
     assert verdict.evidence.ms["forward"] > 5 and verdict.evidence.counts["validation"] == 2
     again = trainer_of(tmp_path, timer, verdict, files, max_epochs=3, enable_checkpointing=True)
-    again.fit(Small(forward=0.001), DataLoader(Rows(), 1), DataLoader(Rows(), 40), ckpt_path=files.last_model_path)
+    again.fit(
+        Small(forward=0.001),
+        DataLoader(Rows(), 1),
+        DataLoader(Rows(), 40),
+        ckpt_path=files.last_model_path,
+    )
     assert verdict.evidence.batches == 40 and verdict.evidence.counts["validation"] == 1
     assert 1 < verdict.evidence.ms["forward"] < 5 and timer.times.total.batches == 120
     trainer_of(tmp_path, timer, verdict).fit(Small(forward=0.001), DataLoader(Rows(), 1))
@@ -449,7 +553,11 @@ def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_v
 
 def test_it_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps(Verdict(seconds=3)))
-    assert sent.seconds == 3 and sent.verdict is None and pickle.loads(pickle.dumps(FetchTimes())).ms is None
+    assert (
+        sent.seconds == 3
+        and sent.verdict is None
+        and pickle.loads(pickle.dumps(FetchTimes())).ms is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -461,7 +569,10 @@ def test_it_can_be_sent_to_another_process():
         ("~callbacks.Slow 2", "leaving Slow 2 out of Trainer(callbacks=…)"),
         ("++trainer.val_check_interval=1.0", "Trainer(val_check_interval=1.0)"),
         ("++trainer.a=1.0 ++trainer.b=1", "Trainer(a=1.0, b=1)"),
-        ("DataLoader(num_workers=1) threads=1", "DataLoader(num_workers=1) torch.set_num_threads(1)"),
+        (
+            "DataLoader(num_workers=1) threads=1",
+            "DataLoader(num_workers=1) torch.set_num_threads(1)",
+        ),
         ("precision=bf16", 'Trainer(precision="bf16-mixed")'),
         ("compile=false", "leaving out torch.compile"),
         (
@@ -478,14 +589,20 @@ def test_the_advice_is_said_in_python_too():
     evidence = replace(QUIET_RUN, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.7})
     told = judged(evidence, in_python)
     assert told["fix"] == "end or move what else runs; until then torch.set_num_threads(1)"
-    often = replace(QUIET_RUN, ms={"forward": 9.0, "validation": 27.1}, counts={"validation": 40, "checkpoint": 41})
+    often = replace(
+        QUIET_RUN,
+        ms={"forward": 9.0, "validation": 27.1},
+        counts={"validation": 40, "checkpoint": 41},
+    )
     advised = judged(often, in_python)["fix"]
     assert advised == "Trainer(val_check_interval=1.0, check_val_every_n_epoch=1)"
     L.Trainer(val_check_interval=1.0, check_val_every_n_epoch=1, **QUIET)
 
 
 @pytest.mark.parametrize("steps", [40, 20])
-def test_steps_are_counted_where_accumulation_does_not_divide_the_epoch(steps, tmp_path, monkeypatch):
+def test_steps_are_counted_where_accumulation_does_not_divide_the_epoch(
+    steps, tmp_path, monkeypatch
+):
     """Ten batches an epoch are one step, not ten sixteenths of one."""
     monkeypatch.setattr(own_tries, "starved", lambda evidence: None)
     verdict = Verdict(seconds=0, log=Notes())

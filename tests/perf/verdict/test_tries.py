@@ -1,4 +1,6 @@
-"""What is tried at the end of a run leaves nothing behind, and `doctor` says what a folder tells."""
+"""What is tried at the end of a run leaves nothing behind, and `doctor` says what a
+folder tells.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ from tests.verbs import verb
 
 @pytest.fixture
 def long_enough(monkeypatch):
-    """Runs of a second are long enough to try things, in few rounds: other tests run beside this one."""
+    """Runs of a second are long enough to try things, in few rounds: other tests run beside this
+    one.
+    """
     let_short_runs_try(monkeypatch)
 
 
 @pytest.fixture
 def one_core(monkeypatch):
-    """Other threads are not tried: they would wait for each other while tests beside this one hold the cores."""
+    """Other threads are not tried: they would wait for each other while tests beside this one hold
+    the cores.
+    """
     monkeypatch.setattr(gathering, "cores_here", lambda: {0})
 
 
@@ -101,7 +107,9 @@ def bits(output, *, verdict=True):
 
 
 def encoder(output, *, verdict=True):
-    return texts(output, verdict=verdict, model=TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.1))
+    return texts(
+        output, verdict=verdict, model=TransformerConfig(hidden=16, layers=1, heads=2, dropout=0.1)
+    )
 
 
 @pytest.mark.parametrize("train", at_once(texts, of=[texts, bits, encoder], seconds=12))
@@ -138,7 +146,9 @@ def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_ask
 ):
     monkeypatch.setattr(precision, "bf16_is_native_on_cpu", lambda: True)
     monkeypatch.setattr(precision, "bf16_share", lambda: share)
-    tried = {each["override"] for each in texts(tmp_path, precision=asked).summary["evidence"]["tried"]}
+    tried = {
+        each["override"] for each in texts(tmp_path, precision=asked).summary["evidence"]["tried"]
+    }
     assert f"precision={other}" in tried
 
 
@@ -152,7 +162,8 @@ def test_a_callback_that_takes_its_time_is_named(slow):
 
 @pytest.mark.soak(seconds=15)
 def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_enough):
-    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):  # put back afterwards
+    # put back afterwards
+    with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
         trained = texts(tmp_path, callbacks={"plant": Recompiles()})
     evidence, found = evidence_in(trained.folder), read_summary(trained.folder)["verdict"]
     assert found["cause"] == "compile" and found["override"] == "compile=false"
@@ -174,7 +185,8 @@ def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_
 def test_no_feed_counts_for_more_than_its_hands_can_make(make_split, was, other, most):
     split = make_split([3] * 8)
     feeds = [
-        Feed(split, PlanSettings(rows_per_batch=2), kind=FeedKind(kind), workers=hands) for kind, hands in (other, was)
+        Feed(split, PlanSettings(rows_per_batch=2), kind=FeedKind(kind), workers=hands)
+        for kind, hands in (other, was)
     ]
     assert ways.most_fed(*feeds, alone=100.0) == most
     assert ways.most_fed(*feeds, alone=None) == math.inf
@@ -189,8 +201,11 @@ def slow_source():
 
 
 @pytest.mark.soak(seconds=5)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores: they sleep
-def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_was(tmp_path, long_enough, slow_source):
+# more workers than cores: they sleep
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_was(
+    tmp_path, long_enough, slow_source
+):
     result = texts(tmp_path)
     evidence = evidence_in(result.folder)
     assert evidence.feed_cores < 0.5, "it sleeps"
@@ -201,11 +216,15 @@ def test_other_feeds_are_tried_from_their_start_on_in_turn_with_the_feed_as_it_w
 
 
 @pytest.mark.soak(seconds=4)
-def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(tmp_path, long_enough, slow_source, monkeypatch):
+def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(
+    tmp_path, long_enough, slow_source, monkeypatch
+):
     monkeypatch.setattr(tries, "_needed_s", lambda sides, evidence: math.inf)
     result = texts(tmp_path)
     assert not evidence_in(result.folder).tried
-    named = next(each for each in (result.verdict, *result.verdict["others"]) if each["cause"] == "data")
+    named = next(
+        each for each in (result.verdict, *result.verdict["others"]) if each["cause"] == "data"
+    )
     assert named["fix"].startswith("try data.feed=workers") and "(untested)" in named["sentence"]
 
 
@@ -246,18 +265,35 @@ def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(slow, tmp_
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert verb("doctor", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "limited by callbacks of your own" in told and "from the curves of a run that is failed" in told
+    assert (
+        "limited by callbacks of your own" in told
+        and "from the curves of a run that is failed" in told
+    )
     evidence = evidence_in(folder)
     assert evidence.rows_per_batch == pytest.approx(8, rel=0.1)
-    assert (evidence.device, evidence.world, evidence.machine_cores) == ("cpu", 1, summary["hardware"]["cores"])
+    assert (evidence.device, evidence.world, evidence.machine_cores) == (
+        "cpu",
+        1,
+        summary["hardware"]["cores"],
+    )
     with (folder / "metrics.csv").open("a") as file:
         file.write("60,1.9,2.1e")  # being written
     assert evidence_in(folder) == evidence
 
 
 def test_rows_a_batch_are_read_row_by_row_of_the_curves():
-    quick = {"speed/rows_per_s": "4000", "time/forward_ms": "6", "time/wait_ms": "2", "time/validation_ms": "90"}
-    slow = {"speed/rows_per_s": "500", "time/forward_ms": "60", "time/wait_ms": "4", "time/transfer_ms": ""}
+    quick = {
+        "speed/rows_per_s": "4000",
+        "time/forward_ms": "6",
+        "time/wait_ms": "2",
+        "time/validation_ms": "90",
+    }
+    slow = {
+        "speed/rows_per_s": "500",
+        "time/forward_ms": "60",
+        "time/wait_ms": "4",
+        "time/transfer_ms": "",
+    }
     assert [_rows_a_batch(row) for row in (quick, slow)] == pytest.approx([32, 32])
 
 

@@ -1,4 +1,6 @@
-"""Each cause is told from what was measured, with a fix and what it is worth; quiet runs are told that all is well."""
+"""Each cause is told from what was measured, with a fix and what it is worth; quiet runs are told
+that all is well.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ QUIET = Evidence(
     batches=400,
     rows_per_batch=128.0,
     batch_size=128,
-    ms={"wait": 0.1, "forward": 8.0, "backward": 16.0, "optimizer": 2.0, "validation": 0.5, "other": 0.5},
+    ms={
+        "wait": 0.1,
+        "forward": 8.0,
+        "backward": 16.0,
+        "optimizer": 2.0,
+        "validation": 0.5,
+        "other": 0.5,
+    },
     mfu=0.3,
     threads=2,
     cores=2,
@@ -29,22 +38,35 @@ QUIET = Evidence(
     counts={"logging": 8, "checkpoint": 3, "validation": 2},
     epochs=2,
 )
-CARD = replace(QUIET, device="cuda", gpu={"utilisation": 0.95, "temperature_c": 61.0, "power_w": 280.0})
+CARD = replace(
+    QUIET, device="cuda", gpu={"utilisation": 0.95, "temperature_c": 61.0, "power_w": 280.0}
+)
 
 
 def spending(evidence: Evidence = QUIET, **ms: float) -> Evidence:
     return replace(evidence, ms=evidence.ms | ms)
 
 
-def trying(cause: str, override: str, ratio: float, evidence: Evidence = QUIET, **changed) -> Evidence:
-    settings = {"rows_per_batch": evidence.rows_per_batch, "batches_per_step": evidence.accumulate} | changed
-    tried = Tried(cause=cause, override=override, as_was=1000.0, rows_per_s=1000.0 * ratio, **settings)
+def trying(
+    cause: str, override: str, ratio: float, evidence: Evidence = QUIET, **changed
+) -> Evidence:
+    settings = {
+        "rows_per_batch": evidence.rows_per_batch,
+        "batches_per_step": evidence.accumulate,
+    } | changed
+    tried = Tried(
+        cause=cause, override=override, as_was=1000.0, rows_per_s=1000.0 * ratio, **settings
+    )
     return replace(evidence, tried=[*evidence.tried, tried])
 
 
 PLAIN = {
     "data": (spending(wait=20.0), "data.feed=threaded", None),
-    "callbacks": (replace(spending(callbacks=27.1), callbacks={"mine": 27.0}), "~callbacks.mine", 2.29),
+    "callbacks": (
+        replace(spending(callbacks=27.1), callbacks={"mine": 27.0}),
+        "~callbacks.mine",
+        2.29,
+    ),
     "logging": (
         replace(spending(logging=27.1), flush_every=1, counts=QUIET.counts | {"logging": 400}),
         "monitor.flush_every=50",
@@ -64,10 +86,26 @@ PLAIN = {
     "precision": (replace(CARD, native="fp16"), "precision=fp16", None),
     "batch": (spending(other=30.0), "data.batch_size", None),
     "compile": (replace(QUIET, compiled={"graphs": 9, "seconds": 5.42}), "compile=false", 2.31),
-    "memory": (replace(QUIET, host={"swap_in_mb_per_s": 40.0, "swap_out_mb_per_s": 2.0}), "data.batch_size", None),
-    "cpu": (replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}), "what else runs", None),
-    "throttling": (replace(CARD, gpu=CARD.gpu | {"throttled": {"heat": 0.7}}), "cool the card", None),
-    "shared": (replace(CARD, gpu=CARD.gpu | {"others": {"processes": 2, "share": 0.9}}), "CUDA_VISIBLE_DEVICES", None),
+    "memory": (
+        replace(QUIET, host={"swap_in_mb_per_s": 40.0, "swap_out_mb_per_s": 2.0}),
+        "data.batch_size",
+        None,
+    ),
+    "cpu": (
+        replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}),
+        "what else runs",
+        None,
+    ),
+    "throttling": (
+        replace(CARD, gpu=CARD.gpu | {"throttled": {"heat": 0.7}}),
+        "cool the card",
+        None,
+    ),
+    "shared": (
+        replace(CARD, gpu=CARD.gpu | {"others": {"processes": 2, "share": 0.9}}),
+        "CUDA_VISIBLE_DEVICES",
+        None,
+    ),
     "reads": (
         replace(spending(CARD, other=30.0), reads={"mine": 14.0}, callbacks={"mine": 0.4}),
         "~callbacks.mine",
@@ -104,7 +142,10 @@ def test_steps_that_were_not_compiled_count_beside_the_compilers_clock():
 
 def test_batches_that_go_through_in_pieces_are_memory_s_fault():
     told = verdict(replace(QUIET, pieces=4))
-    assert (told["cause"], told["fix"]) == ("memory", "for encoders try model.gradient_checkpointing=true")
+    assert (told["cause"], told["fix"]) == (
+        "memory",
+        "for encoders try model.gradient_checkpointing=true",
+    )
     assert "each batch goes through in 4 pieces" in told["sentence"]
     others = verdict(replace(QUIET, pieces=4, native="bf16"))
     assert {others["fix"], *(each["fix"] for each in others["others"])} == {"try precision=bf16"}
@@ -134,10 +175,14 @@ def test_what_plainly_holds_a_run_back_is_told_at_once(evidence, is_told):
 
 @pytest.mark.parametrize("cause", ["data", "padding", "precision", "threads"])
 def test_what_was_tried_and_is_faster_is_the_mend(cause):
-    evidence = trying(cause, f"override.of={cause}", 2.0, spending(wait=10.0) if cause == "data" else QUIET)
+    evidence = trying(
+        cause, f"override.of={cause}", 2.0, spending(wait=10.0) if cause == "data" else QUIET
+    )
     told = verdict(evidence)
     assert (told["cause"], told["fix"]) == (cause, f"override.of={cause}")
-    assert told["predicted_gain"] == pytest.approx(evidence.total_ms / (evidence.total_ms - 26.1 / 2), rel=0.3)
+    assert told["predicted_gain"] == pytest.approx(
+        evidence.total_ms / (evidence.total_ms - 26.1 / 2), rel=0.3
+    )
 
 
 def test_a_larger_batch_saves_what_each_batch_costs():
@@ -146,12 +191,16 @@ def test_a_larger_batch_saves_what_each_batch_costs():
     computed, other = 26.0 / 4 / 8, 4.0 / 64
     seldom = 0.6 / 4  # validation and waiting
     assert told["cause"] == "batch" and "optim.scale_lr" in told["sentence"]
-    assert told["predicted_gain"] == pytest.approx(small.total_ms / 4 / (computed + other + seldom), rel=0.01)
+    assert told["predicted_gain"] == pytest.approx(
+        small.total_ms / 4 / (computed + other + seldom), rel=0.01
+    )
 
 
 def test_batches_of_one_step_are_put_together_rather_than_steps_changed():
     small = replace(spending(other=4.0), rows_per_batch=4.0, batch_size=4, accumulate=8)
-    evidence = trying("accumulation", "data.batch_size=32 data.accumulate=1", 3.0, small, rows_per_batch=32.0)
+    evidence = trying(
+        "accumulation", "data.batch_size=32 data.accumulate=1", 3.0, small, rows_per_batch=32.0
+    )
     told = verdict(evidence)
     assert told["cause"] == "accumulation" and "the step stays the same" in told["sentence"]
 
@@ -162,14 +211,19 @@ def test_a_mend_that_changes_what_is_learned_comes_after_one_that_does_not():
     told = verdict(evidence)
     assert told["cause"] == "callbacks"
     assert [each["cause"] for each in told["others"]] == ["batch"]
-    tiny = trying("batch", "data.batch_size=512", 30.0, spending(slow, other=90.0), rows_per_batch=512.0)
+    tiny = trying(
+        "batch", "data.batch_size=512", 30.0, spending(slow, other=90.0), rows_per_batch=512.0
+    )
     assert verdict(tiny)["cause"] == "batch"
 
 
 def test_of_mends_that_are_about_as_good_the_first_is_taken():
     waits = spending(wait=26.0)
     evidence = trying(
-        "data", "data.feed=workers data.workers=8", 2.05, trying("data", "data.feed=threaded", 2.0, waits)
+        "data",
+        "data.feed=workers data.workers=8",
+        2.05,
+        trying("data", "data.feed=threaded", 2.0, waits),
     )
     assert verdict(evidence)["fix"] == "data.feed=threaded"
 
@@ -177,7 +231,11 @@ def test_of_mends_that_are_about_as_good_the_first_is_taken():
 def test_a_run_near_the_roof_and_one_that_is_not_are_told_apart():
     assert "near the roof" in verdict(replace(QUIET, mfu=0.62))["sentence"]
     told = verdict(QUIET)
-    assert told["cause"] == "nothing" and "near the roof" not in told["sentence"] and told["fix"] is None
+    assert (
+        told["cause"] == "nothing"
+        and "near the roof" not in told["sentence"]
+        and told["fix"] is None
+    )
 
 
 def test_a_mend_that_is_worth_little_is_not_named():
@@ -205,7 +263,10 @@ def test_a_card_whose_host_works_ahead_is_not_waiting_for_reads_of_a_few_numbers
 
 @given(
     some.dictionaries(some.sampled_from(sorted(QUIET.ms)), some.floats(0, 1e4)),
-    some.lists(some.tuples(some.sampled_from(["data", "batch", "precision"]), some.floats(0.01, 100.0)), max_size=4),
+    some.lists(
+        some.tuples(some.sampled_from(["data", "batch", "precision"]), some.floats(0.01, 100.0)),
+        max_size=4,
+    ),
 )
 def test_whatever_was_measured_there_is_one_verdict_and_gains_are_ordered(ms, tried):
     evidence = replace(QUIET, ms=ms or {"forward": 1.0})
@@ -239,7 +300,8 @@ def test_a_gain_stands_with_both_bounds_in_the_sentence_and_in_the_summary():
     assert said["gain_low"] < 1.8 < said["predicted_gain"] < 2.0 < said["gain_high"]
     low, high = said["gain_low"], said["gain_high"]
     assert (
-        f"precision=bf16 would make this run ≈ {said['predicted_gain']:.1f}× ({low:.1f}–{high:.1f})" in said["sentence"]
+        f"precision=bf16 would make this run ≈ {said['predicted_gain']:.1f}× ({low:.1f}–{high:.1f})"
+        in said["sentence"]
     )
     assert said["override"] == said["fix"] == said["mend"] == "precision=bf16"
 
@@ -255,8 +317,15 @@ def test_a_fix_is_recommended_only_where_its_lower_bound_is_worth_it(low, is_rec
 
 
 def test_a_fix_that_only_slows_is_not_even_suggested():
-    said = verdict(trying("data", "data.feed=workers", 0.64, spending(wait=10.0), low=0.6, high=0.7))
-    assert (said["cause"], said["fix"], said["override"], said["predicted_gain"]) == ("data", None, None, None)
+    said = verdict(
+        trying("data", "data.feed=workers", 0.64, spending(wait=10.0), low=0.6, high=0.7)
+    )
+    assert (said["cause"], said["fix"], said["override"], said["predicted_gain"]) == (
+        "data",
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_feed_that_there_was_no_time_to_try_is_named_as_untested():
@@ -287,12 +356,16 @@ def test_a_try_that_is_slower_than_the_run_itself_lets_no_upper_bound_fall():
 def test_a_faster_model_leaves_the_waiting_as_it_was():
     waits = spending(wait=6.5)
     tried = trying("precision", "precision=bf16", 2.0, waits).tried[0]
-    assert gain_of(waits, tried).value == pytest.approx(waits.total_ms / (waits.total_ms - 13), rel=0.01)
+    assert gain_of(waits, tried).value == pytest.approx(
+        waits.total_ms / (waits.total_ms - 13), rel=0.01
+    )
 
 
 @pytest.mark.parametrize(("cores_of_feed", "cause"), [(0.9, "nothing"), (0.1, "data")])
 def test_batches_that_take_the_cores_of_the_model_are_not_waited_for_in_vain(cores_of_feed, cause):
-    waits = replace(spending(wait=9.0), feed="your own loader", feed_alone=14_000.0, feed_cores=cores_of_feed)
+    waits = replace(
+        spending(wait=9.0), feed="your own loader", feed_alone=14_000.0, feed_cores=cores_of_feed
+    )
     assert verdict(waits)["cause"] == cause
 
 
@@ -315,7 +388,10 @@ def test_others_take_no_more_from_a_run_than_it_asked_for():
     for cores in (2, 64):
         said = verdict(replace(QUIET, threads=1, machine_cores=cores, host=busy))
         assert said["cause"] == "cpu" and said["share"] == pytest.approx(0.3)
-    assert verdict(replace(QUIET, threads=1, host=busy | {"process_cpu_cores": 0.85}))["cause"] == "nothing"
+    assert (
+        verdict(replace(QUIET, threads=1, host=busy | {"process_cpu_cores": 0.85}))["cause"]
+        == "nothing"
+    )
 
 
 def test_a_checkpoint_an_epoch_is_not_too_many_where_nothing_validates():
@@ -334,7 +410,9 @@ def test_one_thread_that_has_its_core_is_not_held_back_by_those_who_use_the_othe
 
 def test_dropout_is_never_sold_for_speed():
     """Runs of earlier versions tried steps without it; less dropout learns something else."""
-    assert verdict(trying("dropout", "model.dropout=0", 3.0, low=2.8, high=3.2))["cause"] == "nothing"
+    assert (
+        verdict(trying("dropout", "model.dropout=0", 3.0, low=2.8, high=3.2))["cause"] == "nothing"
+    )
 
 
 def test_sixteen_bits_that_were_not_tried_are_a_cause_on_a_card_alone():

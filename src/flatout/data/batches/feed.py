@@ -1,9 +1,10 @@
 """The feed: a plan's batches, over a store, on the device, counted as they are taken.
 
-Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the fastest where they fit.
-*Threaded*: one thread gathers a run of batches ahead, into page-locked memory where there is a device to copy to.
-*Workers*: processes of a `DataLoader` make each batch, for transforms that must run in each epoch. A feed is a
-Lightning loader: its state is the epoch and the batches taken, so a restored one yields exactly the rest.
+Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the
+fastest where they fit. *Threaded*: one thread gathers a run of batches ahead, into page-locked
+memory where there is a device to copy to. *Workers*: processes of a `DataLoader` make each batch,
+for transforms that must run in each epoch. A feed is a Lightning loader: its state is the epoch and
+the batches taken, so a restored one yields exactly the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import free_bytes
 from flatout.run_log import Choice
 
-Transform = Callable[[FlatBatch], FlatBatch]  # a change of a batch that differs in each epoch, such as dropping words
+# a change of a batch that differs in each epoch, such as dropping words
+Transform = Callable[[FlatBatch], FlatBatch]
 _ROWS_A_RUN, _RESIDENT_SHARE = 8192, 0.3
 
 
@@ -39,8 +41,12 @@ def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[
     free = free_memory(device)
     evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
     if num_bytes <= _RESIDENT_SHARE * free:
-        return Choice(FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence)
-    return Choice(FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence)
+        return Choice(
+            FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence
+        )
+    return Choice(
+        FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence
+    )
 
 
 def free_memory(device: torch.device) -> int:
@@ -68,13 +74,17 @@ class Feed:
         self.device, self.transform, self.workers = torch.device(device), transform, workers
         self.batches_a_run = batches_a_run  # most that are gathered at once
         self.keeps_position = keeps_position
-        """False: each pass starts with the first batch, even after a pass that stopped early, as validation may."""
+        """False: each pass starts with the first batch, even after a pass that stopped early, as
+        validation may."""
         self.epoch = self.consumed = 0
-        self.wait_s = self.transfer_s = 0.0  # what was waited for batches, and what of it for their way to the device
+        # what was waited for batches, and what of it for their way to the device
+        self.wait_s = self.transfer_s = 0.0
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler, self.batch_sampler = self, None
         self._lengths = split.lengths(TOKENS)
-        self._num_batches = self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
+        self._num_batches = (
+            self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
+        )
 
     def __len__(self) -> int:
         return self._num_batches
@@ -90,7 +100,9 @@ class Feed:
             self.epoch, self.consumed = epoch, 0
 
     def afresh(self, *, shuffle: bool = False) -> Feed:
-        """The rows of all ranks from the beginning, or in a random order, read without moving this feed."""
+        """The rows of all ranks from the beginning, or in a random order, read without moving this
+        feed.
+        """
         kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
         plan = replace(self.plan, rank=0, world=1)
         if shuffle:  # rows of any length in each batch, so that the first ones are like all
@@ -101,7 +113,9 @@ class Feed:
 
     @cached_property
     def _gatherer(self) -> Gatherer:
-        return Gatherer(self.split, self.device if self.kind is FeedKind.resident else torch.device("cpu"))
+        return Gatherer(
+            self.split, self.device if self.kind is FeedKind.resident else torch.device("cpu")
+        )
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
@@ -129,19 +143,25 @@ class Feed:
     def _make_plan(self, epoch: int) -> Plan:
         if self.plan.is_stream:
             return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
-        return (LargePlan if is_large(self.num_rows, self.plan) else Plan)(self._lengths, self.plan, epoch)
+        return (LargePlan if is_large(self.num_rows, self.plan) else Plan)(
+            self._lengths, self.plan, epoch
+        )
 
     def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
             return self._from_workers(plan, start)
         gatherer = self._gatherer
-        runs: Iterator[Run] = (gatherer.run(plan.batches(*span)) for span in self._spans(plan, start))
+        runs: Iterator[Run] = (
+            gatherer.run(plan.batches(*span)) for span in self._spans(plan, start)
+        )
         runs = self._ahead(runs) if self.kind is FeedKind.threaded else runs
         batches = (batch for run in runs for batch in cut_run(run))
         return batches if self.transform is None else map(self.transform, batches)
 
     def _ahead(self, runs: Iterator[Run]) -> Iterator[Run]:
-        """The runs on the device; a thread gathers and copies the next one while this one is trained on."""
+        """The runs on the device; a thread gathers and copies the next one while this one is
+        trained on.
+        """
 
         def make() -> Run | None:
             run = next(runs, None)
@@ -160,9 +180,12 @@ class Feed:
             batch_size=None,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(self.plan.seed),  # else it draws from the run's own numbers
+            # else it draws from the run's own numbers
+            generator=torch.Generator().manual_seed(self.plan.seed),
             # A worker ends when its parent is gone; that of a server's child would be the server.
-            multiprocessing_context="fork" if "fork" in multiprocessing.get_all_start_methods() else None,
+            multiprocessing_context="fork"
+            if "fork" in multiprocessing.get_all_start_methods()
+            else None,
             worker_init_fn=partial(_end_with, os.getpid()),
         )
         for batch in loader:
@@ -172,7 +195,9 @@ class Feed:
             yield moved
 
     def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
-        """Runs of batches of some ten thousand rows; the first is a single batch, so that training starts at once."""
+        """Runs of batches of some ten thousand rows; the first is a single batch, so that training
+        starts at once.
+        """
         rows_a_batch = max(1, self.num_rows // max(1, plan.num_batches * self.plan.world))
         step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
         yield from [(start, start + 1)] if start < plan.num_batches else []
@@ -190,7 +215,9 @@ class Feeds:
 
 
 def _end_with(parent: int, number: int) -> None:
-    """Let a worker end when its parent is gone: torch's own watch never ends where that was killed while it began."""
+    """Let a worker end when its parent is gone: torch's own watch never ends where that was killed
+    while it began.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,7 +1,8 @@
 """The flat batch: rows of unequal length as one run of tokens plus offsets.
 
-Nothing is padded on disk, in memory or on the bus. A model that needs a rectangle asks for one with `padded`, on the
-device, from lengths the host already knows, so that no device synchronisation is ever needed to find a shape.
+Nothing is padded on disk, in memory or on the bus. A model that needs a rectangle asks for one with
+`padded`, on the device, from lengths the host already knows, so that no device synchronisation is
+ever needed to find a shape.
 
 Shapes: T tokens of the whole batch, B rows, L longest row, C classes.
 """
@@ -23,22 +24,31 @@ DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "st
 
 @dataclass(slots=True, kw_only=True)
 class FlatBatch:
-    """One step's rows, shortest first; filler rows, which no loss or metric may count, come last."""
+    """One step's rows, shortest first; filler rows, which no loss or metric may count,
+    come last.
+    """
 
     tokens: Tensor
-    """[T] int32, every row's tokens one after the other; bytes of packed bits (uint8) where rows are bit strings."""
+    """[T] int32, every row's tokens one after the other; bytes of packed bits (uint8) where rows
+    are bit strings."""
     offsets: Tensor  # [B+1] int64, where each row begins; on the tokens' device
-    lengths: Tensor  # [B] int64, always on the host: shapes are decided from it without asking the device
+    # [B] int64, always on the host: shapes are decided from it without asking the device
+    lengths: Tensor
     rows: Tensor  # [B] int64 on the host, the rows' numbers in their split
     targets: Tensor | None = None
-    """[B] class ids or values; for several labels a row their ids one after the other; None when predicting."""
-    target_offsets: Tensor | None = None  # [B+1] int64, where each row's labels begin; only for several labels a row
+    """[B] class ids or values; for several labels a row their ids one after the other; None when
+    predicting."""
+    # [B+1] int64, where each row's labels begin; only for several labels a row
+    target_offsets: Tensor | None = None
     places: Tensor | None = None
     """[K] int64, the tokens that are read after an encoder's last layer; None: its head decides."""
     states: Tensor | None = None
-    """[T, H], or [B, H] where only first tokens are read: what frozen layers answer to these rows, from a store."""
+    """[T, H], or [B, H] where only first tokens are read: what frozen layers answer to these rows,
+    from a store."""
     num_real: int  # rows that count; any after them only keep a rank in step
-    step_rows: int  # real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided by it
+    # real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided
+    # by it
+    step_rows: int
     ends_step: bool = True  # whether the optimizer steps after this micro-batch
     cut_from: tuple[int, int] | None = None
     """For a piece of a batch that was cut: the real rows before it, and those of the whole."""
@@ -54,13 +64,17 @@ class FlatBatch:
         return self.tokens.shape[0]
 
     def longest(self, multiple: int = 1) -> int:
-        """Length of the longest row, rounded up to a multiple; rows are sorted, so it is the last one."""
+        """Length of the longest row, rounded up to a multiple; rows are sorted, so it is the last
+        one.
+        """
         if self.longest_row < 0:
             self.longest_row = int(self.lengths[-1]) if self.num_rows else 0
         return -(-self.longest_row // multiple) * multiple
 
     def padded(self, multiple: int = 1, fill: int = 0) -> tuple[Tensor, Tensor]:
-        """The batch as `[B, L]` tokens and `[B]` lengths on the tokens' device; rows of one length are a plain view."""
+        """The batch as `[B, L]` tokens and `[B]` lengths on the tokens' device; rows of one length
+        are a plain view.
+        """
         longest = self.longest(multiple)
         starts_B = self.offsets[:-1]
         lengths_B = self.offsets[1:] - starts_B
@@ -71,13 +85,19 @@ class FlatBatch:
         return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
 
     def bits(self, dtype: torch.dtype) -> Tensor:
-        """Packed rows as `[B, bits]` zeros and ones, unpacked on the device; the highest bit of a byte comes first."""
+        """Packed rows as `[B, bits]` zeros and ones, unpacked on the device; the highest bit of a
+        byte comes first.
+        """
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.tokens.device)
-        bits_BW8 = self.tokens.view(self.num_rows, -1, 1).bitwise_right_shift(shifts).bitwise_and_(1)
+        bits_BW8 = (
+            self.tokens.view(self.num_rows, -1, 1).bitwise_right_shift(shifts).bitwise_and_(1)
+        )
         return bits_BW8.view(self.num_rows, -1).to(dtype)
 
     def multi_hot(self, num_classes: int) -> Tensor:
-        """Ragged label ids as `[B, C]` zeros and ones, made on the device; ids beyond the classes are left out."""
+        """Ragged label ids as `[B, C]` zeros and ones, made on the device; ids beyond the classes
+        are left out.
+        """
         if self.targets is None or self.target_offsets is None:
             raise ValueError("this batch carries no ragged labels")
         return multi_hot(self.targets, self.target_offsets, num_classes)
@@ -92,18 +112,24 @@ class FlatBatch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> FlatBatch:
         held = {name: getattr(self, name) for name in DEVICE_FIELDS}
-        moved: dict[str, Any] = {name: function(tensor) for name, tensor in held.items() if tensor is not None}
+        moved: dict[str, Any] = {
+            name: function(tensor) for name, tensor in held.items() if tensor is not None
+        }
         return replace(self, **moved)
 
 
 def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """Values of the host there; from page-locked memory, so that nothing waits for what the device has yet to do."""
+    """Values of the host there; from page-locked memory, so that nothing waits for what the device
+    has yet to do.
+    """
     found = values if isinstance(values, Tensor) else torch.from_numpy(values)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
-    """Ragged ids, each row's from `offsets` `[B+1]` on, as `[B, C]` zeros and ones; ids beyond the classes fall out."""
+    """Ragged ids, each row's from `offsets` `[B+1]` on, as `[B, C]` zeros and ones; ids beyond the
+    classes fall out.
+    """
     counts_B = offsets[1:] - offsets[:-1]
     rows_B = torch.arange(len(counts_B), device=ids.device)
     row_of_id = torch.repeat_interleave(rows_B, counts_B, output_size=ids.shape[0])
@@ -113,7 +139,9 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
     return hot[:size].view(-1, num_classes)
 
 
-def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | None = None) -> FlatBatch:
+def flat_batch(
+    token_rows: list[list[int]] | list[Tensor], targets: Tensor | None = None
+) -> FlatBatch:
     """A batch made by hand from rows of token ids: for prediction on a few rows, and for tests."""
     lengths = torch.tensor([len(row) for row in token_rows], dtype=torch.int64)
     order = torch.argsort(lengths, stable=True)
@@ -129,15 +157,23 @@ def flat_batch(token_rows: list[list[int]] | list[Tensor], targets: Tensor | Non
     )
 
 
-def cut_batch(batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = False) -> list[FlatBatch]:
-    """At most `count` pieces, each with a row at least; rows that do not count are in none, unless all are such."""
-    # Real rows come one run after another, each run with about as many tokens. What is added up over the rows of a step
-    # (losses, gradients, counts) is the same over the pieces as over the whole: each still says how many rows the step
-    # has. Nothing is copied but offsets and the ids of several labels a row, and nothing waits for the device.
+def cut_batch(
+    batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = False
+) -> list[FlatBatch]:
+    """At most `count` pieces, each with a row at least; rows that do not count are in none, unless
+    all are such.
+    """
+    # Real rows come one run after another, each run with about as many tokens. What is added up
+    # over the rows of a step (losses, gradients, counts) is the same over the pieces as over the
+    # whole: each still says how many rows the step has. Nothing is copied but offsets and the ids
+    # of several labels a row, and nothing waits for the device.
     if count <= 1 or batch.num_real <= 1:
         return [batch]
     edges = piece_edges(batch.lengths[: batch.num_real].numpy(), min(count, batch.num_real))
-    return [_piece(batch, start, stop, labels_are_of_tokens) for start, stop in itertools.pairwise(edges)]
+    return [
+        _piece(batch, start, stop, labels_are_of_tokens)
+        for start, stop in itertools.pairwise(edges)
+    ]
 
 
 def rows_of_one_length(batch: FlatBatch) -> list[FlatBatch]:
@@ -161,7 +197,9 @@ def _piece(batch: FlatBatch, start: int, stop: int, labels_are_of_tokens: bool) 
     targets, target_offsets = batch.targets, batch.target_offsets
     if targets is not None and labels_are_of_tokens:
         targets = targets[first:last]
-        target_offsets = None if target_offsets is None else target_offsets[start : stop + 1] - first
+        target_offsets = (
+            None if target_offsets is None else target_offsets[start : stop + 1] - first
+        )
     elif targets is not None and target_offsets is not None:
         targets, target_offsets = _labels(targets, target_offsets[start : stop + 1])
     elif targets is not None:
@@ -185,10 +223,13 @@ def _piece(batch: FlatBatch, start: int, stop: int, labels_are_of_tokens: bool) 
 
 
 def _labels(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Ragged labels of a piece: only the device knows where they begin, so those of other pieces get no class."""
+    """Ragged labels of a piece: only the device knows where they begin, so those of other pieces
+    get no class.
+    """
     places = torch.arange(len(ids), device=ids.device)
     is_other = (places < offsets[0]) | (places >= offsets[-1])
     offsets = offsets.clone()
     offsets[:1].zero_()
     offsets[-1:].fill_(len(ids))
-    return ids.masked_fill(is_other, torch.iinfo(torch.int32).max), offsets  # an id beyond all classes
+    # an id beyond all classes
+    return ids.masked_fill(is_other, torch.iinfo(torch.int32).max), offsets

@@ -1,8 +1,8 @@
 """Rows of a store split as flat batches: one vectorised gather for many batches, then views of it.
 
-Gathering costs a fixed price a call and some nanoseconds a token, so some ten thousand rows are gathered at once and
-each batch is a slice of the result: a batch of 512 short rows then costs about ten microseconds on the host.
-Shapes: R rows of the whole run, T tokens.
+Gathering costs a fixed price a call and some nanoseconds a token, so some ten thousand rows are
+gathered at once and each batch is a slice of the result: a batch of 512 short rows then costs about
+ten microseconds on the host. Shapes: R rows of the whole run, T tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
 
 def runs_of(values: Array, length: int) -> Array:
     """`[T - length + 1, length, …]`: each run of so many samples, as a view."""
-    shape, strides = (len(values) - length + 1, length, *values.shape[1:]), (values.strides[0], *values.strides)
+    shape, strides = (
+        (len(values) - length + 1, length, *values.shape[1:]),
+        (values.strides[0], *values.strides),
+    )
     if values.flags.c_contiguous:  # in a sixth of the time that as_strided takes
         return np.ndarray(shape, values.dtype, values, 0, strides)
     return np.lib.stride_tricks.as_strided(values, shape, strides, writeable=False)
@@ -47,22 +50,31 @@ class FixedColumn:
         """Values of those rows one after the other, and `[R+1]` where each row begins."""
         offsets_R = torch.arange(len(rows) + 1, device=self.device) * self.width
         if self.host is not None:  # numpy copies rows in a third of torch's time
-            return torch.from_numpy(self.host.take(rows, axis=0, mode="clip").reshape(-1)), offsets_R
+            return torch.from_numpy(
+                self.host.take(rows, axis=0, mode="clip").reshape(-1)
+            ), offsets_R
         return self.values[on_device(rows, self.device)].view(-1), offsets_R
 
 
 class HostColumn:
-    """A ragged column in the host's memory, whose rows may overlap; numpy gathers in a third of torch's time."""
+    """A ragged column in the host's memory, whose rows may overlap; numpy gathers in a third of
+    torch's time.
+    """
 
     def __init__(self, column: Ragged) -> None:
         self.lengths, self.offsets, self.values = column.lengths, column.offsets, column.values
 
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Values of those rows one after the other, whole ones at least int32, and `[R+1]` where each row begins."""
+        """Values of those rows one after the other, whole ones at least int32, and `[R+1]` where
+        each row begins.
+        """
         offsets = np.append(0, np.cumsum(lengths))
         longest = int(lengths.max()) if len(lengths) else 0
-        if self.values.ndim > 1 and longest * len(rows) == offsets[-1]:  # samples of rows of one length, copied whole
-            values = runs_of(self.values, longest)[self.offsets[rows]].reshape(-1, self.values.shape[1])
+        # samples of rows of one length, copied whole
+        if self.values.ndim > 1 and longest * len(rows) == offsets[-1]:
+            values = runs_of(self.values, longest)[self.offsets[rows]].reshape(
+                -1, self.values.shape[1]
+            )
         else:
             index = np.repeat(self.offsets[rows] - offsets[:-1], lengths)
             index += np.arange(len(index))
@@ -77,9 +89,12 @@ class DeviceColumn:
 
     def __init__(self, column: Ragged, device: torch.device) -> None:
         self.lengths, self.device = column.lengths, device
-        # torch knows few operations on uint16: the same bits are held as int16 and widened when gathered.
+        # torch knows few operations on uint16: the same bits are held as int16 and widened when
+        # gathered.
         self.is_narrow = column.values.dtype == np.uint16
-        self.values = torch.from_numpy(column.values.view(np.int16) if self.is_narrow else column.values).to(device)
+        self.values = torch.from_numpy(
+            column.values.view(np.int16) if self.is_narrow else column.values
+        ).to(device)
         self.offsets = torch.from_numpy(column.offsets).to(device)
 
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -96,7 +111,9 @@ class DeviceColumn:
         return values_T, torch.nn.functional.pad(ends_R, (1, 0))
 
 
-def column_on(column: Ragged | Array, device: torch.device) -> HostColumn | DeviceColumn | FixedColumn:
+def column_on(
+    column: Ragged | Array, device: torch.device
+) -> HostColumn | DeviceColumn | FixedColumn:
     """A column of values a row, where the device can gather it."""
     if not isinstance(column, Ragged):
         return FixedColumn(column, device)
@@ -115,7 +132,8 @@ class Run:
     target_offsets_R: Tensor | None
     target_bounds: NDArray[np.int64] | None
     """Where each batch's labels begin, known to the host; only for several labels a row."""
-    copied: Any = None  # what a GPU marks when it has copied them; None where nothing is to be waited for
+    # what a GPU marks when it has copied them; None where nothing is to be waited for
+    copied: Any = None
 
 
 class Gatherer:
@@ -125,7 +143,9 @@ class Gatherer:
         self.device, self.tokens = device, column_on(split.columns[TOKENS], device)
         targets = split.columns.get(TARGETS)
         self.ragged_targets = column_on(targets, device) if isinstance(targets, Ragged) else None
-        self.targets = torch.from_numpy(targets).to(device) if isinstance(targets, np.ndarray) else None
+        self.targets = (
+            torch.from_numpy(targets).to(device) if isinstance(targets, np.ndarray) else None
+        )
 
     def run(self, batches: BatchRows) -> Run:
         rows, lengths = batches.rows, self.tokens.lengths[batches.rows].astype(np.int64)
@@ -138,11 +158,21 @@ class Gatherer:
         elif self.targets is not None:
             targets = self.targets[on_device(rows, self.device)]
             targets = targets if targets.is_floating_point() else targets.long()
-        return Run(batches, torch.from_numpy(lengths), tokens_T, offsets_R, targets, target_offsets_R, target_bounds)
+        return Run(
+            batches,
+            torch.from_numpy(lengths),
+            tokens_T,
+            offsets_R,
+            targets,
+            target_offsets_R,
+            target_bounds,
+        )
 
 
 def move_run(run: Run, device: torch.device) -> Run:
-    """The run on `device`, from page-locked memory; a GPU copies on a stream of its own, beside the steps."""
+    """The run on `device`, from page-locked memory; a GPU copies on a stream of its own, beside the
+    steps.
+    """
     if device.type == "cpu":
         return run
     is_gpu = device.type == "cuda"
@@ -161,7 +191,8 @@ def await_run(run: Run, device: torch.device) -> Run:
         here.wait_event(run.copied)
         for name in _COPIED:
             if (tensor := getattr(run, name)) is not None:
-                tensor.record_stream(here)  # else its memory might be used again while a step reads it
+                # else its memory might be used again while a step reads it
+                tensor.record_stream(here)
     return run
 
 
@@ -171,15 +202,25 @@ def _copying(device: torch.device) -> torch.cuda.Stream:
 
 
 def cut_run(run: Run) -> Iterator[FlatBatch]:
-    """The batches of a gathered run, each of a row at least, as views of it that are made for all batches at once."""
+    """The batches of a gathered run, each of a row at least, as views of it that are made for all
+    batches at once.
+    """
     batches = run.batches
     bounds, sizes = batches.bounds, np.diff(batches.bounds)
     ends_R = np.append(0, np.cumsum(run.lengths_R.numpy()))
-    rows, lengths = torch.from_numpy(batches.rows).split(sizes.tolist()), run.lengths_R.split(sizes.tolist())
+    rows, lengths = (
+        torch.from_numpy(batches.rows).split(sizes.tolist()),
+        run.lengths_R.split(sizes.tolist()),
+    )
     tokens = run.tokens_T.split(np.diff(ends_R[bounds]).tolist())
     offsets = _offsets(run.offsets_R, bounds, ends_R[bounds])
     targets, target_offsets = _cut_targets(run, sizes)
-    counted = zip(batches.num_real.tolist(), batches.step_rows.tolist(), batches.ends_step.tolist(), strict=True)
+    counted = zip(
+        batches.num_real.tolist(),
+        batches.step_rows.tolist(),
+        batches.ends_step.tolist(),
+        strict=True,
+    )
     longest = run.lengths_R.numpy()[bounds[1:] - 1].tolist()
     for i, (num_real, step_rows, ends_step) in enumerate(counted):
         batch = FlatBatch(
@@ -197,15 +238,23 @@ def cut_run(run: Run) -> Iterator[FlatBatch]:
         yield batch
 
 
-def _offsets(begins_R: Tensor, bounds: NDArray[np.int64], first: NDArray[np.int64]) -> tuple[Tensor, ...]:
-    """For each batch where its rows begin, counted from where the batch does, and where its last one ends."""
+def _offsets(
+    begins_R: Tensor, bounds: NDArray[np.int64], first: NDArray[np.int64]
+) -> tuple[Tensor, ...]:
+    """For each batch where its rows begin, counted from where the batch does, and where its last
+    one ends.
+    """
     sizes = np.diff(bounds) + 1
     place = np.arange(sizes.sum()) - np.repeat(np.arange(len(sizes)), sizes)
-    place_on, first_on = (on_device(each, begins_R.device) for each in (place, np.repeat(first[:-1], sizes)))
+    place_on, first_on = (
+        on_device(each, begins_R.device) for each in (place, np.repeat(first[:-1], sizes))
+    )
     return (begins_R.index_select(0, place_on) - first_on).split(sizes.tolist())
 
 
-def _cut_targets(run: Run, sizes: NDArray[np.int64]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
+def _cut_targets(
+    run: Run, sizes: NDArray[np.int64]
+) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
     """The targets of each batch, and where the labels of its rows begin where rows have several."""
     nothing = [None] * len(sizes)
     if run.targets is None:

@@ -1,11 +1,14 @@
-"""The plan: which rows, in which step, on which rank. A pure function of lengths, settings and epoch.
+"""The plan: which rows, in which step, on which rank. A pure function of lengths, settings and
+epoch.
 
-First a *global* order is made and cut into optimizer steps; it knows nothing of ranks or micro-batches. Each step is
-then divided among `world * accumulate` parts, so that any split of the same product trains on the same rows in the
-same step. Models that need no padding get random rows; models that pad get rows of like length: a random order is cut
-into megabatches, each sorted by length and cut into steps, and the steps are shuffled.
+First a *global* order is made and cut into optimizer steps; it knows nothing of ranks or
+micro-batches. Each step is then divided among `world * accumulate` parts, so that any split of the
+same product trains on the same rows in the same step. Models that need no padding get random rows;
+models that pad get rows of like length: a random order is cut into megabatches, each sorted by
+length and cut into steps, and the steps are shuffled.
 
-Everything is arithmetic on whole arrays. Ten million rows take seconds; any step is found in constant time.
+Everything is arithmetic on whole arrays. Ten million rows take seconds; any step is found in
+constant time.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from flatout.errors import require
 Rows = NDArray[np.int64]
 Ints = NDArray[np.integer]
 _EVEN_ROUNDS = 64
-"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like cards."""
+"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like
+cards."""
 FeedKind = StrEnum("FeedKind", "auto resident threaded workers")  # where batches are gathered
 
 
@@ -35,7 +39,8 @@ class BatchRows:
     rows: Rows  # [R] row numbers, batch after batch, each batch shortest row first
     bounds: Rows  # [batches + 1] where each batch begins in `rows`
     num_real: Rows  # [batches] rows that count in each batch
-    step_rows: Rows  # [batches] real rows of the optimizer step each batch belongs to, over all ranks
+    # [batches] real rows of the optimizer step each batch belongs to, over all ranks
+    step_rows: Rows
     ends_step: NDArray[np.bool_]  # [batches] whether the optimizer steps after it
 
 
@@ -57,7 +62,8 @@ class PlanSettings:
 
     rows_per_batch: int = 32  # rows one rank computes at once
     tokens_per_batch: int | None = None
-    """Cap on the tokens one rank computes at once (padding counted where the layout pads); replaces rows_per_batch."""
+    """Cap on the tokens one rank computes at once (padding counted where the layout pads); replaces
+    rows_per_batch."""
     accumulate: int = 1  # batches one rank computes before the optimizer steps
     layout: Layout = Layout.flat  # whether rows of like length are put together
     shuffle: bool = True  # random order, another each epoch; otherwise all rows by length
@@ -66,12 +72,24 @@ class PlanSettings:
     rank: int = 0  # which of the `world` plans this is
     world: int = 1  # ranks that share each step
     is_stream: bool = False
-    """Whether rows continue each other: a recording's chunks stand in batches one after the other."""
-    megabatch_steps: int = 100  # steps' worth of random rows that are sorted together when the layout pads
+    """Whether rows continue each other: a recording's chunks stand in batches one after the
+    other."""
+    # steps' worth of random rows that are sorted together when the layout pads
+    megabatch_steps: int = 100
 
     def __post_init__(self) -> None:
-        require(self.rows_per_batch > 0, "data.batch_size", f"{self.rows_per_batch} rows", allowed="1 or more")
-        require(self.accumulate > 0, "data.accumulate", f"{self.accumulate} batches", allowed="1 or more")
+        require(
+            self.rows_per_batch > 0,
+            "data.batch_size",
+            f"{self.rows_per_batch} rows",
+            allowed="1 or more",
+        )
+        require(
+            self.accumulate > 0,
+            "data.accumulate",
+            f"{self.accumulate} batches",
+            allowed="1 or more",
+        )
         assert 0 <= self.rank < self.world
 
     @property
@@ -83,8 +101,12 @@ class PlanSettings:
 class Plan:
     """One epoch of one rank: `num_batches` batches, `accumulate` of them to an optimizer step."""
 
-    def __init__(self, lengths: Ints, settings: PlanSettings, epoch: int = 0, *, window: int = 0) -> None:
-        """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another order."""
+    def __init__(
+        self, lengths: Ints, settings: PlanSettings, epoch: int = 0, *, window: int = 0
+    ) -> None:
+        """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another
+        order.
+        """
         self.settings, self.lengths = settings, lengths
         self.order, self.bounds = _global_steps(lengths, settings, epoch, window)
         """All rows in training order, and where each optimizer step begins among them."""
@@ -104,7 +126,8 @@ class Plan:
     def batches(self, start: int, stop: int) -> BatchRows:
         """Batches `start` to `stop` of this rank, without making those before them."""
         accumulate = self.settings.accumulate
-        # Rows are dealt within whole steps alone, so the steps around the batches are made, and the batches cut out.
+        # Rows are dealt within whole steps alone, so the steps around the batches are made, and the
+        # batches cut out.
         first, last = start // accumulate, -(-stop // accumulate)
         bounds = self.bounds[first : last + 1]
         rows = self.order[bounds[0] : bounds[-1]]
@@ -112,7 +135,8 @@ class Plan:
         wanted = slice(start - first * accumulate, stop - first * accumulate)
         if self.settings.parts > 1:
             rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
-            # The batches of the first step that come before `start` are dealt as well, and left out here.
+            # The batches of the first step that come before `start` are dealt as well, and left out
+            # here.
             begin = int(counts[: wanted.start].sum())
             counts, real = counts[wanted], real[wanted]
             rows = rows[begin : begin + int(counts.sum())]
@@ -120,7 +144,8 @@ class Plan:
             rows=rows,
             bounds=np.append(0, np.cumsum(counts)),
             num_real=real,
-            # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what their rows weigh.
+            # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what
+            # their rows weigh.
             step_rows=np.repeat(sizes, accumulate)[wanted],
             ends_step=(np.arange(start, stop) + 1) % accumulate == 0,
         )
@@ -129,21 +154,29 @@ class Plan:
 def count_batches(lengths: Ints, settings: PlanSettings) -> int:
     """Batches of every epoch of a plan, the same for all epochs and ranks."""
     if settings.tokens_per_batch is None:
-        # A feed asks for the count when it is built; fixed steps are counted without planning an epoch for it.
+        # A feed asks for the count when it is built; fixed steps are counted without planning an
+        # epoch for it.
         return -(-len(lengths) // (settings.rows_per_batch * settings.parts)) * settings.accumulate
     return Plan(lengths, settings).num_batches
 
 
 def stream(seed: int, number: int) -> np.random.Generator:
-    """Random numbers of a seed and a number of 64 bits each; of a list of both numpy would make rounded floats."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed & (2**64 - 1), number], np.uint64)))
+    """Random numbers of a seed and a number of 64 bits each; of a list of both numpy would make
+    rounded floats.
+    """
+    return np.random.Generator(
+        np.random.Philox(key=np.array([seed & (2**64 - 1), number], np.uint64))
+    )
 
 
-def _global_steps(lengths: Ints, settings: PlanSettings, epoch: int, window: int) -> tuple[Rows, Rows]:
+def _global_steps(
+    lengths: Ints, settings: PlanSettings, epoch: int, window: int
+) -> tuple[Rows, Rows]:
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
-    # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned without those before it.
+    # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned
+    # without those before it.
     random = stream(settings.seed, (0 if settings.repeats else epoch) + (window << 40))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
     if settings.tokens_per_batch is not None:
@@ -151,23 +184,29 @@ def _global_steps(lengths: Ints, settings: PlanSettings, epoch: int, window: int
     else:
         order, bounds = _cut_by_rows(order, lengths, settings, settings.rows_per_batch)
     if settings.shuffle and settings.layout is Layout.padded:
-        # Padded steps stand shortest first inside a megabatch; flat ones keep the random order they came from.
+        # Padded steps stand shortest first inside a megabatch; flat ones keep the random order they
+        # came from.
         order, bounds = _shuffle_steps(order, bounds, random)
     return order, bounds
 
 
-def _cut_by_rows(order: Rows, lengths: Ints, settings: PlanSettings, rows_per_batch: int) -> tuple[Rows, Rows]:
+def _cut_by_rows(
+    order: Rows, lengths: Ints, settings: PlanSettings, rows_per_batch: int
+) -> tuple[Rows, Rows]:
     """Steps of equally many rows, the last one taking what is left."""
-    # The step is cut by its whole product: 8 x 1 and 2 x 4 batches have the same rows in the same step.
+    # The step is cut by its whole product: 8 x 1 and 2 x 4 batches have the same rows in the same
+    # step.
     step_rows = rows_per_batch * settings.parts
     bounds = np.append(np.arange(0, len(order), step_rows), len(order))
     if not settings.shuffle:
         groups = bounds[[0, -1]]
     elif settings.layout is Layout.flat:
-        # A flat step is sorted too: its rows are dealt over ranks and micro-batches from the longest down.
+        # A flat step is sorted too: its rows are dealt over ranks and micro-batches from the
+        # longest down.
         groups = bounds
     else:
-        # Megabatches of whole steps, evenly many each: a short last one would pad its rows more than the others do.
+        # Megabatches of whole steps, evenly many each: a short last one would pad its rows more
+        # than the others do.
         num_steps = len(bounds) - 1
         megabatches = max(1, round(num_steps / settings.megabatch_steps))
         groups = bounds[-(-np.arange(megabatches + 1) * num_steps // megabatches)]
@@ -175,24 +214,32 @@ def _cut_by_rows(order: Rows, lengths: Ints, settings: PlanSettings, rows_per_ba
     return order, bounds
 
 
-def _cut_by_tokens(order: Rows, lengths: Ints, settings: PlanSettings, cap: int) -> tuple[Rows, Rows]:
-    """Steps that keep every part under the token cap; their number is the same for every order of the same rows."""
+def _cut_by_tokens(
+    order: Rows, lengths: Ints, settings: PlanSettings, cap: int
+) -> tuple[Rows, Rows]:
+    """Steps that keep every part under the token cap; their number is the same for every order of
+    the same rows.
+    """
     longest = int(lengths.max())
     what = f"{cap} tokens cannot hold the longest row"
     require(cap >= longest, "data.tokens_per_batch", what, allowed=f"{longest} or more here")
     if settings.layout is Layout.padded or not settings.shuffle:
-        # One sorted run, whatever the order was: steps then depend on lengths alone, and every epoch has as many.
+        # One sorted run, whatever the order was: steps then depend on lengths alone, and every
+        # epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)
         return order, _padded_bounds(lengths[order], settings.parts, cap)
-    # A cut falls up to one row late, and dealing leaves parts up to one row apart: the longest row is room for each.
+    # A cut falls up to one row late, and dealing leaves parts up to one row apart: the longest row
+    # is room for each.
     room = settings.parts * (cap - longest * min(settings.parts, 2))
     if room < 2 * longest:
-        # Targets could be closer than the longest row and a step stay empty; a fixed number of rows always fits.
+        # Targets could be closer than the longest row and a step stay empty; a fixed number of rows
+        # always fits.
         return _cut_by_rows(order, lengths, settings, cap // longest)
     ends = np.cumsum(lengths[order], dtype=np.int64)
     # Steps are counted from the sum of all tokens, which no order changes.
     num_steps = -(-int(ends[-1]) // room)
-    # tokens * step // num_steps, in two terms: their product passes 63 bits at 1e9 rows of 8,192 tokens.
+    # tokens * step // num_steps, in two terms: their product passes 63 bits at 1e9 rows of 8,192
+    # tokens.
     whole, rest = divmod(int(ends[-1]), num_steps)
     steps = np.arange(1, num_steps)
     targets = steps * whole + steps * rest // num_steps
@@ -202,14 +249,20 @@ def _cut_by_tokens(order: Rows, lengths: Ints, settings: PlanSettings, cap: int)
 
 
 def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
-    """Cut rows sorted by length so that (rows of a part) x (longest of the step) never passes the cap."""
-    # Each bound depends on the one before, so this loops over steps; halving keeps the work at a step small.
+    """Cut rows sorted by length so that (rows of a part) x (longest of the step) never passes the
+    cap.
+    """
+    # Each bound depends on the one before, so this loops over steps; halving keeps the work at a
+    # step small.
     bounds, total = [0], len(sorted_lengths)
     while bounds[-1] < total:
         start = bounds[-1]
-        # One row a part always fits (the cap holds the longest); more rows than the shortest allows never do.
+        # One row a part always fits (the cap holds the longest); more rows than the shortest allows
+        # never do.
         more = range(2, cap // max(1, int(sorted_lengths[start])) + 1)
-        fits = 1 + bisect_right(more, cap, key=lambda n: n * int(sorted_lengths[min(start + n * parts, total) - 1]))
+        fits = 1 + bisect_right(
+            more, cap, key=lambda n: n * int(sorted_lengths[min(start + n * parts, total) - 1])
+        )
         bounds.append(min(start + fits * parts, total))
     return np.array(bounds, dtype=np.int64)
 
@@ -217,11 +270,14 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
 def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
     """Sort the rows of each group in place, shortest first, ties as they stood."""
     groups, above = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)), int(lengths.max()) + 1
-    if above * len(bounds) < 2**63:  # group and length in one number: one stable sort, twice as fast
+    # group and length in one number: one stable sort, twice as fast
+    if above * len(bounds) < 2**63:
         groups *= above
         groups += lengths[order]
         order[:] = order[np.argsort(groups, kind="stable")]
-    else:  # by length first and stably by group then; only lengths that no window of int32 tokens has come here
+    else:
+        # by length first and stably by group then; only lengths that no window of int32 tokens has
+        # come here
         order[:] = order[np.lexsort((lengths[order], groups))]
 
 
@@ -229,45 +285,62 @@ def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tu
     steps = random.permutation(len(bounds) - 1)
     sizes = np.diff(bounds)[steps]
     shuffled = np.append(0, np.cumsum(sizes))
-    # Each step's distance from its new place to its old one, plus the place: a gather without a loop over steps.
+    # Each step's distance from its new place to its old one, plus the place: a gather without a
+    # loop over steps.
     places = np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes)
     places += np.arange(len(order))
     return order[places], shuffled
 
 
-def _share(rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings) -> tuple[Rows, Rows, Rows]:
+def _share(
+    rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings
+) -> tuple[Rows, Rows, Rows]:
     """This rank's rows of some whole steps: rows, rows per batch, real rows per batch."""
-    # Rows are dealt longest first, a round at a time, each round's longest row to the part with the fewest tokens:
-    # parts differ by at most one row and hardly in tokens. A model that pads gets its micro-batches as runs of like
-    # length, each dealt over the ranks like cards, turning round after each deal.
+    # Rows are dealt longest first, a round at a time, each round's longest row to the part with the
+    # fewest tokens: parts differ by at most one row and hardly in tokens. A model that pads gets
+    # its micro-batches as runs of like length, each dealt over the ranks like cards, turning round
+    # after each deal.
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
     if settings.layout is Layout.padded:
-        # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of the longest rows.
+        # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of
+        # the longest rows.
         base, extra = np.divmod(size, settings.accumulate)
         beyond = place_from_end - extra * (base + 1)
-        micro = np.where(beyond < 0, place_from_end // (base + 1), extra + beyond // np.maximum(base, 1))
+        micro = np.where(
+            beyond < 0, place_from_end // (base + 1), extra + beyond // np.maximum(base, 1)
+        )
         begin = micro * base + np.minimum(micro, extra)
         rank = _dealt(place_from_end - begin, settings.world)
     else:
-        micro, rank = np.divmod(_evenly_dealt(lengths[rows], step, place_from_end, settings.parts), settings.world)
+        micro, rank = np.divmod(
+            _evenly_dealt(lengths[rows], step, place_from_end, settings.parts), settings.world
+        )
     mine = rank == settings.rank
     batch = step[mine] * settings.accumulate + micro[mine]
     # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.
     by_batch = np.argsort(batch, kind="stable")
     real = np.bincount(batch, minlength=len(sizes) * settings.accumulate)
-    # Batches that got no row take their step's shortest, uncounted, so that every rank makes every step.
+    # Batches that got no row take their step's shortest, uncounted, so that every rank makes every
+    # step.
     empty = np.flatnonzero(real == 0)
     shortest = rows[np.cumsum(sizes) - sizes][empty // settings.accumulate]
-    return np.insert(rows[mine][by_batch], np.cumsum(real)[empty], shortest), np.maximum(real, 1), real
+    return (
+        np.insert(rows[mine][by_batch], np.cumsum(real)[empty], shortest),
+        np.maximum(real, 1),
+        real,
+    )
 
 
 def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
-    """The part of each row, from its place in its step counted from the longest row; all steps at once."""
+    """The part of each row, from its place in its step counted from the longest row; all steps at
+    once.
+    """
     part = _dealt(place, parts)
     turn, seat = np.divmod(place, parts)
-    # One loop over rounds, not over steps: a round deals one row to every part of every step at once.
+    # One loop over rounds, not over steps: a round deals one row to every part of every step at
+    # once.
     loads = np.zeros((int(step[-1]) + 1, parts), dtype=np.int64)
     by_turn = np.argsort(turn, kind="stable")
     bounds = np.searchsorted(turn[by_turn], np.arange(min(_EVEN_ROUNDS, int(turn.max()) + 1) + 1))
@@ -280,35 +353,49 @@ def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
 
 
 def _dealt(place: Rows, parts: int) -> Rows:
-    # Back and forth: the first part of one turn is the last of the next, so that none gets the longer row each time.
+    # Back and forth: the first part of one turn is the last of the next, so that none gets the
+    # longer row each time.
     turn, seat = np.divmod(place, parts)
     return np.where(turn % 2 == 0, seat, parts - 1 - seat)
 
 
 class StreamPlan(Plan):
-    """One epoch of one rank, of rows that continue each other: chunks of recordings, with their hidden state."""
+    """One epoch of one rank, of rows that continue each other: chunks of recordings, with their
+    hidden state.
+    """
 
-    # A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the lane with the fewest
-    # chunks, and a lane's recordings follow one another in random order. The n-th batch holds the n-th chunk of each
-    # lane. Loads do not depend on the order in which recordings are dealt, so every epoch has as many batches, on every
-    # rank. `recordings` is the number of each row's recording, equal ones side by side.
+    # A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the
+    # lane with the fewest chunks, and a lane's recordings follow one another in random order. The
+    # n-th batch holds the n-th chunk of each lane. Loads do not depend on the order in which
+    # recordings are dealt, so every epoch has as many batches, on every rank. `recordings` is the
+    # number of each row's recording, equal ones side by side.
 
-    def __init__(self, lengths: Ints, recordings: Ints, settings: PlanSettings, epoch: int = 0) -> None:
+    def __init__(
+        self, lengths: Ints, recordings: Ints, settings: PlanSettings, epoch: int = 0
+    ) -> None:
         self.settings, self.lengths = settings, lengths
-        # Equal numbers stand side by side, so a recording is a run of rows: its first row and its count say all of it.
-        firsts = np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1])) if len(recordings) else np.empty(0)
+        # Equal numbers stand side by side, so a recording is a run of rows: its first row and its
+        # count say all of it.
+        firsts = (
+            np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1]))
+            if len(recordings)
+            else np.empty(0)
+        )
         counts = np.diff(np.append(firsts, len(recordings))).astype(np.int64)
         random = stream(settings.seed, 0 if settings.repeats else epoch)
-        # Recordings are shuffled, never their chunks: the order inside one is what a carried state depends on.
+        # Recordings are shuffled, never their chunks: the order inside one is what a carried state
+        # depends on.
         drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))
         firsts, counts = firsts[drawn].astype(np.int64), counts[drawn]
-        # Lanes are counted over all ranks, so that two ranks train on the recordings of one in the same steps.
+        # Lanes are counted over all ranks, so that two ranks train on the recordings of one in the
+        # same steps.
         lane = _deal(counts, settings.rows_per_batch * settings.world)
         slot = _begin(counts, lane)
         within = np.arange(len(recordings)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows, slots, lanes = (np.repeat(each, counts) for each in (firsts, slot, lane))
         rows, slots = rows + within, slots + within
-        # By batch, then shortest first as every batch is; the lane settles ties, so the order is the same on all ranks.
+        # By batch, then shortest first as every batch is; the lane settles ties, so the order is
+        # the same on all ranks.
         order = np.lexsort((lanes, lengths[rows], slots)) if len(rows) else np.empty(0, np.int64)
         # A lane stays on its rank: the hidden state that is carried on lies in that rank's memory.
         self.order, self._rank = rows[order], lanes[order] % settings.world
@@ -319,14 +406,17 @@ class StreamPlan(Plan):
         self.bounds = self._slots[:: settings.accumulate]
 
     def batches(self, start: int, stop: int) -> BatchRows:
-        """Batches `start` to `stop` of this rank; one without a row of its own has a filler that does not count."""
+        """Batches `start` to `stop` of this rank; one without a row of its own has a filler that
+        does not count.
+        """
         numbers, found = np.arange(start, stop), [np.empty(0, np.int64)]
         real = np.zeros(stop - start, np.int64)
         for place, number in enumerate(numbers):
             whole = slice(self._slots[number], self._slots[number + 1])
             mine = self.order[whole][self._rank[whole] == self.settings.rank]
             real[place] = len(mine)
-            # A rank without a row must still make the step, or the others would wait for its gradients for ever.
+            # A rank without a row must still make the step, or the others would wait for its
+            # gradients for ever.
             found.append(mine if len(mine) else self.order[:1])
         return BatchRows(
             rows=np.concatenate(found),
@@ -339,7 +429,8 @@ class StreamPlan(Plan):
 
 def _deal(counts: Rows, lanes: int) -> Rows:
     """The lane of each recording: the longest first, to the lane with the fewest chunks."""
-    # Ties go to the lowest lane and recordings of one length are alike, so loads are the same however they are ordered.
+    # Ties go to the lowest lane and recordings of one length are alike, so loads are the same
+    # however they are ordered.
     loads = [(0, lane) for lane in range(lanes)]
     lane_of = np.zeros(len(counts), np.int64)
     for number in np.argsort(-counts, kind="stable").tolist():

@@ -1,7 +1,9 @@
-"""What the bytes of many texts tell at once: how many words, which odd characters, and which texts are alike.
+"""What the bytes of many texts tell at once: how many words, which odd characters, and which texts
+are alike.
 
-Words and likeness are arithmetic over whole runs of bytes, which numpy does sixteen and more at a time. Two texts are
-alike when their letters and digits are the same, whatever their case, blanks and marks.
+Words and likeness are arithmetic over whole runs of bytes, which numpy does sixteen and more at a
+time. Two texts are alike when their letters and digits are the same, whatever their case, blanks
+and marks.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def _within(data: Bytes, low: int, high: int) -> Mask:
 
 def _letters(data: Bytes) -> Mask:
     """Letters, digits, the underscore, and whatever is beyond ASCII."""
-    is_letter = _within(data | np.uint8(_CAPITAL_TO_SMALL), ord("a"), ord("z")) | _within(data, ord("0"), ord("9"))
+    is_letter = _within(data | np.uint8(_CAPITAL_TO_SMALL), ord("a"), ord("z")) | _within(
+        data, ord("0"), ord("9")
+    )
     return is_letter | (data >= np.uint8(128)) | (data == np.uint8(ord("_")))
 
 
@@ -103,7 +107,9 @@ def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _alike(
+    data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     kept = np.compress(is_letter, data)
     kept += _within(kept, ord("A"), ord("Z")).view(np.uint8) * np.uint8(_CAPITAL_TO_SMALL)
     counts = _count(is_letter, offsets)
@@ -128,7 +134,10 @@ def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     rows = np.flatnonzero(is_odd.to_numpy(zero_copy_only=False))
     if not len(rows):
         return texts, rows
-    plain = [re.sub(f"(?:{_ESCAPED})+", _characters, text) for text in texts.take(pa.array(rows)).to_pylist()]
+    plain = [
+        re.sub(f"(?:{_ESCAPED})+", _characters, text)
+        for text in texts.take(pa.array(rows)).to_pylist()
+    ]
     decoded = pa.array(map(html.unescape, plain), pa.large_string())
     return pc.replace_with_mask(texts.cast(pa.large_string()), is_odd, decoded), rows
 

@@ -1,8 +1,9 @@
 """Rules for rows that cannot be trained on as written; each row is counted and reported once.
 
-Rows are never lost in silence. A row without a label is dropped everywhere. A row without a text teaches nothing and is
-dropped from the training table, but stays in tables given for validation and test, as one unknown word, so that scores
-stay comparable. All of it is arithmetic over whole blocks; a row is looked at by itself only to name it in an error.
+Rows are never lost in silence. A row without a label is dropped everywhere. A row without a text
+teaches nothing and is dropped from the training table, but stays in tables given for validation and
+test, as one unknown word, so that scores stay comparable. All of it is arithmetic over whole
+blocks; a row is looked at by itself only to name it in an error.
 """
 
 from __future__ import annotations
@@ -19,29 +20,55 @@ from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import as_texts, decoded, is_blank, is_missing, is_plain, is_text, mask_of
+from flatout.data.tables.table import (
+    as_texts,
+    decoded,
+    is_blank,
+    is_missing,
+    is_plain,
+    is_text,
+    mask_of,
+)
 from flatout.errors import UserError, check_settings, require, setting
 
 RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some sort
 Empty = StrEnum("Empty", "by_split keep drop refuse")
-"""What is done with rows without a text; by_split: dropped in training, kept in validation and test."""
+"""What is done with rows without a text; by_split: dropped in training, kept in validation and
+test."""
 Unlabelled = StrEnum("Unlabelled", "drop refuse")  # what is done with rows without a label
 Escapes = StrEnum("Escapes", "keep decode")  # what is done with `\u2019` and `&amp;` in a text
-Alike = StrEnum("Alike", "keep merge")  # what is done with labels that differ in nothing but how they are written
+# what is done with labels that differ in nothing but how they are written
+Alike = StrEnum("Alike", "keep merge")
 
 
 @dataclass(kw_only=True, slots=True)
 class CleaningConfig:
-    """Rules for rows that cannot be trained on as written; `refuse` ends the run before it starts."""
+    """Rules for rows that cannot be trained on as written; `refuse` ends the run before
+    it starts.
+    """
 
-    empty: Empty = setting(Empty.by_split, "Rows without a text; by_split: dropped in training, else kept.")
+    empty: Empty = setting(
+        Empty.by_split, "Rows without a text; by_split: dropped in training, else kept."
+    )
     unlabelled: Unlabelled = setting(Unlabelled.drop, "Rows without a label.")
-    duplicates: RowRule = setting(RowRule.keep, "Training rows with the text and the label of an earlier one.")
-    conflicts: RowRule = setting(RowRule.keep, "Training rows whose text has another label elsewhere.")
-    leaks: RowRule = setting(RowRule.keep, "Training texts also in validation or test, validation texts in test.")
-    odd: RowRule = setting(RowRule.keep, "Rows whose text has control, invisible or broken characters.")
-    escapes: Escapes = setting(Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept, or decoded.")
-    labels: Alike = setting(Alike.keep, "Labels that differ in case, blanks or a zero after the point: classes or one.")
+    duplicates: RowRule = setting(
+        RowRule.keep, "Training rows with the text and the label of an earlier one."
+    )
+    conflicts: RowRule = setting(
+        RowRule.keep, "Training rows whose text has another label elsewhere."
+    )
+    leaks: RowRule = setting(
+        RowRule.keep, "Training texts also in validation or test, validation texts in test."
+    )
+    odd: RowRule = setting(
+        RowRule.keep, "Rows whose text has control, invisible or broken characters."
+    )
+    escapes: Escapes = setting(
+        Escapes.keep, "`\\u2019` and `&amp;` written out in a text: kept, or decoded."
+    )
+    labels: Alike = setting(
+        Alike.keep, "Labels that differ in case, blanks or a zero after the point: classes or one."
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "data.clean")
@@ -59,7 +86,9 @@ class CleanBlock:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Rows that are used, read again: their texts, labels and numbers in the source, and the block they came from."""
+    """Rows that are used, read again: their texts, labels and numbers in the source, and the block
+    they came from.
+    """
 
     texts: pa.Array
     labels: pa.Array
@@ -83,7 +112,9 @@ def clean_block(
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
     findings.add("null_label", rows[has_no_label])
-    is_null, is_empty = (mask_of(mask) & ~has_no_label for mask in (pc.is_null(texts), is_blank(texts)))
+    is_null, is_empty = (
+        mask_of(mask) & ~has_no_label for mask in (pc.is_null(texts), is_blank(texts))
+    )
     drops_empty = cleaning.empty is Empty.drop or (cleaning.empty is Empty.by_split and is_train)
     outcome = "dropped" if drops_empty else "kept"
     findings.add(f"null_text_{outcome}", rows[is_null])
@@ -105,7 +136,11 @@ def clean_block(
 
 def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
     """The labels of a block; zeros where rows have none."""
-    return decoded(block.column(roles.label)) if roles.label else pa.array(np.zeros(block.num_rows, np.float32))
+    return (
+        decoded(block.column(roles.label))
+        if roles.label
+        else pa.array(np.zeros(block.num_rows, np.float32))
+    )
 
 
 def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
@@ -116,13 +151,24 @@ def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -
 
 
 def read_texts(
-    block: pa.RecordBatch, roles: Roles, rows: NDArray[np.int64], findings: Findings, *, escapes: Escapes = Escapes.keep
+    block: pa.RecordBatch,
+    roles: Roles,
+    rows: NDArray[np.int64],
+    findings: Findings,
+    *,
+    escapes: Escapes = Escapes.keep,
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """The texts of a block, and which were changed; several columns are joined, null where all of them are."""
+    """The texts of a block, and which were changed; several columns are joined, null where all of
+    them are.
+    """
     is_changed = np.zeros(block.num_rows, np.bool_)
-    texts, *others = columns = [_texts(block.column(name), name, rows, findings) for name in roles.texts]
+    texts, *others = columns = [
+        _texts(block.column(name), name, rows, findings) for name in roles.texts
+    ]
     if others:
-        joined = pc.binary_join_element_wise(*columns, pa.scalar(roles.join, pa.large_string()), null_handling="skip")
+        joined = pc.binary_join_element_wise(
+            *columns, pa.scalar(roles.join, pa.large_string()), null_handling="skip"
+        )
         has_none = np.logical_and.reduce([mask_of(pc.is_null(column)) for column in columns])
         texts = pc.if_else(pa.array(has_none), pa.scalar(None, pa.large_string()), joined)
     if escapes is Escapes.decode:
@@ -135,11 +181,16 @@ def read_texts(
 
 
 def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findings) -> pa.Array:
-    """A column as texts; numbers and dates are written out and counted, lists and the like are refused."""
+    """A column as texts; numbers and dates are written out and counted, lists and the like are
+    refused.
+    """
     column = decoded(column)
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
-    hint = "Name a column of texts: data.text=COLUMN. For lists of words and tags set data.problem=tags."
+    hint = (
+        "Name a column of texts: data.text=COLUMN. For lists of words and tags set"
+        " data.problem=tags."
+    )
     what = f"column {name!r} of {findings.source} holds {column.type}"
     require(is_plain(column.type), "data.text", what, allowed="texts", hint=hint)
     findings.add("text_cast", rows)

@@ -1,4 +1,5 @@
-"""What was found in a table: each thing counted, with its first rows, what was done, and the setting that changes it.
+"""What was found in a table: each thing counted, with its first rows, what was done, and the
+setting that changes it.
 
 Rows are never lost in silence: read = kept as written + kept after a repair + dropped.
 """
@@ -34,7 +35,8 @@ class Kind:
 
 
 _WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-KINDS = {name: Kind(Level(level), *texts) for name, (level, *texts) in _WRITTEN.items()}  # of findings about rows
+# of findings about rows
+KINDS = {name: Kind(Level(level), *texts) for name, (level, *texts) in _WRITTEN.items()}
 
 
 @dataclass(slots=True)
@@ -69,8 +71,12 @@ class Findings:
             few = np.partition(rows, _ROWS_NAMED)[:_ROWS_NAMED] if len(rows) > _ROWS_NAMED else rows
             finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
 
-    def take_in(self, rows_read: int, found: Mapping[str, tuple[int, list[int], str]], first: int) -> None:
-        """Add what was found in some rows from `first` on: of each sort how many, the first few, the other split."""
+    def take_in(
+        self, rows_read: int, found: Mapping[str, tuple[int, list[int], str]], first: int
+    ) -> None:
+        """Add what was found in some rows from `first` on: of each sort how many, the first few,
+        the other split.
+        """
         self.rows_read += rows_read
         for name, (count, rows, other) in found.items():
             finding = self.found.setdefault(name, Finding(other=other))
@@ -80,17 +86,25 @@ class Findings:
     def remarks(self) -> list[Remark]:
         remarks = []
         for name, finding in self.found.items():
-            kind, count = KINDS[name.partition(" ")[0]], finding.count  # behind a blank stands the name of a split
-            rows = ", ".join(map(self.locate, finding.rows)) + (", …" if count > len(finding.rows) else "")
+            # behind a blank stands the name of a split
+            kind, count = KINDS[name.partition(" ")[0]], finding.count
+            rows = ", ".join(map(self.locate, finding.rows)) + (
+                ", …" if count > len(finding.rows) else ""
+            )
             sentence = kind.sentence.format(other=finding.other)
             what = f"{counted(count, 'row')} {sentence} (row{'' if count == 1 else 's'} {rows})"
-            remarks.append(Remark(kind.level, self.source, what, kind.hint, count=count, rows=finding.rows))
+            remarks.append(
+                Remark(kind.level, self.source, what, kind.hint, count=count, rows=finding.rows)
+            )
         return remarks
 
     def account(self) -> str:
         """What became of all rows."""
         as_written = self.rows_kept - self.rows_repaired
-        parts = f"{as_written:,} kept as written + {self.rows_repaired:,} repaired + {self.rows_dropped:,} dropped"
+        parts = (
+            f"{as_written:,} kept as written + {self.rows_repaired:,} repaired +"
+            f" {self.rows_dropped:,} dropped"
+        )
         return f"{self.rows_read:,} read = {parts}"
 
 
@@ -114,7 +128,12 @@ class Remark:
         return printable(f"{self.source}: {self.what}" + (f"; {self.hint}" if self.hint else ""))
 
     def as_dict(self) -> dict[str, Any]:
-        plain = {"level": self.level.value, "source": self.source, "what": self.what, "hint": self.hint}
+        plain = {
+            "level": self.level.value,
+            "source": self.source,
+            "what": self.what,
+            "hint": self.hint,
+        }
         # "mend" is the name of the hint in summaries of before.
         return plain | {"mend": self.hint, "count": self.count, "rows": self.rows}
 
@@ -131,12 +150,20 @@ def lines_of(remarks: Iterable[Remark]) -> list[str]:
 
 
 def _folders_named(remarks: Iterable[Remark]) -> list[str]:
-    """Folders of the files that remarks are about, each with its slash; none whose files another folder has too."""
-    names = {re.sub(r" and \d+ more$", "", name) for remark in remarks for name in remark.source.split(", ")}
+    """Folders of the files that remarks are about, each with its slash; none whose files another
+    folder has too.
+    """
+    names = {
+        re.sub(r" and \d+ more$", "", name)
+        for remark in remarks
+        for name in remark.source.split(", ")
+    }
     paths = [path for path in map(Path, sorted(names)) if path.name != str(path)]
     counts = Counter(path.name for path in paths)
     twice = {path.parent for path in paths if counts[path.name] > 1}
-    return list(dict.fromkeys(str(path.parent / "_")[:-1] for path in paths if path.parent not in twice))
+    return list(
+        dict.fromkeys(str(path.parent / "_")[:-1] for path in paths if path.parent not in twice)
+    )
 
 
 def all_remarks(findings: Iterable[Findings]) -> list[Remark]:

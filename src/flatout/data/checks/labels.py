@@ -1,7 +1,8 @@
 """Labels in one form and one order: texts, lists of texts, or numbers.
 
-A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in nothing but case, blanks
-around them or a zero after the point are reported, and merged only when asked.
+A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in
+nothing but case, blanks around them or a zero after the point are reported, and merged only when
+asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from numpy.typing import NDArray
 from flatout.data.checks.findings import Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
-from flatout.data.tables.table import Rows, as_texts, decoded, is_list, is_missing, is_plain, is_text, mask_of
+from flatout.data.tables.table import (
+    Rows,
+    as_texts,
+    decoded,
+    is_list,
+    is_missing,
+    is_plain,
+    is_text,
+    mask_of,
+)
 from flatout.errors import UserError, require
 
 Locate = Callable[[int], str]
@@ -30,7 +40,13 @@ _NAME = "Name the column of the labels: data.label=COLUMN."
 
 
 def normalise_labels(
-    labels: pa.Array, rows: Rows, *, problem: Problem, delimiter: str | None, source: str, locate: Locate = str
+    labels: pa.Array,
+    rows: Rows,
+    *,
+    problem: Problem,
+    delimiter: str | None,
+    source: str,
+    locate: Locate = str,
 ) -> pa.Array:
     """Labels in one form: texts, lists of texts, or floats."""
     labels = decoded(labels)
@@ -47,7 +63,10 @@ def normalise_labels(
 
 def _names(labels: pa.Array, source: str) -> pa.Array:
     has_names = is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)
-    what, allowed = f"the labels of {source} are of type {labels.type}", "texts, whole numbers, true and false"
+    what, allowed = (
+        f"the labels of {source} are of type {labels.type}",
+        "texts, whole numbers, true and false",
+    )
     require(has_names, "data.label", what, allowed=allowed)
     return as_texts(labels)
 
@@ -60,14 +79,19 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
         hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
         require(bool(delimiter), "data.label", what, hint=hint)
         labels = pc.split_pattern(_names(labels, source), delimiter)
-    values, row = decoded(pc.list_flatten(labels)), pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
+    values, row = (
+        decoded(pc.list_flatten(labels)),
+        pc.list_parent_indices(labels).to_numpy(zero_copy_only=False),
+    )
     values = values if has_lists else pc.utf8_trim_whitespace(values)
     kept = ~mask_of(is_missing(values, Problem.single))
     names, row = _names(values.filter(pa.array(kept)), source), row[kept]
     codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
     _, first = np.unique(row * (len(names) + 1) + codes, return_index=True)
     first.sort()
-    offsets = np.append(0, np.cumsum(np.bincount(row[first], minlength=len(labels)))).astype(np.int32)
+    offsets = np.append(0, np.cumsum(np.bincount(row[first], minlength=len(labels)))).astype(
+        np.int32
+    )
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
@@ -75,33 +99,49 @@ def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Ar
     values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
-        values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)  # null: named below
-    elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(labels.type):
-        raise UserError("data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers")
+        # null: named below
+        values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
+    elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(
+        labels.type
+    ):
+        raise UserError(
+            "data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers"
+        )
     numbers = pc.cast(values, pa.float64())
     is_wrong = ~mask_of(pc.is_finite(numbers))
     if not is_wrong.any():
         return numbers
     wrong = int(np.flatnonzero(is_wrong)[0])
-    what = f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no number"
+    what = (
+        f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no"
+        " number"
+    )
     has_comma = re.fullmatch(r"\s*-?\d+,\d+\s*", str(labels[wrong].as_py()))
     hint = "Correct the row; or set data.problem=single, if labels are classes."
     raise UserError("data.label", what, hint="Write decimals with a point." if has_comma else hint)
 
 
 class LabelCensus:
-    """Numbers the labels of all splits as they are met, counts them, and then turns them into targets."""
+    """Numbers the labels of all splits as they are met, counts them, and then turns them into
+    targets.
+    """
 
-    def __init__(self, problem: Problem, *, merge: bool = False, max_classes: int | None = None) -> None:
+    def __init__(
+        self, problem: Problem, *, merge: bool = False, max_classes: int | None = None
+    ) -> None:
         self.problem, self._merge, self._max_classes = problem, merge, max_classes
         self.counts: dict[str, Counter[str]] = {}  # rows of each class, by split
         self._codes: dict[str, int] = {}
-        self._sets: dict[tuple[int, ...], int] = {}  # labels of a row: one, or several where there may be more
+        # labels of a row: one, or several where there may be more
+        self._sets: dict[tuple[int, ...], int] = {}
         self._others: dict[str, str] = {}  # other ways of writing a class, and the one that is kept
         self._number, self._mean, self._squares = 0, 0.0, 0.0
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:
-        """A number for each row's label, or set of labels: equal labels get equal numbers. Zeros without classes."""
+        """A number for each row's label, or set of labels: equal labels get equal numbers.
+
+        Zeros without classes.
+        """
         if not self.problem.has_classes:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
@@ -118,27 +158,39 @@ class LabelCensus:
         """For each number that another census gives, the number here."""
         own = [self._codes.setdefault(name, len(self._codes)) for name in names]
         labels = [tuple(sorted(own[label] for label in each)) for each in sets]
-        return np.array([self._sets.setdefault(each, len(self._sets)) for each in labels] or [0], np.int32)
+        return np.array(
+            [self._sets.setdefault(each, len(self._sets)) for each in labels] or [0], np.int32
+        )
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
-        counts, names, sets = self.counts.setdefault(split, Counter()), list(self._codes), list(self._sets)
+        counts, names, sets = (
+            self.counts.setdefault(split, Counter()),
+            list(self._codes),
+            list(self._sets),
+        )
         for code in np.flatnonzero(rows_by_code):
             for label in sets[code]:
                 counts[self._others.get(names[label], names[label])] += int(rows_by_code[code])
 
     def add_numbers(self, values: NDArray[np.float64]) -> None:
-        """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for large numbers too."""
+        """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for
+        large numbers too.
+        """
         if len(values):
             total = self._number + len(values)
             mean = float(values.mean())
             apart = mean - self._mean
-            self._squares += float(((values - mean) ** 2).sum()) + apart**2 * self._number * len(values) / total
+            self._squares += (
+                float(((values - mean) ** 2).sum()) + apart**2 * self._number * len(values) / total
+            )
             self._mean += apart * len(values) / total
             self._number = total
 
     def unify(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each number of `code` the one that stands for it: another where classes written alike are made one."""
+        """For each number of `code` the one that stands for it: another where classes written alike
+        are made one.
+        """
         if self._merge:
             total = self._by_label(rows_by_code)
             for group in self._alike():
@@ -146,13 +198,23 @@ class LabelCensus:
                 self._others |= {name: common for name in group if name != common}
         codes = [self._codes[self._others.get(name, name)] for name in self._codes]
         kept = [tuple(sorted({codes[label] for label in labels})) for labels in self._sets]
-        return np.array([self._sets.setdefault(each, len(self._sets)) for each in kept] or [0], np.int64)
+        return np.array(
+            [self._sets.setdefault(each, len(self._sets)) for each in kept] or [0], np.int64
+        )
 
     def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest to share."""
+        """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest
+        to share.
+        """
         total, names = self._by_label(rows_by_code), list(self._codes)
-        rank = {label: place for place, label in enumerate(sorted(range(len(names)), key=names.__getitem__))}
-        rarest = [min(((total[each], rank[each]) for each in labels), default=(0, -1))[1] for labels in self._sets]
+        rank = {
+            label: place
+            for place, label in enumerate(sorted(range(len(names)), key=names.__getitem__))
+        }
+        rarest = [
+            min(((total[each], rank[each]) for each in labels), default=(0, -1))[1]
+            for labels in self._sets
+        ]
         return np.array(rarest or [-1], np.int64) + 1  # by name: in whatever order rows come
 
     def classes(self) -> list[str]:
@@ -160,23 +222,35 @@ class LabelCensus:
         if not self.problem.has_classes:
             return ["value"] if self.problem is Problem.regression else []
         names = {name for counts in self.counts.values() for name in counts}
-        all_whole = all(name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names)
+        all_whole = all(
+            name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names
+        )
         return sorted(names, key=(lambda name: (int(name), name)) if all_whole else None)
 
     def train_counts(self) -> list[int]:
         counts = self.counts.get("train", Counter[str]())
-        return [self._number if self.problem is Problem.regression else counts[name] for name in self.classes()]
+        return [
+            self._number if self.problem is Problem.regression else counts[name]
+            for name in self.classes()
+        ]
 
     def scale(self) -> tuple[float, float]:
         """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
         if self.problem is not Problem.regression or not self._number:
             return 0.0, 1.0
         is_alike = self._number > 1 and not self._squares
-        require(not is_alike, "data.label", f"each training row has the number {self._mean:g}", hint=_NAME)
+        require(
+            not is_alike,
+            "data.label",
+            f"each training row has the number {self._mean:g}",
+            hint=_NAME,
+        )
         return self._mean, (self._squares / self._number) ** 0.5 or 1.0
 
     def require_classes(self, where: str) -> None:
-        """One class cannot be learnt, and neither can none, nor one for each row, nor others than those in training."""
+        """One class cannot be learnt, and neither can none, nor one for each row, nor others than
+        those in training.
+        """
         if not self.problem.has_classes:
             return
         train = self.counts.get("train", Counter[str]())
@@ -188,14 +262,22 @@ class LabelCensus:
         what = f"{len(train):,} classes in {rows:,} training rows, such as {_few(train)}"
         are_numbers = all(re.fullmatch(_NUMBER, name.strip()) for name in train)
         hint = "Are they numbers to predict? Set data.problem=regression. " if are_numbers else ""
-        hint += f"Is that a column of ids? Set data.label=COLUMN. If not, set data.max_classes={len(train)}."
+        hint += (
+            "Is that a column of ids? Set data.label=COLUMN. If not, set"
+            f" data.max_classes={len(train)}."
+        )
         require(len(train) <= most, where, what, allowed=f"{most:,} or fewer", hint=hint)
         for split, counts in self.counts.items():
-            what = f"no label of the {split} rows is one of the training rows: {_few(counts)}, but there {_few(train)}"
+            what = (
+                f"no label of the {split} rows is one of the training rows: {_few(counts)}, but"
+                f" there {_few(train)}"
+            )
             is_known = not counts or bool(counts.keys() & train.keys())
             require(is_known, where, what, hint="Write the labels of all splits in one way.")
 
-    def targets(self, labels: pa.Array) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
+    def targets(
+        self, labels: pa.Array
+    ) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Labels as the arrays that the store keeps."""
         if not self.problem.has_classes:
             return labels.to_numpy(zero_copy_only=False)
@@ -227,18 +309,32 @@ class LabelCensus:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
         total = sum(self.counts.values(), Counter[str]())
-        if alone := {name: count for name, count in (decided or {}).items() if count >= total[name] > 0}:
+        if alone := {
+            name: count for name, count in (decided or {}).items() if count >= total[name] > 0
+        }:
             what = f"labels that no row has but by data.relabel: {_few(alone, with_rows=True)}"
-            remarks.append(Remark(Level.warning, source, what, "correct its file, if they are mistyped"))
+            remarks.append(
+                Remark(Level.warning, source, what, "correct its file, if they are mistyped")
+            )
         for group in [] if self._merge else self._alike()[:_SEEN_NAMED]:
             named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
-            what = f"labels that differ in case, blanks or a zero after the point, each a class: {named}"
+            what = (
+                "labels that differ in case, blanks or a zero after the point, each a class:"
+                f" {named}"
+            )
             remarks.append(Remark(Level.warning, source, what, "data.clean.labels=merge"))
         for split, counts in self.counts.items():
             if unseen := {name: count for name, count in counts.items() if name not in train}:
                 named = _few(unseen, with_rows=True)
-                what = f"{counted(len(unseen), 'class')} that no training row has, scored as misses: {named}"
-                remarks.append(Remark(Level.warning, split, what, "data.split_by=stratified where splits are made"))
+                what = (
+                    f"{counted(len(unseen), 'class')} that no training row has, scored as misses:"
+                    f" {named}"
+                )
+                remarks.append(
+                    Remark(
+                        Level.warning, split, what, "data.split_by=stratified where splits are made"
+                    )
+                )
         return remarks
 
     def _alike(self) -> list[list[str]]:
@@ -261,13 +357,18 @@ class LabelCensus:
 
     def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
         counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
-        flat, row = self._numbered(pc.list_flatten(labels)), np.repeat(np.arange(len(labels)), counts)
+        flat, row = (
+            self._numbered(pc.list_flatten(labels)),
+            np.repeat(np.arange(len(labels)), counts),
+        )
         flat = flat[np.lexsort((flat, row))]  # one order of labels, so that one set has one number
         offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
         hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         sets = [tuple(flat[offsets[i] : offsets[i + 1]].tolist()) for i in first]
-        return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[inverse]
+        return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[
+            inverse
+        ]
 
 
 def _told(train: Counter[str]) -> str:
@@ -282,10 +383,15 @@ def plainly(name: str) -> str:
     """A class without case, blanks around it and the zeros of a whole number."""
     plain = name.strip().casefold()
     whole, point, zeros = plain.partition(".")
-    return whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
+    return (
+        whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
+    )
 
 
 def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:
     first = list(classes.items())[:_SEEN_NAMED]
-    named = [f"{name[:40]!r} ({counted(count, 'row')})" if with_rows else f"{name[:40]!r}" for name, count in first]
+    named = [
+        f"{name[:40]!r} ({counted(count, 'row')})" if with_rows else f"{name[:40]!r}"
+        for name, count in first
+    ]
     return ", ".join(named) + (", …" if len(classes) > len(first) else "")

@@ -1,8 +1,9 @@
 """What a table's rows show before they are compared: by the block, and kept for each file of many.
 
-What each file of a large source shows is a small store in the cache, known by the file's bytes and by the rules it was
-read with. So a survey that was killed continues, processes that survey one source share the work, and one
-more file is read alone. What is found is the same, whether it was kept or not.
+What each file of a large source shows is a small store in the cache, known by the file's bytes and
+by the rules it was read with. So a survey that was killed continues, processes that survey one
+source share the work, and one more file is read alone. What is found is the same, whether it was
+kept or not.
 """
 
 from __future__ import annotations
@@ -28,15 +29,31 @@ from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import hash_texts
-from flatout.data.tables.table import ManyFiles, Table, are_numbers, as_texts, changed, decoded, mask_of
+from flatout.data.tables.table import (
+    ManyFiles,
+    Table,
+    are_numbers,
+    as_texts,
+    changed,
+    decoded,
+    mask_of,
+)
 from flatout.errors import require
 
 _THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
 _MADE_AS, _DAYS_KEPT = 1, 30
-_ROW = [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("words", "i4")]
+_ROW = [
+    ("alike", "u8"),
+    ("exact", "u8"),
+    ("group", "u8"),
+    ("row", "i8"),
+    ("code", "i4"),
+    ("words", "i4"),
+]
 ROW = np.dtype([*_ROW, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
-"""A row: hashes of its letters, its text and its group. Its number; its label's, or the bits of a number to predict.
-How many words it has; a bit for each of `ODDITIES`; whether it has no group, and whether it was repaired."""
+"""A row: hashes of its letters, its text and its group. Its number; its label's, or the bits of a
+number to predict. How many words it has; a bit for each of `ODDITIES`; whether it has no group, and
+whether it was repaired."""
 Advance = Callable[[int], None]
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -63,31 +80,54 @@ class Rules:
     group: str | None
     is_train: bool
 
-    def look(self, table: Table, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
+    def look(
+        self, table: Table, census: LabelCensus, findings: Findings, advance: Advance
+    ) -> Iterator[Seen]:
         """Every row of a table, by the block; labels are numbered by `census`."""
         how: dict[str, Any] = {"problem": self.problem, "delimiter": self.delimiter}
         how |= {"source": table.name, "locate": table.locate}
-        has_words, cleaned = self.problem is Problem.tags, self._cleaned(table, findings)  # words may be numbers
-        for (begin, block, clean), characters in ahead(cleaned, lambda each: read_characters(each[2].texts)):
+        # words may be numbers
+        has_words, cleaned = self.problem is Problem.tags, self._cleaned(table, findings)
+        for (begin, block, clean), characters in ahead(
+            cleaned, lambda each: read_characters(each[2].texts)
+        ):
             labels = normalise_labels(clean.labels, clean.rows, **how)
             rows = np.zeros(len(clean.rows), ROW)
-            rows["alike"], rows["exact"], rows["words"] = characters.alike, characters.exact, characters.words
-            rows["row"], rows["is_changed"], rows["code"] = clean.rows, clean.is_changed, census.code(labels)
+            rows["alike"], rows["exact"], rows["words"] = (
+                characters.alike,
+                characters.exact,
+                characters.words,
+            )
+            rows["row"], rows["is_changed"], rows["code"] = (
+                clean.rows,
+                clean.is_changed,
+                census.code(labels),
+            )
             for number, oddity in enumerate(ODDITIES):
                 rows["odd"][characters.odd.get(oddity, [])] |= 1 << number
             if self.problem is Problem.regression:  # rows with other numbers differ
-                rows["code"] = labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
+                rows["code"] = (
+                    labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
+                )
             if self.problem is Problem.multi:
                 findings.add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
             if self.group:
-                self._add_groups(rows, decoded(block.column(self.group)).take(pa.array(clean.rows - begin)))
+                self._add_groups(
+                    rows, decoded(block.column(self.group)).take(pa.array(clean.rows - begin))
+                )
             has_words = has_words or not are_numbers(clean.texts)
             advance(block.num_rows)
             yield Seen(begin, block.num_rows, rows, has_words)
 
-    def _cleaned(self, table: Table, findings: Findings) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
+    def _cleaned(
+        self, table: Table, findings: Findings
+    ) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
         wanted = list(dict.fromkeys([*self.roles.columns, *filter(None, [self.group])]))
-        rules: dict[str, Any] = {"roles": self.roles, "problem": self.problem, "cleaning": self.cleaning}
+        rules: dict[str, Any] = {
+            "roles": self.roles,
+            "problem": self.problem,
+            "cleaning": self.cleaning,
+        }
         rules |= {"is_train": self.is_train, "findings": findings}
         for rows, block in table.numbered(wanted, _ROWS_PER_BLOCK):
             yield int(rows[0]) if len(rows) else 0, block, clean_block(block, rows=rows, **rules)
@@ -101,16 +141,25 @@ class Rules:
 class KeptFiles:
     """What the files of a source tell, from the cache where it was worked out before."""
 
-    def __init__(self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], share: tuple[int, int]) -> None:
-        """`prints`: of the files. `share`: which of so many processes this is; each begins with files of its own."""
+    def __init__(
+        self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], share: tuple[int, int]
+    ) -> None:
+        """`prints`: of the files.
+
+        `share`: which of so many processes this is; each begins with files of its own.
+        """
         self.kept, self.rules, self.read, self.prints, self.share = kept, rules, read, prints, share
 
-    def look(self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance) -> Iterator[Seen]:
+    def look(
+        self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance
+    ) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
         keys, files, begin = self._keys(table), table.tables, 0
 
         def store_of(place: int) -> Store:
-            return self.kept.kept(keys[place], files[place].name, partial(self._keep, files[place], advance))
+            return self.kept.kept(
+                keys[place], files[place].name, partial(self._keep, files[place], advance)
+            )
 
         def keep(place: int) -> None:
             store_of(place)  # which is not held: it is a file that stays open
@@ -120,7 +169,8 @@ class KeptFiles:
             print(f"cache: {known} of {len(files)} files were looked at before", file=sys.stderr)
         first = len(files) * (self.share[0] - 1) // self.share[1]
         order = [*range(first, len(files)), *range(first)]
-        with ThreadPoolExecutor(_THREADS) as threads:  # the next file is read while one waits for the disk
+        # the next file is read while one waits for the disk
+        with ThreadPoolExecutor(_THREADS) as threads:
             deque(threads.map(keep, order), 0)
         for place, store in enumerate(map(store_of, range(len(files)))):
             table.begins(place, begin)
@@ -132,11 +182,17 @@ class KeptFiles:
     def _keys(self, table: ManyFiles) -> list[str]:
         made = {"made": _MADE_AS, "rules": asdict(self.rules), "read": self.read}
         prints = zip(table.tables, self.prints, strict=True)
-        return [recipe_key(made | {"file": found, "how": [type(file).__name__, file.how()]}) for file, found in prints]
+        return [
+            recipe_key(made | {"file": found, "how": [type(file).__name__, file.how()]})
+            for file, found in prints
+        ]
 
     def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:
         census, findings = LabelCensus(self.rules.problem), Findings(file.name, locate=file.locate)
-        into, blocks = writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)}), list[Any]()
+        into, blocks = (
+            writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)}),
+            list[Any](),
+        )
         for seen in self.rules.look(file, census, findings, advance):
             into.append(bytes=seen.rows.view(np.uint8).reshape(-1, ROW.itemsize))
             blocks.append((seen.num_rows, len(seen.rows), seen.has_words))

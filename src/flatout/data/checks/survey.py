@@ -1,7 +1,8 @@
 """The first pass over a table: every row read once, and its fate decided.
 
-What rows show before they are compared is worked out in `seen`, while the next ones are read. A row's fate is the split
-it belongs to, or that it is dropped: one byte a row. All else that grows with the rows lies on disk (`twins`).
+What rows show before they are compared is worked out in `seen`, while the next ones are read. A
+row's fate is the split it belongs to, or that it is dropped: one byte a row. All else that grows
+with the rows lies on disk (`twins`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from flatout.data.checks.findings import KINDS, Findings, Level, Remark
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.seen import KeptFiles, Rules, Seen, ahead
-from flatout.data.checks.twins import RECORD, Mask, RecordFiles, Records, Twins, assigner, find_twins
+from flatout.data.checks.twins import (
+    RECORD,
+    Mask,
+    RecordFiles,
+    Records,
+    Twins,
+    assigner,
+    find_twins,
+)
 from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
@@ -35,7 +44,8 @@ if TYPE_CHECKING:
 _DROPPED = -1
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
 KEPT_FROM_BYTES = 1 << 21
-"""What files of so many bytes show, on the average of several, is kept for the next survey of them."""
+"""What files of so many bytes show, on the average of several, is kept for the next survey of
+them."""
 _ODD = ("control", "invisible", "replaced", "private", "mojibake")
 _SPOKEN = ("training", "validation", "test")
 _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repeated": "duplicates"}
@@ -45,15 +55,23 @@ _RULES = {"conflict": "conflicts", "leak": "leaks", "leak_alike": "leaks", "repe
 class TextSurvey:
     """One pass over all tables of a source, and what follows from it."""
 
-    def __init__(self, source: TextSource, cache: Cache | None = None, share: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, source: TextSource, cache: Cache | None = None, share: tuple[int, int] = (1, 1)
+    ) -> None:
         """`cache`: where what single files tell is kept, if it is; `share`: see `KeptFiles`."""
         config = source.config
         self.cache, self.share, self.reading = cache, share, asdict(config.read)
         self.tables, self.roles, self.splitting = source.tables, source.roles, source.splitting
-        self.problem, self.label_delimiter, self.cleaning = config.problem, config.label_delimiter, config.clean
+        self.problem, self.label_delimiter, self.cleaning = (
+            config.problem,
+            config.label_delimiter,
+            config.clean,
+        )
         self.fates: dict[str, NDArray[np.int8]] = {}
         """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
-        self.findings = {name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()}
+        self.findings = {
+            name: Findings(table.name, locate=table.locate) for name, table in self.tables.items()
+        }
         merges = config.clean.labels is Alike.merge
         self.census = LabelCensus(config.problem, merge=merges, max_classes=config.max_classes)
         self.words = {name: Lengths() for name in self.tables}  # words a row, by table
@@ -79,7 +97,10 @@ class TextSurvey:
     @property
     def rows(self) -> dict[str, int]:
         """Rows of each split that has any."""
-        counts = (sum(int((each == number).sum()) for each in self.fates.values()) for number in range(len(SPLITS)))
+        counts = (
+            sum(int((each == number).sum()) for each in self.fates.values())
+            for number in range(len(SPLITS))
+        )
         return {split: count for split, count in zip(SPLITS, counts, strict=True) if count}
 
     def account(self) -> list[Remark]:
@@ -87,7 +108,9 @@ class TextSurvey:
         tables = list(self.findings.values())
         total = Findings("all", *(sum(getattr(one, name) for one in tables) for name in _COUNTS))
         changed = [one for one in tables if one.rows_repaired or one.rows_dropped]
-        parts = [Remark(Level.note, one.source, one.account()) for one in changed if len(tables) > 1]
+        parts = [
+            Remark(Level.note, one.source, one.account()) for one in changed if len(tables) > 1
+        ]
         return [Remark(Level.note, "rows", total.account()), *parts]
 
     def _read(self, name: str, files: RecordFiles, advance: Callable[[int], None]) -> None:
@@ -103,9 +126,13 @@ class TextSurvey:
     def _seen(self, name: str, advance: Callable[[int], None]) -> Iterator[Seen]:
         table, is_train = self.tables[name], name == "train"
         group = self.splitting.group if is_train else None
-        rules = Rules(self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train)
+        rules = Rules(
+            self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train
+        )
         num_bytes = sum(int(size) for _, size, *_ in table.entries() or ())
-        is_small = num_bytes < KEPT_FROM_BYTES * len(table.tables) or any(each.tables for each in table.tables)
+        is_small = num_bytes < KEPT_FROM_BYTES * len(table.tables) or any(
+            each.tables for each in table.tables
+        )
         if self.cache is None or not isinstance(table, ManyFiles) or is_small:
             return rules.look(table, self.census, self.findings[name], advance)
         prints = prints_of(table, self.cache.folder)
@@ -118,9 +145,16 @@ class TextSurvey:
         records = np.empty(len(rows), RECORD)
         for column in ("alike", "exact", "row", "code"):
             records[column] = rows[column]
-        alone = reseeded(rows["row"].astype(np.uint64), 1)  # a row without a group is a group of its own
-        records["group"], records["table"] = np.where(rows["is_alone"], alone, rows["group"]), SPLITS.index(name)
-        codes, words = rows["code"] if self.problem.has_classes else np.zeros(len(rows), np.int32), rows["words"]
+        # a row without a group is a group of its own
+        alone = reseeded(rows["row"].astype(np.uint64), 1)
+        records["group"], records["table"] = (
+            np.where(rows["is_alone"], alone, rows["group"]),
+            SPLITS.index(name),
+        )
+        codes, words = (
+            rows["code"] if self.problem.has_classes else np.zeros(len(rows), np.int32),
+            rows["words"],
+        )
         if not kept.all():
             codes, words, records = codes[kept], words[kept], records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
@@ -132,7 +166,9 @@ class TextSurvey:
         return kept
 
     def _admitted(self, name: str, rows: NDArray[np.void]) -> Mask:
-        """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`) go."""
+        """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`)
+        go.
+        """
         findings, table, numbers, kept = (
             self.findings[name],
             self.tables[name],
@@ -144,8 +180,15 @@ class TextSurvey:
                 continue
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
                 place = table.locate(int(numbers[places[0]]) + 1)
-                what = f"{table.name} row {place}: {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
-                raise UserError("data.clean.odd", what, hint="Correct the text, or set data.clean.odd=keep or drop.")
+                what = (
+                    f"{table.name} row {place}:"
+                    f" {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
+                )
+                raise UserError(
+                    "data.clean.odd",
+                    what,
+                    hint="Correct the text, or set data.clean.odd=keep or drop.",
+                )
             if oddity in _ODD and self.cleaning.odd is RowRule.drop:
                 kept[places] = False
             else:
@@ -165,7 +208,10 @@ class TextSurvey:
         has_classes = self.problem.has_classes
         rows_by_split = np.zeros((len(SPLITS) * has_classes, len(stands_for)), np.int64)
         in_all = ((records, records["code"], assign(records)) for records in files.parts())
-        read = ((records, stands_for[codes] if has_classes else codes, splits) for records, codes, splits in in_all)
+        read = (
+            (records, stands_for[codes] if has_classes else codes, splits)
+            for records, codes, splits in in_all
+        )
         for (records, codes, splits), twins in ahead(read, lambda each: find_twins(*each)):
             is_merged = codes != records["code"]
             is_dropped = self._dropped(records, splits, twins)
@@ -176,17 +222,23 @@ class TextSurvey:
                 self.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[own]
                 self._is_changed[name][rows] |= is_merged[own]
             for number, rows_by_code in enumerate(rows_by_split):
-                rows_by_code += np.bincount(codes[~is_dropped & (splits == number)], minlength=len(rows_by_code))
+                rows_by_code += np.bincount(
+                    codes[~is_dropped & (splits == number)], minlength=len(rows_by_code)
+                )
         for split, rows_by_code in zip(SPLITS, rows_by_split, strict=False):
             if rows_by_code.any():
                 self.census.settle(split, rows_by_code)
 
     def _dropped(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
-        """Report what stands twice; which rows are dropped for it. Only rows of earlier splits ever are."""
+        """Report what stands twice; which rows are dropped for it.
+
+        Only rows of earlier splits ever are.
+        """
         is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
         if self.problem.has_classes:
             dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
-        for split, other in ((0, 1), (0, 2), (1, 2)):  # which must not share a text; the first may lose it
+        # which must not share a text; the first may lose it
+        for split, other in ((0, 1), (0, 2), (1, 2)):
             here = splits == other
             is_exact = here & (twins.exact_splits & (1 << split) > 0)
             is_alike = here & (twins.alike_splits & (1 << split) > 0) & ~is_exact
@@ -196,7 +248,9 @@ class TextSurvey:
                 if self.cleaning.leaks is RowRule.keep:
                     self._tell(records, mask, name, _SPOKEN[split])
         if self.cleaning.leaks is RowRule.drop:
-            is_judged = (twins.alike_splits & np.array([0b110, 0b100, 0], np.uint8)[splits] > 0) & ~dropped
+            is_judged = (
+                twins.alike_splits & np.array([0b110, 0b100, 0], np.uint8)[splits] > 0
+            ) & ~dropped
             self._tell(records, is_judged, "leak_dropped")
             dropped |= is_judged
         dropped |= self._ruled(records, twins.repeated & ~dropped, "repeated", is_train)
@@ -206,7 +260,9 @@ class TextSurvey:
     def _tell(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
         if mask.any():
             for table, findings in self.findings.items():
-                findings.add(name, records["row"][mask & (records["table"] == SPLITS.index(table))], other)
+                findings.add(
+                    name, records["row"][mask & (records["table"] == SPLITS.index(table))], other
+                )
 
     def _ruled(self, records: Records, mask: Mask, name: str, may_go: Mask) -> Mask:
         """Keep, drop or refuse rows of a kind; which are dropped."""

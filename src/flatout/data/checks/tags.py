@@ -1,8 +1,10 @@
-"""Tags of words that mark entities: which scheme they follow, what in them is against it, and all of them as BIO.
+"""Tags of words that mark entities: which scheme they follow, what in them is against it, and all
+of them as BIO.
 
-A tag is `O`, or a letter and a type: `B-person`. In BIO every entity begins with B. In IOB1 it begins with I, and with
-B only where it touches another of its type. IOBES and BILOU (also BMES) mark the last word of an entity (E, L) and an
-entity of one word (S, U, W) as well. What is against the scheme is repaired so that every marked word stays marked.
+A tag is `O`, or a letter and a type: `B-person`. In BIO every entity begins with B. In IOB1 it
+begins with I, and with B only where it touches another of its type. IOBES and BILOU (also BMES)
+mark the last word of an entity (E, L) and an entity of one word (S, U, W) as well. What is against
+the scheme is repaired so that every marked word stays marked.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text
 from flatout.errors import UserError, require
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
-_LETTERS = {"B": _BEGIN, "I": _INSIDE, "M": _INSIDE, "E": _END, "L": _END, "S": _SINGLE, "U": _SINGLE, "W": _SINGLE}
+_LETTERS = {
+    "B": _BEGIN,
+    "I": _INSIDE,
+    "M": _INSIDE,
+    "E": _END,
+    "L": _END,
+    "S": _SINGLE,
+    "U": _SINGLE,
+    "W": _SINGLE,
+}
 _KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
 COLUMNS = ("text", "label")
 LISTS = ("tokens", "tags")  # the same as lists, for a later pass
@@ -51,7 +62,8 @@ class TagCensus:
 
     source: str
     types: dict[str, int] = field(default_factory=dict)  # number of each type, from 1
-    entities: dict[str, dict[str, int]] = field(default_factory=dict)  # entities of each type, by split
+    # entities of each type, by split
+    entities: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: int = 0
     _letters: set[str] = field(default_factory=set)
     _has_inside_begins: bool = False
@@ -63,7 +75,9 @@ class TagCensus:
         self.tokens += len(block.types)
         starts = begins(block)
         self._has_inside_begins |= bool((starts & (block.letters == _INSIDE)).any())
-        self._has_free_begins |= bool(((block.letters == _BEGIN) & ~_follows_same_type(block)).any())
+        self._has_free_begins |= bool(
+            ((block.letters == _BEGIN) & ~_follows_same_type(block)).any()
+        )
         found = np.bincount(block.types[starts], minlength=len(self.types) + 1)
         for name, number in self.types.items():
             if found[number]:
@@ -76,8 +90,14 @@ class TagCensus:
         codes = values.indices.to_numpy(zero_copy_only=False)
         names = values.dictionary.to_pylist()
         if wrong := [name for name in names if not _KNOWN.fullmatch(name)]:
-            row = int(np.searchsorted(offsets, np.argmax(codes == names.index(wrong[0])), "right")) - 1
-            what = f"{self.source} row {rows[row] + 1}: no tag of a scheme we know: {', '.join(map(repr, wrong[:5]))}"
+            row = (
+                int(np.searchsorted(offsets, np.argmax(codes == names.index(wrong[0])), "right"))
+                - 1
+            )
+            what = (
+                f"{self.source} row {rows[row] + 1}: no tag of a scheme we know:"
+                f" {', '.join(map(repr, wrong[:5]))}"
+            )
             allowed = "O, or a letter of BIO, IOBES or BILOU with a type: B-person"
             raise UserError("data.label", what, allowed=allowed, hint="Write the tags so.")
         parsed = np.array([self._parsed(name) for name in names] or [(0, 0)], np.int32)
@@ -134,16 +154,18 @@ def misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
 
 
 def as_bio(block: TagBlock) -> NDArray[np.int32]:
-    """The same entities with B at each beginning and I behind it, as places in `TagCensus.names`."""
+    """The same entities with B at each beginning and I behind it, as places in
+    `TagCensus.names`.
+    """
     return np.where(block.types == 0, 0, block.types * 2 - begins(block)).astype(np.int32)
 
 
 class TaggedTable(Table):
     """Tagged words as a table of texts: the words joined, and their tags joined as the label."""
 
-    # So the checks of texts hold for sentences too: repeats, leaks, and equal sentences with other tags. Words and tags
-    # that do not fit together are reported with their row. What is found in tags goes to a census that all splits
-    # share.
+    # So the checks of texts hold for sentences too: repeats, leaks, and equal sentences with other
+    # tags. Words and tags that do not fit together are reported with their row. What is found in
+    # tags goes to a census that all splits share.
 
     columns: Sequence[str] = COLUMNS
 
@@ -156,7 +178,9 @@ class TaggedTable(Table):
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
             words, marks = self.roles.texts[0], self.roles.label
             tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
@@ -165,12 +189,18 @@ class TaggedTable(Table):
             held = {"tokens": tokens, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
                 self._note(self.census.read(tags, rows, self.split), tokens, rows)
-                held |= {"text": pc.binary_join(tokens, _BLANK), "label": pc.binary_join(tags, _BLANK)}
+                held |= {
+                    "text": pc.binary_join(tokens, _BLANK),
+                    "label": pc.binary_join(tags, _BLANK),
+                }
             yield pa.RecordBatch.from_arrays([held[name] for name in columns], names=list(columns))
 
     def tell(self, findings: Findings, scheme: Scheme) -> None:
         """What was found in the tags, now that their scheme is known."""
-        for name, found in (("repaired_tag", self._misplaced[scheme]), ("blank_token", self._blank)):
+        for name, found in (
+            ("repaired_tag", self._misplaced[scheme]),
+            ("blank_token", self._blank),
+        ):
             findings.add(name, np.concatenate(found) if found else np.empty(0, np.int64))
 
     def _note(self, tags: TagBlock, tokens: pa.Array, rows: NDArray[np.int64]) -> None:
@@ -183,31 +213,49 @@ class TaggedTable(Table):
         words, marks = (pc.list_value_length(each).to_numpy() for each in (tokens, tags))
         if (wrong := np.flatnonzero(words != marks)).size:
             row = int(wrong[0])
-            what = f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and {marks[row]} tags"
+            what = (
+                f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and"
+                f" {marks[row]} tags"
+            )
             raise UserError("data.label", what, hint="Give every word one tag.")
 
 
 def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
-    """Words or tags of each row of the column `name`; one text a row is parted at blanks, or at bars."""
+    """Words or tags of each row of the column `name`; one text a row is parted at blanks, or at
+    bars.
+    """
     column = decoded(column)
     if is_text(column.type):
         column = pc.utf8_trim_whitespace(column)
-        parted, joined = (pc.any(pc.match_substring_regex(column, each)).as_py() for each in (r"\s", r"[^|]\|[^|]"))
-        column = pc.split_pattern(column, "|") if joined and not parted else pc.ascii_split_whitespace(column)
+        parted, joined = (
+            pc.any(pc.match_substring_regex(column, each)).as_py()
+            for each in (r"\s", r"[^|]\|[^|]")
+        )
+        column = (
+            pc.split_pattern(column, "|")
+            if joined and not parted
+            else pc.ascii_split_whitespace(column)
+        )
     kind = column.type.value_type if is_list(column.type) else column.type
     texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):
         column, kind = column.cast(texts), texts.value_type
     hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
-    is_right, what = is_list(column.type) and is_text(kind), f"column {name!r} of {table} holds {column.type}"
+    is_right, what = (
+        is_list(column.type) and is_text(kind),
+        f"column {name!r} of {table} holds {column.type}",
+    )
     require(is_right, key, what, allowed="a list of texts in each row", hint=hint)
     lists = pc.fill_null(column.cast(texts), pa.scalar([], texts))
-    return pa.ListArray.from_arrays(lists.offsets, pc.fill_null(lists.values, ""))  # a null is a blank word
+    # a null is a blank word
+    return pa.ListArray.from_arrays(lists.offsets, pc.fill_null(lists.values, ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Entities:
-    """Runs of words: the row, the first word, the word after the last, and the type's number from 0."""
+    """Runs of words: the row, the first word, the word after the last, and the type's number from
+    0.
+    """
 
     row: NDArray[np.int64]
     start: NDArray[np.int64]  # counted within the row
@@ -216,11 +264,15 @@ class Entities:
 
     def keys(self) -> NDArray[np.int64]:
         """One number an entity; equal where all of it is equal."""
-        return ((self.row * _MOST_WORDS + self.start) * _MOST_WORDS + self.stop) * _MOST_KINDS + self.kind
+        return (
+            (self.row * _MOST_WORDS + self.start) * _MOST_WORDS + self.stop
+        ) * _MOST_KINDS + self.kind
 
 
 def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Entities:
-    """The entities of rows of tags, numbered as `TagCensus.names`; an I that continues nothing begins one."""
+    """The entities of rows of tags, numbered as `TagCensus.names`; an I that continues nothing
+    begins one.
+    """
     types = (ids.astype(np.int64) + 1) // 2
     letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
     block = TagBlock(letters, types, np.asarray(offsets, np.int64))

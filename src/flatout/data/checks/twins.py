@@ -1,7 +1,8 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
-Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by their hash, so
-equal texts meet in the same file and only one file at a time lies in memory, however many rows there are.
+Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by
+their hash, so equal texts meet in the same file and only one file at a time lies in memory, however
+many rows there are.
 """
 
 from __future__ import annotations
@@ -15,21 +16,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.tables.splits import Dealer, SplitBy, Splitting, reseeded, split_by_hash, split_groups
+from flatout.data.tables.splits import (
+    Dealer,
+    SplitBy,
+    Splitting,
+    reseeded,
+    split_by_hash,
+    split_groups,
+)
 from flatout.errors import require
 
 RECORD = np.dtype(
-    [("alike", "u8"), ("exact", "u8"), ("group", "u8"), ("row", "i8"), ("code", "i4"), ("table", "i1")], align=True
+    [
+        ("alike", "u8"),
+        ("exact", "u8"),
+        ("group", "u8"),
+        ("row", "i8"),
+        ("code", "i4"),
+        ("table", "i1"),
+    ],
+    align=True,
 )  # a row: hashes of its letters, its text and its group; its number, its label's number, its table
 _PARTS, _PART_BITS = 64, 6
 _HELD_BYTES, _WAITING = 1 << 20, 4
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
-Assigner = Callable[[Records], NDArray[np.int8]]  # gives the records of one file their splits: 0, 1 or 2
+# gives the records of one file their splits: 0, 1 or 2
+Assigner = Callable[[Records], NDArray[np.int8]]
 
 
 class RecordFiles:
-    """Records by the first bits of their hash, on disk beyond some megabytes; written by a thread of their own."""
+    """Records by the first bits of their hash, on disk beyond some megabytes; written by a thread
+    of their own.
+    """
 
     def __init__(self) -> None:
         self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by close)
@@ -81,9 +100,13 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
 
 
 def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
-    """By their hashes; with `strata` distinct texts are dealt out by the first of the classes of each."""
+    """By their hashes; with `strata` distinct texts are dealt out by the first of the classes of
+    each.
+    """
     if strata is None:
-        return lambda records: split_by_hash(reseeded(records["alike"], splitting.seed), **splitting.shares)
+        return lambda records: split_by_hash(
+            reseeded(records["alike"], splitting.seed), **splitting.shares
+        )
     dealer = Dealer(int(strata.max()) + 1, **splitting.shares)
 
     def assign(records: Records) -> NDArray[np.int8]:
@@ -103,8 +126,16 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
         groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
         rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
-    what = f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed} splits"
-    require(len(groups) >= needed, "data.group", what, hint="Name another column, or give a file for each split.")
+    what = (
+        f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed}"
+        " splits"
+    )
+    require(
+        len(groups) >= needed,
+        "data.group",
+        what,
+        hint="Name another column, or give a file for each split.",
+    )
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]
 
@@ -117,7 +148,8 @@ class Twins:
     alike: Mask  # training rows like an earlier one in letters and digits, but not equal
     conflict: Mask  # rows whose text has another label elsewhere
     exact_splits: NDArray[np.uint8]  # the splits in which the same text stands, a bit for each
-    alike_splits: NDArray[np.uint8]  # the splits in which a text of the same letters and digits stands
+    # the splits in which a text of the same letters and digits stands
+    alike_splits: NDArray[np.uint8]
 
 
 def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:
@@ -138,18 +170,26 @@ def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.
         repeated[rows[train]] = ~_starts(few["alike"][train], few["exact"][train], few_codes[train])
         by_row = train[np.lexsort((few["row"][train], few["alike"][train]))]
         begins = _starts(few["alike"][by_row])
-        first_exact = few["exact"][by_row][begins][np.cumsum(begins) - 1] if len(by_row) else few["exact"][by_row]
+        first_exact = (
+            few["exact"][by_row][begins][np.cumsum(begins) - 1]
+            if len(by_row)
+            else few["exact"][by_row]
+        )
         alike[rows[by_row]] = few["exact"][by_row] != first_exact
     return Twins(repeated, alike, conflict, exact_splits, alike_splits)
 
 
 def _with_company(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Places of the values that occur more than once: a sort finds which they are, far sooner than an argsort."""
+    """Places of the values that occur more than once: a sort finds which they are, far sooner than
+    an argsort.
+    """
     in_order = np.sort(values)
     several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
     if not len(several):
         return np.empty(0, np.int64)
-    return np.flatnonzero(several[np.minimum(np.searchsorted(several, values), len(several) - 1)] == values)
+    return np.flatnonzero(
+        several[np.minimum(np.searchsorted(several, values), len(several) - 1)] == values
+    )
 
 
 def _starts(*columns: NDArray[np.generic]) -> Mask:
@@ -160,6 +200,8 @@ def _starts(*columns: NDArray[np.generic]) -> Mask:
     return starts
 
 
-def _over_groups(reduce: np.ufunc, values: NDArray[np.generic], starts: Mask) -> NDArray[np.generic]:
+def _over_groups(
+    reduce: np.ufunc, values: NDArray[np.generic], starts: Mask
+) -> NDArray[np.generic]:
     """A reduction of each run, for every member of the run."""
     return reduce.reduceat(values, np.flatnonzero(starts))[np.cumsum(starts) - 1]

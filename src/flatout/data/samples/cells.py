@@ -1,8 +1,9 @@
 """The built-in cells: discharges of made-up lithium-ion cells, with a known best reachable error.
 
-A cell has an open-circuit voltage over its charge, a series resistance and two RC pairs; resistance and time constants
-depend on the temperature, which the current raises. Currents follow drive cycles: runs of random pulses, some of them
-recuperating. Sensors add noise of known size. No model can have a lower error than `soc_noise` or `voltage_noise`.
+A cell has an open-circuit voltage over its charge, a series resistance and two RC pairs; resistance
+and time constants depend on the temperature, which the current raises. Currents follow drive
+cycles: runs of random pulses, some of them recuperating. Sensors add noise of known size. No model
+can have a lower error than `soc_noise` or `voltage_noise`.
 """
 
 from __future__ import annotations
@@ -31,17 +32,31 @@ Floats = NDArray[np.float64]
 class CellsConfig(SampleConfig):
     """How many cells are made up, and how noisy their sensors are."""
 
-    cells: int = setting(16, "Training cells; a quarter as many, two at least, for validation, as for test.", least=1)
+    cells: int = setting(
+        16, "Training cells; a quarter as many, two at least, for validation, as for test.", least=1
+    )
     cycles: int = setting(6, "Discharges of each cell.", least=1)
-    samples: int = setting(360, "Samples of a discharge, one every ten seconds, until the cell is empty.", least=20)
-    soc_noise: float = setting(0.02, "Standard deviation of the reference of the state of charge.", least=0)
-    voltage_noise: float = setting(0.005, "Standard deviation of the voltage sensor, in volts.", least=0)
-    current_noise: float = setting(0.01, "Standard deviation of the current sensor, in amperes.", least=0)
-    temperature_noise: float = setting(0.1, "Standard deviation of the temperature sensor, in kelvins.", least=0)
+    samples: int = setting(
+        360, "Samples of a discharge, one every ten seconds, until the cell is empty.", least=20
+    )
+    soc_noise: float = setting(
+        0.02, "Standard deviation of the reference of the state of charge.", least=0
+    )
+    voltage_noise: float = setting(
+        0.005, "Standard deviation of the voltage sensor, in volts.", least=0
+    )
+    current_noise: float = setting(
+        0.01, "Standard deviation of the current sensor, in amperes.", least=0
+    )
+    temperature_noise: float = setting(
+        0.1, "Standard deviation of the temperature sensor, in kelvins.", least=0
+    )
     seed: int = setting(7, "Another seed, other cells.", least=0, most=LARGEST_SEED)
 
     def floor(self, target: str) -> float | None:
-        """The lowest root mean square error that any model can reach; None where it is not known."""
+        """The lowest root mean square error that any model can reach; None where it is
+        not known.
+        """
         return {"soc": self.soc_noise, "voltage": self.voltage_noise}.get(target)
 
 
@@ -58,7 +73,9 @@ class CellsTable(Table):
         about = f"cells {GENERATOR_VERSION} {self.split} {sorted(asdict(self.config).items())}"
         return xxhash.xxh3_128_hexdigest(about.encode())
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         for cell in range(self.num_cells):
             block = discharge_cell(self.config, self.split, cell).select(list(columns))
             yield from pa.Table.from_batches([block]).to_batches(rows_per_block)
@@ -66,11 +83,16 @@ class CellsTable(Table):
 
 def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
     """All discharges of one cell: its samples one after the other."""
-    random = np.random.Generator(np.random.Philox(key=[config.seed, SPLIT_STREAM[split] * 1_000_000 + cell]))
+    random = np.random.Generator(
+        np.random.Philox(key=[config.seed, SPLIT_STREAM[split] * 1_000_000 + cell])
+    )
     capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
     current = draw_currents(random, config.cycles, config.samples)
-    soc = random.uniform(0.85, 1.0, config.cycles)[:, None] + np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
+    soc = (
+        random.uniform(0.85, 1.0, config.cycles)[:, None]
+        + np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
+    )
     temperature, voltage = respond(current, soc, ambient, resistance)
     shape = current.shape
     rows = {
@@ -87,16 +109,24 @@ def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch
 
 
 def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Floats:
-    """`[cycles, samples]` amperes, negative while discharging: runs of pulses about a mean of the discharge."""
+    """`[cycles, samples]` amperes, negative while discharging: runs of pulses about a mean of the
+    discharge.
+    """
     mean = -random.uniform(1.2, 2.4, cycles)[:, None]
     starts = np.cumsum(random.integers(2, 12, (cycles, samples)), axis=1)
     number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
-    levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (random.random((cycles, samples)) < 0.15)
+    levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (
+        random.random((cycles, samples)) < 0.15
+    )
     return mean * np.take_along_axis(levels, number, axis=1)
 
 
-def respond(current: Floats, soc: Floats, ambient: Floats, resistance: float) -> tuple[Floats, Floats]:
-    """Temperature and voltage of a cell under a current; all cycles at once, sample after sample."""
+def respond(
+    current: Floats, soc: Floats, ambient: Floats, resistance: float
+) -> tuple[Floats, Floats]:
+    """Temperature and voltage of a cell under a current; all cycles at once, sample
+    after sample.
+    """
     cycles, samples = current.shape
     temperature, voltage = np.empty(current.shape), np.empty(current.shape)
     heat, slow, fast = ambient.copy(), np.zeros(cycles), np.zeros(cycles)

@@ -1,10 +1,12 @@
-"""The built-in headlines: any number of rows, the same on every machine, with a known best accuracy.
+"""The built-in headlines: any number of rows, the same on every machine, with a known best
+accuracy.
 
-Each row has two to four words that only its topic uses. Some rows have one word of another topic, always outnumbered.
-So each row shows its topic without doubt, and a perfect model errs only on the changed labels: a fraction `noise`.
-Common words, topic words and made-up names follow a long-tailed law, so a small sample leaves many words unseen. The
-generator makes rows in blocks of a fixed size, each from its own random stream. So it can make any part of a split
-alone, and memory stays flat. Words are numbers until one join writes them; a table lookup draws one.
+Each row has two to four words that only its topic uses. Some rows have one word of another topic,
+always outnumbered. So each row shows its topic without doubt, and a perfect model errs only on the
+changed labels: a fraction `noise`. Common words, topic words and made-up names follow a long-tailed
+law, so a small sample leaves many words unseen. The generator makes rows in blocks of a fixed size,
+each from its own random stream. So it can make any part of a split alone, and memory stays flat.
+Words are numbers until one join writes them; a table lookup draws one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig, disturb, draw_long_tailed, long_tail, made_up_words
+from flatout.data.samples.made_up import (
+    SampleConfig,
+    disturb,
+    draw_long_tailed,
+    long_tail,
+    made_up_words,
+)
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
@@ -34,7 +42,10 @@ _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 Numbers = NDArray[np.int64]
 _NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
-_TEMPLATES = np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST)) < _NAME_SHARE
+_TEMPLATES = (
+    np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST))
+    < _NAME_SHARE
+)
 """Which places of a headline hold a name, template by template."""
 
 
@@ -45,7 +56,9 @@ class HeadlinesConfig(SampleConfig):
     rows: int = setting(20_000, "Training rows.", least=1)
     eval_rows: int = setting(2_000, "Validation rows, and as many test rows.", least=1)
     classes: int = setting(12, "Number of topics, which are the classes.", least=2, most=64)
-    noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
+    noise: float = setting(
+        0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5
+    )
     seed: int = setting(7, "Seed of the headlines.", least=0, most=LARGEST_SEED)
 
 
@@ -83,8 +96,12 @@ def _texts(random: np.random.Generator, topics: Numbers, num_classes: int) -> pa
     return pc.binary_join_element_wise(openings, texts, closings, "")
 
 
-def _word_ids(random: np.random.Generator, topics: Numbers, num_classes: int) -> tuple[NDArray[np.int32], Numbers]:
-    """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words in random places."""
+def _word_ids(
+    random: np.random.Generator, topics: Numbers, num_classes: int
+) -> tuple[NDArray[np.int32], Numbers]:
+    """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words
+    in random places.
+    """
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
     is_word = np.arange(_LONGEST) < lengths[:, None]
     ids = draw_long_tailed(random, int(lengths.sum()), len(_COMMON), 0.9)
@@ -100,13 +117,19 @@ def _word_ids(random: np.random.Generator, topics: Numbers, num_classes: int) ->
     topic_from, per_topic = names_from + _NUM_NAMES, _COMMON_PER_TOPIC + _RARE_PER_TOPIC
     for chosen, shift in ((is_own, 0), (is_stray, 1)):
         own_topics = np.repeat(topics, chosen.sum(axis=1))
-        topic = (own_topics + shift * random.integers(1, num_classes, len(own_topics))) % num_classes
-        ids[places[chosen]] = topic_from + topic * per_topic + draw_long_tailed(random, len(topic), per_topic, 0.75)
+        topic = (
+            own_topics + shift * random.integers(1, num_classes, len(own_topics))
+        ) % num_classes
+        ids[places[chosen]] = (
+            topic_from + topic * per_topic + draw_long_tailed(random, len(topic), per_topic, 0.75)
+        )
     return ids, lengths
 
 
 def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], count: int) -> Numbers:
-    """`count` places of each row in random order, counted over all rows' words; meaningless beyond a row's words."""
+    """`count` places of each row in random order, counted over all rows' words; meaningless beyond
+    a row's words.
+    """
     keys = np.full(is_word.shape, 2.0)
     keys[is_word] = random.random(np.count_nonzero(is_word))
     rows, places = np.arange(len(keys)), np.empty((len(keys), count), dtype=np.int64)
@@ -119,15 +142,22 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
 
 @lru_cache
 def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
-    """All words (common, names, then each topic's own; all again with a capital) and the topics' names."""
+    """All words (common, names, then each topic's own; all again with a capital) and the topics'
+    names.
+    """
     random = np.random.Generator(np.random.Philox(key=[2011, 0]))
     taken = {*_COMMON, *" ".join(_TOPICS.values()).split()}
     names = made_up_words(random, _NUM_NAMES, taken, _SYLLABLES)
     topics = list(_TOPICS)[:num_classes]
-    topics += [f"topic {word}" for word in made_up_words(random, num_classes - len(topics), taken, _SYLLABLES)]
+    topics += [
+        f"topic {word}"
+        for word in made_up_words(random, num_classes - len(topics), taken, _SYLLABLES)
+    ]
     own: list[str] = []
     for topic in topics:
         known = _TOPICS.get(topic, "").split()
-        own += known + made_up_words(random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken, _SYLLABLES)
+        own += known + made_up_words(
+            random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken, _SYLLABLES
+        )
     words = pa.array([*_COMMON, *names, *own])
     return pa.concat_arrays([words, pc.utf8_capitalize(words)]), pa.array(topics)

@@ -1,4 +1,5 @@
-"""What built-in samples are made of: words from syllables, and numbers by a long-tailed frequency law.
+"""What built-in samples are made of: words from syllables, and numbers by a long-tailed frequency
+law.
 
 All work is by the block: drawing a number is a look into a table, so millions a second.
 """
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from flatout.errors import check_settings
 
 _BUCKETS = 2**17
-Pieces = dict[str, list[str]]  # of made-up words: onsets and vowels of each syllable, and ends of words
+# of made-up words: onsets and vowels of each syllable, and ends of words
+Pieces = dict[str, list[str]]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,21 +27,33 @@ class SampleConfig:
         check_settings(self, "data.sample")
 
 
-def disturb(random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float) -> NDArray[np.int64]:
+def disturb(
+    random: np.random.Generator, values: NDArray[np.int64], num_values: int, noise: float
+) -> NDArray[np.int64]:
     """The values with `noise` of them replaced by any other value."""
     changed = random.random(len(values)) < noise
-    return np.where(changed, (values + random.integers(1, num_values, len(values))) % num_values, values)
+    return np.where(
+        changed, (values + random.integers(1, num_values, len(values))) % num_values, values
+    )
 
 
-def made_up_words(random: np.random.Generator, count: int, taken: set[str], syllables: Pieces) -> list[str]:
+def made_up_words(
+    random: np.random.Generator, count: int, taken: set[str], syllables: Pieces
+) -> list[str]:
     """Words of two or three syllables, none of them in `taken`, which they join."""
     made: list[str] = []
     while len(made) < count:
         tries = 2 * count + 16
         words = np.char.add(_drawn(random, tries, syllables), _drawn(random, tries, syllables))
-        words = np.where(random.random(len(words)) < 0.3, np.char.add(words, _drawn(random, tries, syllables)), words)
+        words = np.where(
+            random.random(len(words)) < 0.3,
+            np.char.add(words, _drawn(random, tries, syllables)),
+            words,
+        )
         words = np.char.add(words, _any_of(random, syllables["ends"], len(words)))
-        fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][: count - len(made)]
+        fresh = [word for word in dict.fromkeys(words.tolist()) if word not in taken][
+            : count - len(made)
+        ]
         taken.update(fresh)
         made += fresh
     return made
@@ -53,7 +67,9 @@ def _any_of(random: np.random.Generator, pieces: list[str], count: int) -> NDArr
     return np.array(pieces)[random.integers(0, len(pieces), count)]
 
 
-def draw_long_tailed(random: np.random.Generator, count: int, size: int, exponent: float) -> NDArray[np.int32]:
+def draw_long_tailed(
+    random: np.random.Generator, count: int, size: int, exponent: float
+) -> NDArray[np.int32]:
     """Numbers below `size`, the first ones commonest, by a power law."""
     shares, guide = _power_law(size, exponent)
     chances = random.random(count)
@@ -65,9 +81,12 @@ def draw_long_tailed(random: np.random.Generator, count: int, size: int, exponen
 
 @lru_cache
 def _power_law(size: int, exponent: float) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
-    """Summed shares of the numbers below `size`, and the number each bucket of chances means; -1 where several."""
+    """Summed shares of the numbers below `size`, and the number each bucket of chances means; -1
+    where several.
+    """
     shares = np.cumsum(long_tail(size, exponent))
-    edges = np.searchsorted(shares, np.arange(_BUCKETS + 1) / _BUCKETS)  # a power of two: no rounding
+    # a power of two: no rounding
+    edges = np.searchsorted(shares, np.arange(_BUCKETS + 1) / _BUCKETS)
     return shares, np.where(edges[:-1] == edges[1:], edges[:-1], -1).astype(np.int32)
 
 

@@ -1,11 +1,12 @@
 """The built-in tweets: one sample has a mood for each text, the other a tag for each word.
 
-Our own rules generate both. A text is a row of phrases; a phrase is words and slots; a slot draws one word or one name
-by a long-tailed law. Whole phrases decide the mood: "not bad" praises, "is it good?" is neutral, and the part after
-"but" wins. So counting words is not enough. A model that reads the order makes no errors, and the best score is
-1 - `noise`. The phrase around a name decides its type: some names occur with every type, and half of the names in
-validation and test are not in training. Blocks of rows have their own random streams, as in `headlines.py`, and never
-change while GENERATOR_VERSION stays. No data set was copied. Real tweets are richer, so judge methods on those.
+Our own rules generate both. A text is a row of phrases; a phrase is words and slots; a slot draws
+one word or one name by a long-tailed law. Whole phrases decide the mood: "not bad" praises, "is it
+good?" is neutral, and the part after "but" wins. So counting words is not enough. A model that
+reads the order makes no errors, and the best score is 1 - `noise`. The phrase around a name decides
+its type: some names occur with every type, and half of the names in validation and test are not in
+training. Blocks of rows have their own random streams, as in `headlines.py`, and never change while
+GENERATOR_VERSION stays. No data set was copied. Real tweets are richer, so judge methods on those.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _TAIL = {"thing": 1.0, "tag": 0.8, "good": 0.6, "bad": 0.6, "name": 0.5}
 _OTHER_TAIL = 0.3
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("tweets.toml").read_text(encoding="utf-8"))
-_THINGS, _GOOD, _BAD, _VERY, _TIMES = (_WRITTEN[name].split() for name in ("things", "good", "bad", "very", "times"))
+_THINGS, _GOOD, _BAD, _VERY, _TIMES = (
+    _WRITTEN[name].split() for name in ("things", "good", "bad", "very", "times")
+)
 _EMOJI = {mood: emoji.split() for mood, emoji in _WRITTEN["emoji"].items()}
 _SHARED_KINDS = {kind: _WRITTEN[f"{kind}s"] for kind in ("filler", "opening", "mark", "ending")}
 _SYLLABLES, _UNCHANGED = _WRITTEN["syllables"], r"^(@|#|http|RT$)"
@@ -61,7 +64,9 @@ class TweetsConfig(SampleConfig):
 
     rows: int = setting(6_000, "Training rows.", least=1)
     eval_rows: int = setting(1_000, "Validation rows, and as many test rows.", least=1)
-    noise: float = setting(0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5)
+    noise: float = setting(
+        0.06, "Fraction of rows with a wrong label, drawn at random.", least=0, below=0.5
+    )
     seed: int = setting(0, "Seed of the tweets.", least=0, most=LARGEST_SEED)
 
 
@@ -71,8 +76,12 @@ class TaggedTweetsConfig(SampleConfig):
 
     rows: int = setting(4_000, "Training rows.", least=1)
     eval_rows: int = setting(1_000, "Validation rows, and as many test rows.", least=1)
-    noise: float = setting(0.04, "Fraction of names with tags of a wrong type, drawn at random.", least=0, below=0.5)
-    seed: int = setting(0, "Seed of the tweets; the names stay the same.", least=0, most=LARGEST_SEED)
+    noise: float = setting(
+        0.04, "Fraction of names with tags of a wrong type, drawn at random.", least=0, below=0.5
+    )
+    seed: int = setting(
+        0, "Seed of the tweets; the names stay the same.", least=0, most=LARGEST_SEED
+    )
 
 
 class TweetsTable(GeneratedTable):
@@ -119,15 +128,25 @@ class TaggedTweetsTable(GeneratedTable):
         _stress_texts(random, ids, phrases.num_words)
         tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
         made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
-        made |= {name: tag_names.take(pa.array(t[is_used])) for name, t in (("tags", tags), ("clean_tags", clean_tags))}
+        made |= {
+            name: tag_names.take(pa.array(t[is_used]))
+            for name, t in (("tags", tags), ("clean_tags", clean_tags))
+        }
         return {name: _lists(values, ids) for name, values in made.items()}
 
 
 class _Phrases:
-    """Words, groups of words, and phrases by kind; words and slots are numbers. `slots` are filled by the caller."""
+    """Words, groups of words, and phrases by kind; words and slots are numbers.
 
-    def __init__(self, groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]) -> None:
-        written = {kind: [phrase.split() for phrase in _listed(text)] for kind, text in kinds.items()}
+    `slots` are filled by the caller.
+    """
+
+    def __init__(
+        self, groups: Mapping[str, Sequence[str]], slots: Sequence[str], kinds: Mapping[str, str]
+    ) -> None:
+        written = {
+            kind: [phrase.split() for phrase in _listed(text)] for kind, text in kinds.items()
+        }
         each = [phrase for phrases in written.values() for phrase in phrases]
         plain = sorted({word for phrase in each for word in phrase if word[0] != "{"})
         words = [*plain, *(word for group in groups.values() for word in group)]
@@ -136,16 +155,24 @@ class _Phrases:
         sizes = [len(group) for group in groups.values()]
         starts = len(plain) + np.cumsum([0, *sizes])
         places = (numbers[f"{{{name}}}"] for name in groups)
-        self.groups = dict(zip(groups, zip(places, starts.tolist(), sizes, strict=False), strict=True))
+        self.groups = dict(
+            zip(groups, zip(places, starts.tolist(), sizes, strict=False), strict=True)
+        )
         """Of each slot: its number within phrases, its first word, how many words it has."""
         # Empty places follow the slot of a name, and fill the end.
         wide = {f"{{{slot}}}": [_NO_WORD] * (_LONGEST_NAME - 1) for slot in slots}
-        placed = [[number for word in phrase for number in (numbers[word], *wide.get(word, ()))] for phrase in each]
+        placed = [
+            [number for word in phrase for number in (numbers[word], *wide.get(word, ()))]
+            for phrase in each
+        ]
         longest = max(map(len, placed))
-        self.places = np.array([row + [_NO_WORD] * (longest - len(row)) for row in placed], np.int32)
+        self.places = np.array(
+            [row + [_NO_WORD] * (longest - len(row)) for row in placed], np.int32
+        )
         """Phrases by places."""
         self.words, self.num_words = _all_ways(words), len(words)
-        self.sizes = np.array([len(phrases) for phrases in written.values()])  # of each kind: how many phrases it has
+        # of each kind: how many phrases it has
+        self.sizes = np.array([len(phrases) for phrases in written.values()])
         self.kinds = {kind: number for number, kind in enumerate(written)}
 
     def drawn(self, random: np.random.Generator, kinds: Integers) -> NDArray[np.int32]:
@@ -157,7 +184,9 @@ class _Phrases:
     def fill(self, random: np.random.Generator, ids: NDArray[np.int32]) -> None:
         for name, (slot, start, size) in self.groups.items():
             chosen = ids == slot
-            ids[chosen] = start + draw_long_tailed(random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL))
+            ids[chosen] = start + draw_long_tailed(
+                random, int(chosen.sum()), size, _TAIL.get(name, _OTHER_TAIL)
+            )
 
 
 def _listed(text: str) -> list[str]:
@@ -166,7 +195,9 @@ def _listed(text: str) -> list[str]:
 
 
 def _all_ways(words: Sequence[str]) -> pa.Array:
-    """Words as written, Capitalised, LOUD and streeetched; handles, hashtags and links always as written."""
+    """Words as written, Capitalised, LOUD and streeetched; handles, hashtags and links always as
+    written.
+    """
     written = pa.array(words, pa.large_string())
     fixed = pc.match_substring_regex(written, _UNCHANGED)
     stretched = pc.replace_substring_regex(written, r"([aeiou])([^aeiou]*)$", r"\1\1\1\1\2")
@@ -179,8 +210,16 @@ def _tweet_phrases() -> _Phrases:
     random = np.random.Generator(np.random.Philox(key=[_TWEETS_WORDS_KEY, 0]))
     shared, taken = _shared_groups(random)
     slang = made_up_words(random, 2 * _NUM_SLANG, taken, _SYLLABLES)
-    groups = {**shared, "good": _GOOD + slang[:_NUM_SLANG], "bad": _BAD + slang[_NUM_SLANG:], "very": _VERY, **_EMOJI}
-    as_said, denied, questions = (_WRITTEN[name].strip() for name in ("as_said", "reversed", "asked"))
+    groups = {
+        **shared,
+        "good": _GOOD + slang[:_NUM_SLANG],
+        "bad": _BAD + slang[_NUM_SLANG:],
+        "very": _VERY,
+        **_EMOJI,
+    }
+    as_said, denied, questions = (
+        _WRITTEN[name].strip() for name in ("as_said", "reversed", "asked")
+    )
     praise, blame = (
         "|".join((as_said.replace("{op}", own), denied.replace("{op}", other)))
         for own, other in (("{good}", "{bad}"), ("{bad}", "{good}"))
@@ -195,10 +234,16 @@ def _tweet_phrases() -> _Phrases:
 
 
 def _shared_groups(random: np.random.Generator) -> tuple[dict[str, Sequence[str]], set[str]]:
-    """Words for things, known ones first, for times and for tags; and all words that no made-up word may repeat."""
+    """Words for things, known ones first, for times and for tags; and all words that no made-up
+    word may repeat.
+    """
     taken = {*_THINGS, *_GOOD, *_BAD, *_VERY, *_TIMES}
     things = _THINGS + made_up_words(random, _NUM_THINGS - len(_THINGS), taken, _SYLLABLES)
-    return {"thing": things, "time": _TIMES, "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]}, taken
+    return {
+        "thing": things,
+        "time": _TIMES,
+        "tag": [f"#{thing}" for thing in things[:_NUM_HASHTAGS]],
+    }, taken
 
 
 def _tweet_texts(random: np.random.Generator, moods: Integers) -> pa.Array:
@@ -210,7 +255,9 @@ def _tweet_texts(random: np.random.Generator, moods: Integers) -> pa.Array:
     ids[can_stress & (way < _STRETCH_SHARE)] += 3 * phrases.num_words
     ids[can_stress & (way > 1 - _LOUD_WORD_SHARE)] += 2 * phrases.num_words
     _stress_texts(random, ids, phrases.num_words)
-    texts = pc.binary_join(_lists(phrases.words.take(pa.array(ids[ids >= 0])), ids), pa.scalar(" ", pa.large_string()))
+    texts = pc.binary_join(
+        _lists(phrases.words.take(pa.array(ids[ids >= 0])), ids), pa.scalar(" ", pa.large_string())
+    )
     return pc.replace_substring_regex(texts, r" ([?!.,]+)( |$)", r"\1\2").cast(pa.string())
 
 
@@ -226,20 +273,30 @@ def _tweet_kinds(random: np.random.Generator, moods: Integers, kind: Mapping[str
     chance = random.random(_BLOCK)
     none = np.full(_BLOCK, kind["none"])
     but = np.where(chance < _BUT_SHARE, by_mood("positive but", "none", "negative but"), none)
-    though = np.where(chance > 1 - _THOUGH_SHARE, by_mood("though positive", "none", "though negative"), none)
+    though = np.where(
+        chance > 1 - _THOUGH_SHARE, by_mood("though positive", "none", "though negative"), none
+    )
     is_asked = (random.random(_BLOCK) < _ASKED_SHARE) & (moods == MOODS.index("neutral"))
     said = np.where(is_asked, kind["asked"], by_mood("negative", "filler", "positive"))
-    emoji_moods = np.where(random.random(_BLOCK) < _FITTING_EMOJI_SHARE, moods, random.integers(0, 3, _BLOCK))
+    emoji_moods = np.where(
+        random.random(_BLOCK) < _FITTING_EMOJI_SHARE, moods, random.integers(0, 3, _BLOCK)
+    )
     emoji = np.array([kind[name] for name in ("cross", "plain", "glad")])[emoji_moods]
     fillers = [some(share, kind["filler"]) for share in _FILLER_SHARES]
     opening, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "ending"))
-    marks = [np.where(is_marked, kind["mark"], none) for is_marked in (fillers[0] != none, ~is_asked)]
+    marks = [
+        np.where(is_marked, kind["mark"], none) for is_marked in (fillers[0] != none, ~is_asked)
+    ]
     last = some(_EMOJI_SHARE, emoji), ending
-    return np.stack((opening, fillers[0], marks[0], but, said, though, marks[1], *fillers[1:], *last), axis=1)
+    return np.stack(
+        (opening, fillers[0], marks[0], but, said, though, marks[1], *fillers[1:], *last), axis=1
+    )
 
 
 def _stress_texts(random: np.random.Generator, ids: NDArray[np.int32], num_words: int) -> None:
-    """Most texts with a capital first (unless that word is stressed already), a few all in capitals."""
+    """Most texts with a capital first (unless that word is stressed already), a few all in
+    capitals.
+    """
     rows = np.arange(len(ids))
     first = (ids >= 0).argmax(axis=1)
     has_capital = (ids[rows, first] < num_words) & (random.random(len(ids)) < _CAPITAL_SHARE)
@@ -260,18 +317,29 @@ def _tagged_phrases() -> tuple[_Phrases, NDArray[np.int32]]:
     random = np.random.Generator(np.random.Philox(key=[_TAGGED_WORDS_KEY, 0]))
     shared, taken = _shared_groups(random)
     given = made_up_words(random, _NUM_GIVEN, taken, _SYLLABLES)
-    names = [_names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _WRITTEN["name_forms"]]
+    names = [
+        _names(random, kind, given, taken) for _ in SPLIT_STREAM for kind in _WRITTEN["name_forms"]
+    ]
     words = list(dict.fromkeys(word for pool in names for name in pool for word in name))
     kinds = {"none": "", **_SHARED_KINDS}
-    kinds |= {kind: text.replace("{name}", f"{{{kind}}}") for kind, text in _WRITTEN["about_names"].items()}
+    kinds |= {
+        kind: text.replace("{name}", f"{{{kind}}}")
+        for kind, text in _WRITTEN["about_names"].items()
+    }
     phrases = _Phrases({**shared, "name": words}, ENTITY_TYPES, kinds)
     numbers = {word: phrases.groups["name"][1] + number for number, word in enumerate(words)}
-    padded = [[numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name)) for p in names for name in p]
+    padded = [
+        [numbers[word] for word in name] + [_NO_WORD] * (_LONGEST_NAME - len(name))
+        for p in names
+        for name in p
+    ]
     shape = (len(SPLIT_STREAM), len(_WRITTEN["name_forms"]), _NAMES_PER_POOL, _LONGEST_NAME)
     return phrases, np.array(padded, np.int32).reshape(shape)
 
 
-def _names(random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]) -> list[list[str]]:
+def _names(
+    random: np.random.Generator, kind: str, given: Sequence[str], taken: set[str]
+) -> list[list[str]]:
     """Names of one type; every one has a made-up word of its own, so no two pools share a name."""
     own = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, _SYLLABLES))
     forms = _listed(_WRITTEN["name_forms"][kind])
@@ -293,11 +361,17 @@ def _tagged_kinds(random: np.random.Generator, kind: Mapping[str, int]) -> Integ
     is_filled = random.random((3, _BLOCK)) < np.array(_TAGGED_FILLER_SHARES)[:, None]
     fillers = np.where(is_filled, kind["filler"], kind["none"])
     opening, mark, ending = (np.full(_BLOCK, kind[name]) for name in ("opening", "mark", "ending"))
-    return np.stack((opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending), axis=1)
+    return np.stack(
+        (opening, fillers[0], first, mark, fillers[1], second, mark, fillers[2], ending), axis=1
+    )
 
 
-def _names_for(random: np.random.Generator, types: Integers, names: NDArray[np.int32], split: int) -> NDArray[np.int32]:
-    """A name for each type: at times one that any type may have, and outside training often one of the split's own."""
+def _names_for(
+    random: np.random.Generator, types: Integers, names: NDArray[np.int32], split: int
+) -> NDArray[np.int32]:
+    """A name for each type: at times one that any type may have, and outside training often one of
+    the split's own.
+    """
     pools = np.where(random.random(len(types)) < _UNSEEN_SHARE, split, SPLIT_STREAM["train"])
     kinds = np.where(random.random(len(types)) < _AMBIGUOUS_SHARE, len(ENTITY_TYPES), types)
     return names[pools, kinds, draw_long_tailed(random, len(types), _NAMES_PER_POOL, _TAIL["name"])]

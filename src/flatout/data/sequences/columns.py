@@ -37,16 +37,24 @@ class RecordingRules:
     step: float | None = None
     max_gap: float | None
     missing: Missing
-    cumulate: list[str] = field(default_factory=list)  # columns whose integral is put before all others
+    # columns whose integral is put before all others
+    cumulate: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)  # columns that are answered, for messages
 
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
         """Features are read, then targets; labels are no column of a recording."""
         targets, label, group = config.targets, config.label, list(config.group or [])
-        columns = [name for name in config.features or [] if name not in targets] + ([] if label else targets)
-        shared = {name: getattr(config, name) for name in ("time", "step", "max_gap", "missing", "targets")}
-        return cls(columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared)
+        columns = [name for name in config.features or [] if name not in targets] + (
+            [] if label else targets
+        )
+        shared = {
+            name: getattr(config, name)
+            for name in ("time", "step", "max_gap", "missing", "targets")
+        }
+        return cls(
+            columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared
+        )
 
     @property
     def names(self) -> list[str]:
@@ -54,13 +62,20 @@ class RecordingRules:
         return [*(f"{name} cumulated" for name in self.cumulate), *self.columns]
 
 
-def read_blocks(table: Table, rules: RecordingRules) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
-    """Each block, its values, its times (rows are counted where there are none), and whether these are dates."""
+def read_blocks(
+    table: Table, rules: RecordingRules
+) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
+    """Each block, its values, its times (rows are counted where there are none), and whether these
+    are dates.
+    """
     _require_columns(table, rules)
     names = dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))])
     for rows, block in table.numbered(list(names)):
         first = int(rows[0]) if len(rows) else 0
-        values = np.stack([_read_numbers(block.column(name), name, table, first) for name in rules.columns], axis=1)
+        values = np.stack(
+            [_read_numbers(block.column(name), name, table, first) for name in rules.columns],
+            axis=1,
+        )
         if rules.time is None:
             yield block, values, rows.astype(np.float64), False
         else:
@@ -71,15 +86,23 @@ def _require_columns(table: Table, rules: RecordingRules) -> None:
     wanted: dict[str, str] = {}
     for key, is_target in (("data.features", False), ("data.target", True)):
         names = [name for name in rules.columns if (name in rules.targets) is is_target]
-        wanted |= {f"{key}[{place}]" if len(names) > 1 else key: name for place, name in enumerate(names)}
-    wanted |= {key: name for key, name in (("data.time", rules.time), ("data.target", rules.label)) if name is not None}
+        wanted |= {
+            f"{key}[{place}]" if len(names) > 1 else key: name for place, name in enumerate(names)
+        }
+    wanted |= {
+        key: name
+        for key, name in (("data.time", rules.time), ("data.target", rules.label))
+        if name is not None
+    }
     require_columns(table, wanted)
     for name in rules.group:  # a group may be a feature too
         require_columns(table, {"data.group": name})
 
 
 def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floats:
-    """A column of a block as float64, NaN where a value is missing; `first`: the block's first row in its table."""
+    """A column of a block as float64, NaN where a value is missing; `first`: the block's first row
+    in its table.
+    """
     column = decoded(column)
     if is_text(column.type):
         column = _parse_texts(column, name, table, first)
@@ -93,7 +116,9 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
 
 
 def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tuple[Floats, bool]:
-    """A column of times as seconds: numbers as they are written, dates since 1970; and whether it holds dates."""
+    """A column of times as seconds: numbers as they are written, dates since 1970; and whether it
+    holds dates.
+    """
     column = _with_dates(decoded(column))
     are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     if are_dates:
@@ -113,7 +138,9 @@ def dates_of(seconds: Floats) -> pa.Array:
 
 def _with_dates(column: pa.Array) -> pa.Array:
     """Texts that are dates as dates, with or without a zone; other columns as they stand."""
-    if not is_text(column.type) or _is_number(next((text for text in column.slice(0, 100).to_pylist() if text), "")):
+    if not is_text(column.type) or _is_number(
+        next((text for text in column.slice(0, 100).to_pylist() if text), "")
+    ):
         return column
     for unit, zone in product(("us", "ns"), (None, "UTC")):
         try:
@@ -124,7 +151,9 @@ def _with_dates(column: pa.Array) -> pa.Array:
 
 
 class GroupNumbers:
-    """Numbers the groups of a table's rows, block after block, in the order in which they appear."""
+    """Numbers the groups of a table's rows, block after block, in the order in which
+    they appear.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)  # columns whose values make a group; the first one is its part
@@ -133,20 +162,34 @@ class GroupNumbers:
 
     def number(self, columns: Sequence[pa.Array]) -> NDArray[np.int64]:
         """The group of each row of a block."""
-        (codes, found), (part_codes, parts) = _join(columns, self.names), _join(columns[:1], self.names[:1])
+        (codes, found), (part_codes, parts) = (
+            _join(columns, self.names),
+            _join(columns[:1], self.names[:1]),
+        )
         _, first = np.unique(codes, return_index=True)
         for name, part in zip(found, part_codes[first].tolist(), strict=True):
             self.part_of.setdefault(name, parts[part])
-        return np.array([self._number.setdefault(name, len(self._number)) for name in found], np.int64)[codes]
+        return np.array(
+            [self._number.setdefault(name, len(self._number)) for name in found], np.int64
+        )[codes]
 
 
 def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """The group of each row as a number, and the groups' names."""
     kind = pa.large_string()
-    named = zip(names, [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns], strict=True)
-    parts = [pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)) for name, text in named]
+    named = zip(
+        names,
+        [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns],
+        strict=True,
+    )
+    parts = [
+        pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind))
+        for name, text in named
+    ]
     joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()
-    return joined.indices.to_numpy(zero_copy_only=False).astype(np.int64), joined.dictionary.to_pylist()
+    return joined.indices.to_numpy(zero_copy_only=False).astype(
+        np.int64
+    ), joined.dictionary.to_pylist()
 
 
 def name_rows(places: NDArray[np.integer], table: Table) -> str:
@@ -158,11 +201,17 @@ def name_rows(places: NDArray[np.integer], table: Table) -> str:
 def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Array:
     """Texts of a csv as numbers; an empty one is a missing value."""
     trimmed = pc.utf8_trim_whitespace(column)
-    kept = pc.if_else(pc.equal(pc.binary_length(trimmed), 0), pa.scalar(None, trimmed.type), trimmed)
+    kept = pc.if_else(
+        pc.equal(pc.binary_length(trimmed), 0), pa.scalar(None, trimmed.type), trimmed
+    )
     try:
         return kept.cast(pa.float64())
     except pa.ArrowException:
-        row = next(row for row, text in enumerate(kept.to_pylist()) if text is not None and not _is_number(text))
+        row = next(
+            row
+            for row, text in enumerate(kept.to_pylist())
+            if text is not None and not _is_number(text)
+        )
     hint = "Write numbers with a point, leave a missing value empty, or leave out the column."
     what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
     raise UserError(table.name, what, allowed="numbers", hint=hint)

@@ -1,4 +1,6 @@
-"""What is known of recordings whose store is open: columns, scales, names, and the shape of a network's answers."""
+"""What is known of recordings whose store is open: columns, scales, names, and the shape of a
+network's answers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 ROWS_A_BLOCK = 1 << 16
 _OTHER_UNIT, _MANY_SAMPLES = 10.0, 1000
-"""From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a column is small."""
+"""From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a
+column is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,9 @@ class Scaler:
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Columns in their units as the store keeps them; block by block, so that little is copied."""
+        """Columns in their units as the store keeps them; block by block, so that
+        little is copied.
+        """
         shift, factor = np.array(self.shift), np.array(self.factor)
         scaled = np.empty(values.shape, np.float32)
         for at in range(0, len(values), ROWS_A_BLOCK):
@@ -76,10 +81,13 @@ class Scaler:
 
 
 def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float) -> list[str]:
-    """A line for each column many times as large, or small, as in training; few small samples prove no other unit."""
+    """A line for each column many times as large, or small, as in training; few small samples prove
+    no other unit.
+    """
     least = 1 / _OTHER_UNIT if samples >= _MANY_SAMPLES else 0.0
     return [
-        f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another unit?"
+        f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another"
+        " unit?"
         for name, ratio in zip(names, ratios.tolist(), strict=True)
         if ratio > _OTHER_UNIT or 0 < ratio < least
     ]
@@ -101,7 +109,9 @@ class SequenceInfo(DataInfo):
     def key(self) -> str:
         """The store's key and the rows that are read of it: equal keys mean equal data."""
         config = self.config
-        return f"{self.report.key} {config.lookback} {config.stride} {config.horizon} {config.chunk}"
+        return (
+            f"{self.report.key} {config.lookback} {config.stride} {config.horizon} {config.chunk}"
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -126,7 +136,14 @@ class SequenceInfo(DataInfo):
         facts = self.facts
         problem = Problem.single if facts["classes"] else Problem.regression
         classes, rows = facts["classes"] or self.targets, facts["splits"]["train"]["recordings"]
-        return Labels(problem, classes, facts["class_counts"], rows, facts["label_mean"], facts["label_spread"])
+        return Labels(
+            problem,
+            classes,
+            facts["class_counts"],
+            rows,
+            facts["label_mean"],
+            facts["label_spread"],
+        )
 
     @property
     def shape(self) -> SequenceShape:
@@ -136,11 +153,15 @@ class SequenceInfo(DataInfo):
             return SequenceShape(columns, 0, labels=len(self.labels.classes))
         if config.problem is SequenceProblem.forecast:
             return SequenceShape(columns, targets, config.lookback, config.horizon)
-        return SequenceShape(columns - targets, targets, config.lookback, is_stateful=config.chunk is not None)
+        return SequenceShape(
+            columns - targets, targets, config.lookback, is_stateful=config.chunk is not None
+        )
 
     @property
     def floors(self) -> dict[str, float]:
-        """The lowest root mean square error that can be reached on each target of a built-in sample."""
+        """The lowest root mean square error that can be reached on each target of a built-in
+        sample.
+        """
         is_known = self.config.is_sample and self.config.problem is SequenceProblem.estimate
         found = {name: self.config.sample.floor(name) for name in self.targets} if is_known else {}
         return {name: value for name, value in found.items() if value is not None}
@@ -155,13 +176,18 @@ class SequenceInfo(DataInfo):
     def summary(self) -> dict[str, Any]:
         splits, lengths = self.facts["splits"], self.rows_of("train").lengths
         return {
-            "rows": {name: view.num_rows for name, view in self.store.splits.items() if name in splits},
+            "rows": {
+                name: view.num_rows for name, view in self.store.splits.items() if name in splits
+            },
             "classes": len(self.targets),
             "tokens": int(lengths.sum(dtype=np.int64)),
             "mean_length": float(lengths.mean()),
             "truncated_rows": 0,
             "sequences": {
-                **{kind: {name: counts[kind] for name, counts in splits.items()} for kind in ("recordings", "samples")},
+                **{
+                    kind: {name: counts[kind] for name, counts in splits.items()}
+                    for kind in ("recordings", "samples")
+                },
                 "step_s": self.facts["step"],
                 "floor": self.floors,
             },

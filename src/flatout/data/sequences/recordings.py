@@ -1,4 +1,5 @@
-"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed step.
+"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed
+step.
 
 A large file that is one recording as it stands is read block by block, by way of a scratch file.
 """
@@ -17,7 +18,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.columns import Floats, GroupNumbers, RecordingRules, name_rows, read_blocks
+from flatout.data.sequences.columns import (
+    Floats,
+    GroupNumbers,
+    RecordingRules,
+    name_rows,
+    read_blocks,
+)
 from flatout.data.sequences.settings import Missing
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
@@ -34,14 +41,17 @@ class Recording:
     values: Any  # [samples, columns] float64; of a large file `ScratchValues`
     times: Any  # [samples] seconds; numbers from 0 where there is no column of times
     rows: NDArray[np.int64]
-    """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large file."""
+    """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large
+    file."""
     step: float = 1.0  # median seconds between two samples, as they were written
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        return replace(self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen])
+        return replace(
+            self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen]
+        )
 
 
 @dataclass(slots=True)
@@ -58,17 +68,36 @@ class ReadingNotes:
 
     def lines(self) -> list[str]:
         """In words, with the setting that changes it."""
-        found = [f"warning {name}: {what} filled; data.missing=drop" for name, what in self.filled.items()]
-        found += [f"warning {name}: {what} dropped; data.missing=fill" for name, what in self.dropped.items()]
-        found += [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
-        found += [f"warning recordings: {self.short:,} of a single sample left out"] if self.short else []
+        found = [
+            f"warning {name}: {what} filled; data.missing=drop"
+            for name, what in self.filled.items()
+        ]
+        found += [
+            f"warning {name}: {what} dropped; data.missing=fill"
+            for name, what in self.dropped.items()
+        ]
+        found += (
+            [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
+        )
+        found += (
+            [f"warning recordings: {self.short:,} of a single sample left out"]
+            if self.short
+            else []
+        )
         named = f"{', '.join(self.brief[:3])}{', …' if len(self.brief) > 3 else ''}"
-        found += [f"warning recordings: {len(self.brief):,} too short, left out: {named}"] if self.brief else []
+        found += (
+            [f"warning recordings: {len(self.brief):,} too short, left out: {named}"]
+            if self.brief
+            else []
+        )
         return found
 
 
 def read_recordings(
-    table: Table, rules: RecordingRules, notes: ReadingNotes, advance: Callable[[int], None] = lambda rows: None
+    table: Table,
+    rules: RecordingRules,
+    notes: ReadingNotes,
+    advance: Callable[[int], None] = lambda rows: None,
 ) -> Iterator[Recording]:
     """The recordings of a table, file by file; one file is in memory at a time."""
     for file in table.tables or [table]:
@@ -79,7 +108,14 @@ def read_recordings(
 
 def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     """The recordings of a file as they are written, in the order in which they begin."""
-    groups, values, times, labels, codes, is_dated = GroupNumbers(rules.group), [], [], [], [], False
+    groups, values, times, labels, codes, is_dated = (
+        GroupNumbers(rules.group),
+        [],
+        [],
+        [],
+        [],
+        False,
+    )
     for block, own_values, own_times, are_dates in read_blocks(file, rules):
         values.append(own_values)
         times.append(own_times)
@@ -89,14 +125,20 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         if rules.group:
             columns = [as_texts(decoded(block.column(name))) for name in rules.group]
             for name, column in zip(rules.group, columns, strict=True):
-                lacking = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + sum(map(len, values[:-1]))
+                lacking = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + sum(
+                    map(len, values[:-1])
+                )
                 what = f"{file.name}: {name} is missing in row {name_rows(lacking, file)}"
                 require(not lacking.size, "data.group", what, hint="Write the group in each row.")
             codes.append(groups.number(columns))
     places = np.arange(sum(map(len, times)))
     require(len(places) > 0, file.name, "no rows", hint="Name a file that holds some.")
     column = pa.chunked_array(labels).combine_chunks() if labels else None
-    numbers: dict[str, Any] = {"values": np.concatenate(values), "times": np.concatenate(times), "rows": places}
+    numbers: dict[str, Any] = {
+        "values": np.concatenate(values),
+        "times": np.concatenate(times),
+        "rows": places,
+    }
     whole = Recording(name=file.name, part=file.name, **numbers, is_dated=is_dated)
     chosen: list[Any] = [slice(None)]
     if rules.group:
@@ -106,7 +148,9 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     for (name, part), rows in zip((groups.part_of or {"": file.name}).items(), chosen, strict=True):
         full = f"{file.name}: {name}" if name else file.name
         one = replace(whole.take(rows), name=full, whole=full, part=part)
-        seconds = one.times if rules.time is not None else np.arange(len(one.rows), dtype=np.float64)
+        seconds = (
+            one.times if rules.time is not None else np.arange(len(one.rows), dtype=np.float64)
+        )
         label = None if column is None else _label_of(column.take(pa.array(one.rows)), one.name)
         yield replace(one, times=seconds, label=label)
 
@@ -115,11 +159,19 @@ def _label_of(column: pa.Array, whose: str) -> str:
     found = pc.unique(column.filter(pc.invert(is_blank(column)))).to_pylist()
     hint = "Write the same value in all rows of a recording, or part recordings with data.group."
     listed = ", ".join(map(repr, found[:3]))
-    require(len(found) == 1, "data.target", f"{whose} has {len(found)} labels ({listed})", allowed="one", hint=hint)
+    require(
+        len(found) == 1,
+        "data.target",
+        f"{whose} has {len(found)} labels ({listed})",
+        allowed="one",
+        hint=hint,
+    )
     return str(found[0])
 
 
-def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Iterator[Recording]:
+def _made_even(
+    file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes
+) -> Iterator[Recording]:
     if rules.time is not None:
         _require_rising(file, recording, rules.time)
     whole = _without_missing(file, recording, rules, notes)
@@ -131,7 +183,9 @@ def _made_even(file: Table, recording: Recording, rules: RecordingRules, notes: 
             notes.short += 1
             continue
         notes.steps.append(float(np.median(np.diff(piece.times))))
-        yield replace(_with_integrals(even, rules) if rules.cumulate else even, step=notes.steps[-1])
+        yield replace(
+            _with_integrals(even, rules) if rules.cumulate else even, step=notes.steps[-1]
+        )
 
 
 def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
@@ -149,14 +203,18 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
         return
     place, are_dates = int(falls[0]), recording.is_dated
     moments = recording.times[place : place + 2].tolist()
-    before, after = (str(np.datetime64(round(at * 1e3), "ms")) if are_dates else f"{at:.15g}" for at in moments)
+    before, after = (
+        str(np.datetime64(round(at * 1e3), "ms")) if are_dates else f"{at:.15g}" for at in moments
+    )
     how = f"repeats {after}" if before == after else f"goes back from {before} to {after}"
     row = file.locate(int(recording.rows[place + 1]) + 1)
     hint = "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
     raise UserError("data.time", f"{recording.name}: {name} {how} in row {row}", hint=hint)
 
 
-def _without_missing(file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes) -> Recording:
+def _without_missing(
+    file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes
+) -> Recording:
     is_missing = np.isnan(recording.values)
     lacking = is_missing.any(axis=1)
     if not lacking.any():
@@ -165,18 +223,34 @@ def _without_missing(file: Table, recording: Recording, rules: RecordingRules, n
     where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[lacking], file)}"
     what = f"{counted(count, 'row')} without {columns} ({where})"
     if rules.missing is Missing.refuse:
-        raise UserError("data.missing", f"{recording.name}: {what}", hint="Set data.missing=fill or data.missing=drop.")
+        raise UserError(
+            "data.missing",
+            f"{recording.name}: {what}",
+            hint="Set data.missing=fill or data.missing=drop.",
+        )
     if rules.missing is Missing.drop:
         notes.dropped[recording.name] = what
         is_bare = bool(lacking.all())
-        require(not is_bare, "data.missing", f"{recording.name}: no row is whole", hint="Leave out the column.")
+        require(
+            not is_bare,
+            "data.missing",
+            f"{recording.name}: no row is whole",
+            hint="Leave out the column.",
+        )
         return recording.take(np.flatnonzero(~lacking))
     notes.filled[recording.name] = what
     values = recording.values.copy()
     for number, name in enumerate(rules.columns):
         known = ~is_missing[:, number]
-        require(bool(known.any()), "data.missing", f"{recording.name}: {name} has no value", hint="Leave it out.")
-        values[:, number] = np.interp(recording.times, recording.times[known], values[known, number])
+        require(
+            bool(known.any()),
+            "data.missing",
+            f"{recording.name}: {name} has no value",
+            hint="Leave it out.",
+        )
+        values[:, number] = np.interp(
+            recording.times, recording.times[known], values[known, number]
+        )
     return replace(recording, values=values)
 
 
@@ -184,8 +258,13 @@ def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     cuts = np.flatnonzero(np.diff(recording.times) > max_gap) + 1
     if not len(cuts):
         return [recording]
-    pieces = [recording.take(slice(*ends)) for ends in itertools.pairwise([0, *cuts.tolist(), len(recording.times)])]
-    return [replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)]
+    pieces = [
+        recording.take(slice(*ends))
+        for ends in itertools.pairwise([0, *cuts.tolist(), len(recording.times)])
+    ]
+    return [
+        replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)
+    ]
 
 
 def resample(recording: Recording, step: float) -> Recording:
@@ -195,15 +274,20 @@ def resample(recording: Recording, step: float) -> Recording:
     wanted = times[0] + step * np.arange(count)
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
-    return replace(recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place])
+    return replace(
+        recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place]
+    )
 
 
-LEAST_BYTES = 1 << 24  # smaller files are read as a whole: a copy on disk would cost more than it saves
+# smaller files are read as a whole: a copy on disk would cost more than it saves
+LEAST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchValues:
-    """Some columns of `[samples, width]` float64 in a file; a slice of rows is read when it is asked for."""
+    """Some columns of `[samples, width]` float64 in a file; a slice of rows is read when it is
+    asked for.
+    """
 
     path: Path
     samples: int
@@ -220,15 +304,20 @@ class ScratchValues:
     def __getitem__(self, rows: slice) -> Floats:
         start, stop, _ = rows.indices(len(self))
         width, count = self.width, max(0, stop - start)
-        read = np.fromfile(self.path, np.float64, count * width, offset=start * width * np.float64().itemsize)
+        read = np.fromfile(
+            self.path, np.float64, count * width, offset=start * width * np.float64().itemsize
+        )
         return read.reshape(count, width)[:, self.columns]
 
 
 class Scratch:
-    """The scratch files of the large files of one preparation, so that memory does not grow with a file."""
+    """The scratch files of the large files of one preparation, so that memory does not grow with a
+    file.
+    """
 
-    # Its numbers go to a scratch file beside the store, once; scales and store are then made from that file. It serves
-    # a recording that is written down as it stands. Any other one is read as a whole, which also reports what is wrong.
+    # Its numbers go to a scratch file beside the store, once; scales and store are then made from
+    # that file. It serves a recording that is written down as it stands. Any other one is read as a
+    # whole, which also reports what is wrong.
 
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
         self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
@@ -247,7 +336,9 @@ class Scratch:
         return found
 
     def _copy(self, file: FileTable, path: Path) -> Recording | None:
-        """Write the numbers of a file to the scratch file; None where a value is missing or a time does not rise."""
+        """Write the numbers of a file to the scratch file; None where a value is missing or a time
+        does not rise.
+        """
         rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
         with written():
             output = path.open("wb")
@@ -268,10 +359,14 @@ class Scratch:
         width = (columns := len(rules.columns)) + self.keeps_times
         kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
         kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
-        return Recording(name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated)
+        return Recording(
+            name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated
+        )
 
 
-def blocks_of(values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None) -> Iterator[Floats]:
+def blocks_of(
+    values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None
+) -> Iterator[Floats]:
     """Samples from `first` to before `stop`, so many at a time."""
     end = len(values) if stop is None else stop
     for at in range(first, end, rows):

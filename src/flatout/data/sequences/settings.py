@@ -15,7 +15,8 @@ SequenceProblem = StrEnum("SequenceProblem", "estimate forecast label")
 Missing = StrEnum("Missing", "refuse fill drop")  # what happens to rows with a missing value
 Scale = StrEnum("Scale", "standard minmax none")  # how columns are scaled, by the training rows
 PartBy = StrEnum("PartBy", "auto file group time")
-"""What is kept whole when recordings are split: a file, a group, or neither, where time splits each recording."""
+"""What is kept whole when recordings are split: a file, a group, or neither, where time splits each
+recording."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,13 +25,16 @@ class SequenceDataConfig(FeedingConfig):
 
     source: Any = setting(
         None,
-        "All recordings: a file, a pattern, a folder of files, or a folder with a file for each split; null "
-        "with no data.train: the built-in cells. From Python also a table.",
+        "All recordings: a file, a pattern, a folder of files, or a folder with a file for each"
+        " split; null with no data.train: the built-in cells. From Python also a table.",
         allowed=SOURCES,
         example="cells/ data.features=[voltage,current] data.target=soc",
     )
     train: Any = setting(
-        None, "Training recordings.", allowed=FOLDERS, example="train/ data.features=[voltage,current] data.target=soc"
+        None,
+        "Training recordings.",
+        allowed=FOLDERS,
+        example="train/ data.features=[voltage,current] data.target=soc",
     )
     validation: Any = setting(
         None,
@@ -40,80 +44,115 @@ class SequenceDataConfig(FeedingConfig):
     )
     test: Any = setting(
         None,
-        "The test recordings; null: taken from the training recordings when no validation is given either.",
+        "The test recordings; null: taken from the training recordings when no validation is given"
+        " either.",
         allowed=FILES,
         example="data.train=train/ data.test=test/ data.features=[voltage] data.target=soc",
     )
     sample: CellsConfig = setting(CellsConfig, "The built-in cells, used when there is no source.")
     problem: SequenceProblem = setting(
         SequenceProblem.estimate,
-        "estimate: the target at each time; forecast: its next steps; label: one class or number a recording.",
+        "estimate: the target at each time; forecast: its next steps; label: one class or number a"
+        " recording.",
         example="forecast data.lookback=96 data.horizon=24",
     )
     features: list[str] | None = setting(
         None,
-        "Columns that are read; null: of the built-in cells their sensors, of a forecast the targets alone.",
+        "Columns that are read; null: of the built-in cells their sensors, of a forecast the"
+        " targets alone.",
         example="[voltage,current]",
         allowed="a list, each column once, or null",
     )
-    target: Any = setting(None, "What is answered.", allowed="a column, or a list of columns", example="soc")
-    time: str | None = setting(None, "Column of the time, in seconds or as dates; null: a row is a step.", example="t")
-    group: list[str] | None = setting(None, "Columns that tell recordings apart; null: files.", example="[cell,cycle]")
+    target: Any = setting(
+        None, "What is answered.", allowed="a column, or a list of columns", example="soc"
+    )
+    time: str | None = setting(
+        None, "Column of the time, in seconds or as dates; null: a row is a step.", example="t"
+    )
+    group: list[str] | None = setting(
+        None, "Columns that tell recordings apart; null: files.", example="[cell,cycle]"
+    )
     cumulate: list[str] = setting(
         list,
-        "Features whose integral since the recording's beginning is read too, in unit-hours, such as the "
-        "charge drawn by a current; in unit-samples without data.time.",
+        "Features whose integral since the recording's beginning is read too, in unit-hours, such"
+        " as the charge drawn by a current; in unit-samples without data.time.",
         example="data.features=[voltage,current] data.cumulate=[current]",
     )
     step: float | None = setting(
-        None, "Seconds between samples, resampled linearly; null: as is.", above=0, example="data.time=t data.step=10"
+        None,
+        "Seconds between samples, resampled linearly; null: as is.",
+        above=0,
+        example="data.time=t data.step=10",
     )
     max_gap: float | None = setting(
-        None, "Longer gaps part a recording, in seconds; null: none.", above=0, example="data.time=t data.max_gap=60"
+        None,
+        "Longer gaps part a recording, in seconds; null: none.",
+        above=0,
+        example="data.time=t data.max_gap=60",
     )
-    missing: Missing = setting(Missing.refuse, "Rows with a missing value: refuse, fill (linearly over time) or drop.")
-    scale: Scale = setting(Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none.")
-    lookback: int | None = setting(None, "Samples of a window; null: recordings or chunks.", least=1, example="96")
+    missing: Missing = setting(
+        Missing.refuse, "Rows with a missing value: refuse, fill (linearly over time) or drop."
+    )
+    scale: Scale = setting(
+        Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none."
+    )
+    lookback: int | None = setting(
+        None, "Samples of a window; null: recordings or chunks.", least=1, example="96"
+    )
     stride: int = setting(
-        1, "Samples between training windows; others use every one.", least=1, example="data.lookback=96 data.stride=12"
+        1,
+        "Samples between training windows; others use every one.",
+        least=1,
+        example="data.lookback=96 data.stride=12",
     )
-    horizon: int = setting(1, "Steps ahead.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24")
-    chunk: int | None = setting(None, "Samples of a chunk; the next takes its hidden state.", least=1, example="200")
+    horizon: int = setting(
+        1, "Steps ahead.", least=1, example="data.problem=forecast data.lookback=96 data.horizon=24"
+    )
+    chunk: int | None = setting(
+        None, "Samples of a chunk; the next takes its hidden state.", least=1, example="200"
+    )
     split_by: PartBy = setting(
         PartBy.auto,
-        "What stays whole when splits are taken: file, group (by the first column of data.group) or time, "
-        "which cuts each recording; auto: groups where there are three, else files, else time.",
+        "What stays whole when splits are taken: file, group (by the first column of data.group) or"
+        " time, which cuts each recording; auto: groups where there are three, else files, else"
+        " time.",
         example="time data.split_at=[8640,11520,14400]",
     )
     split_at: list[int] | None = setting(
         None,
-        "For split_by=time: samples of each recording at which training, validation and, if given, the test end.",
+        "For split_by=time: samples of each recording at which training, validation and, if given,"
+        " the test end.",
         example="data.split_by=time data.split_at=[8640,11520,14400]",
         allowed="two or three rising numbers of samples, or null",
     )
     noise: dict[str, float] = setting(
         dict,
-        "Training only: standard deviation of noise added to a feature, in its unit, another in each epoch.",
+        "Training only: standard deviation of noise added to a feature, in its unit, another in"
+        " each epoch.",
         least=0,
         allowed="0 or more, for features by name",
         example="+data.noise.voltage=0.01",
     )
     offset: dict[str, float] = setting(
         dict,
-        "Training only: standard deviation of a constant added to a feature of each row of a batch.",
+        "Training only: standard deviation of a constant added to a feature of each row of a"
+        " batch.",
         least=0,
         allowed="0 or more, for features by name",
         example="+data.offset.voltage=0.02",
     )
     low_pass: dict[str, float] = setting(
         dict,
-        "Training only: most that a feature is smoothed; the memory of an exponential mean, drawn for each row.",
+        "Training only: most that a feature is smoothed; the memory of an exponential mean, drawn"
+        " for each row.",
         least=0,
         below=1,
         allowed="0 to below 1, for features by name",
         example="+data.low_pass.current=0.5",
     )
-    batch_size: int = setting(64, "Recordings, windows or chunks one device computes at once.", least=1)
+    batch_size: int = setting(
+        64, "Recordings, windows or chunks one device computes at once.", least=1
+    )
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
@@ -133,59 +172,140 @@ class SequenceDataConfig(FeedingConfig):
 
     def _set_columns(self) -> None:
         if self.is_sample:
-            self.target = self.target or ("voltage" if self.problem is SequenceProblem.forecast else "soc")
-            usual = [name for name in ("voltage", "current", "temperature") if name not in self.targets]
+            self.target = self.target or (
+                "voltage" if self.problem is SequenceProblem.forecast else "soc"
+            )
+            usual = [
+                name for name in ("voltage", "current", "temperature") if name not in self.targets
+            ]
             self.features = usual if self.features is None else self.features
             self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
         self.group = [self.group] if isinstance(self.group, str) else self.group
         self.features = [self.features] if isinstance(self.features, str) else self.features
         where, targets = "data.target", self.targets
-        require(bool(targets), where, "is not set", hint="Name the column that is answered: data.target=COLUMN.")
-        require(len(set(targets)) == len(targets), where, f"{', '.join(targets)}", allowed="each column once")
+        require(
+            bool(targets),
+            where,
+            "is not set",
+            hint="Name the column that is answered: data.target=COLUMN.",
+        )
+        require(
+            len(set(targets)) == len(targets),
+            where,
+            f"{', '.join(targets)}",
+            allowed="each column once",
+        )
         features = [] if self.features is None else list(self.features)
-        require(len(set(features)) == len(features), "data.features", ", ".join(features), allowed="each column once")
+        require(
+            len(set(features)) == len(features),
+            "data.features",
+            ", ".join(features),
+            allowed="each column once",
+        )
         if self.problem is SequenceProblem.forecast:
             return
         hint = "Name the columns that are read: data.features=[COLUMN,COLUMN]."
         require(bool(features), "data.features", "is not set", hint=hint)
         for name in targets:
-            require(name not in features, "data.features", f"{name!r} is the target", hint="Leave it out.")
+            require(
+                name not in features,
+                "data.features",
+                f"{name!r} is the target",
+                hint="Leave it out.",
+            )
         is_one = self.problem is not SequenceProblem.label or len(targets) == 1
-        require(is_one, where, f"{len(targets)} columns", allowed="one column for data.problem=label")
+        require(
+            is_one, where, f"{len(targets)} columns", allowed="one column for data.problem=label"
+        )
 
     def _require_counts(self) -> None:
         for name in ("step", "max_gap"):
             value = getattr(self, name)
             has_time = value is None or self.time is not None
-            require(has_time, f"data.{name}", f"{value} without data.time", hint="Name the column: data.time=COLUMN.")
+            require(
+                has_time,
+                f"data.{name}",
+                f"{value} without data.time",
+                hint="Name the column: data.time=COLUMN.",
+            )
         cuts = self.split_at
         if cuts is not None:
-            is_rising = len(cuts) in (2, 3) and all(a < b for a, b in zip([0, *cuts], cuts, strict=False))
-            require(is_rising, "data.split_at", f"{cuts}", allowed="two or three rising numbers of samples")
+            is_rising = len(cuts) in (2, 3) and all(
+                a < b for a, b in zip([0, *cuts], cuts, strict=False)
+            )
+            require(
+                is_rising,
+                "data.split_at",
+                f"{cuts}",
+                allowed="two or three rising numbers of samples",
+            )
             hint = "Set data.split_by=time."
-            require(self.split_by is PartBy.time, "data.split_at", f"with split_by={self.split_by}", hint=hint)
+            require(
+                self.split_by is PartBy.time,
+                "data.split_at",
+                f"with split_by={self.split_by}",
+                hint=hint,
+            )
         features = self.features or []
         inputs = [*features, *(self.targets if self.problem is SequenceProblem.forecast else [])]
         for name in self.cumulate:
-            require(name in features, "data.cumulate", f"no such feature {name!r}", allowed=", ".join(features))
+            require(
+                name in features,
+                "data.cumulate",
+                f"no such feature {name!r}",
+                allowed=", ".join(features),
+            )
         for name in ("noise", "offset", "low_pass"):
             for feature in getattr(self, name):
-                require(feature in inputs, f"data.{name}.{feature}", "no such feature", allowed=", ".join(inputs))
+                require(
+                    feature in inputs,
+                    f"data.{name}.{feature}",
+                    "no such feature",
+                    allowed=", ".join(inputs),
+                )
 
     def _require_way(self) -> None:
         hint = "Leave one of them out."
-        require(self.lookback is None or self.chunk is None, "data.chunk", "with data.lookback", hint=hint)
+        require(
+            self.lookback is None or self.chunk is None,
+            "data.chunk",
+            "with data.lookback",
+            hint=hint,
+        )
         if self.problem is SequenceProblem.forecast:
             hint = "Set data.lookback to the samples that a forecast reads."
-            require(self.lookback is not None, "data.problem", "forecast without data.lookback", hint=hint)
+            require(
+                self.lookback is not None,
+                "data.problem",
+                "forecast without data.lookback",
+                hint=hint,
+            )
         is_read = self.horizon == 1 or self.problem is SequenceProblem.forecast
-        require(is_read, "data.horizon", f"{self.horizon}, but no forecast", hint="Set data.problem=forecast.")
+        require(
+            is_read,
+            "data.horizon",
+            f"{self.horizon}, but no forecast",
+            hint="Set data.problem=forecast.",
+        )
         if self.problem is SequenceProblem.label:
-            is_whole, hint = self.lookback is None and self.chunk is None, "Leave out data.lookback and data.chunk."
+            is_whole, hint = (
+                self.lookback is None and self.chunk is None,
+                "Leave out data.lookback and data.chunk.",
+            )
             require(is_whole, "data.problem", "label reads whole recordings", hint=hint)
             what = "time cuts recordings, which have one label"
             require(self.split_by is not PartBy.time, "data.split_by", what, allowed="file, group")
         is_token = self.chunk is None or self.tokens_per_batch is None
-        require(is_token, "data.tokens_per_batch", "with data.chunk", hint="Set data.batch_size instead.")
+        require(
+            is_token,
+            "data.tokens_per_batch",
+            "with data.chunk",
+            hint="Set data.batch_size instead.",
+        )
         is_alone = self.group is not None or self.split_by is not PartBy.group
-        require(is_alone, "data.split_by", "group without data.group", hint="Name its columns: data.group=[COLUMN].")
+        require(
+            is_alone,
+            "data.split_by",
+            "group without data.group",
+            hint="Name its columns: data.group=[COLUMN].",
+        )

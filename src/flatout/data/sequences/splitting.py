@@ -1,6 +1,8 @@
-"""Which recordings, or which parts of them, are trained on, validated with and tested with; and what leaks.
+"""Which recordings, or which parts of them, are trained on, validated with and tested with; and
+what leaks.
 
-Answers are given away by features that are copies of a target, and by samples that two splits share.
+Answers are given away by features that are copies of a target, and by samples that two splits
+share.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ class RecordingEntry:
     digest: str  # of its values
     runs: NDArray[np.uint64]
     moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
-    """Of the whole recording and of the parts that time may make of it, from a sample to before another."""
+    """Of the whole recording and of the parts that time may make of it, from a sample to before
+    another."""
 
 
 class Splitter:
     """Gives each recording its segments."""
 
-    def __init__(self, config: SequenceDataConfig, shares: tuple[float, float], num_files: int) -> None:
+    def __init__(
+        self, config: SequenceDataConfig, shares: tuple[float, float], num_files: int
+    ) -> None:
         self.config, self.shares, self.num_files = config, shares, num_files
         self.needed = 1 + sum(share > 0 for share in shares)
         self.how = ""  # in words, for the line that is printed
@@ -58,16 +63,34 @@ class Splitter:
         own = [each for each in recordings if each.split == "train"]
         if not any(self.shares):
             hint = "Leave it out, or name one source that is split."
-            require(self.config.split_at is None, "data.split_at", "is set, and files give the splits", hint=hint)
+            require(
+                self.config.split_at is None,
+                "data.split_at",
+                "is set, and files give the splits",
+                hint=hint,
+            )
             self.how = "as given"
-            return [Segment(each.split, number, 0, each.samples) for number, each in enumerate(recordings)]
+            return [
+                Segment(each.split, number, 0, each.samples)
+                for number, each in enumerate(recordings)
+            ]
         by = self._choose(own)
         if by is PartBy.time:
             self.how = "each recording is cut in time"
-            return [segment for number, each in enumerate(recordings) for segment in self._cut(number, each)]
+            return [
+                segment
+                for number, each in enumerate(recordings)
+                for segment in self._cut(number, each)
+            ]
         splits = self._deal(own, by)
-        dealt = [splits[self._key(each, by)] if each.split == "train" else each.split for each in recordings]
-        return [Segment(split, number, 0, recordings[number].samples) for number, split in enumerate(dealt)]
+        dealt = [
+            splits[self._key(each, by)] if each.split == "train" else each.split
+            for each in recordings
+        ]
+        return [
+            Segment(split, number, 0, recordings[number].samples)
+            for number, split in enumerate(dealt)
+        ]
 
     def spans(self, each: RecordingEntry) -> list[tuple[int, int]]:
         """The parts of a recording that time may make of it."""
@@ -80,7 +103,9 @@ class Splitter:
         if wanted is not PartBy.auto:
             is_file = wanted is not PartBy.file or self.num_files >= needed
             what = f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits"
-            require(is_file, "data.split_by", what, hint="Name more files, or set data.split_by=time.")
+            require(
+                is_file, "data.split_by", what, hint="Name more files, or set data.split_by=time."
+            )
             return wanted
         if self.config.group and len({each.part for each in own}) >= needed:
             return PartBy.group
@@ -96,15 +121,25 @@ class Splitter:
         return each.part if by else each.whole if self.config.group else each.name
 
     def _deal(self, own: list[RecordingEntry], by: PartBy | None) -> dict[str, str]:
-        """The split of each name, whole names in the order of their hashes until the shares are met."""
+        """The split of each name, whole names in the order of their hashes until the shares are
+        met.
+        """
         samples: Counter[str] = Counter()
         for each in own:
             samples[self._key(each, by)] += each.samples
         group = f"groups of {(self.config.group or [''])[0]}"
         kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
         self.how = f"whole {kind} taken by a hash of the name"
-        what, hint = f"{len(samples)} {kind} for {self.needed} splits", "or give a file for each split."
-        require(len(samples) >= self.needed, "data.split_by", what, hint=f"Set data.split_by=time, {hint}")
+        what, hint = (
+            f"{len(samples)} {kind} for {self.needed} splits",
+            "or give a file for each split.",
+        )
+        require(
+            len(samples) >= self.needed,
+            "data.split_by",
+            what,
+            hint=f"Set data.split_by=time, {hint}",
+        )
         hashes, rows = hash_texts(pa.array(list(samples))), np.array(list(samples.values()))
         shares = dict(zip(("validation_share", "test_share"), self.shares, strict=True))
         splits = split_groups(hashes, rows, **shares, seed=self.config.split_seed)
@@ -127,11 +162,14 @@ class Splitter:
 
 
 _LEAST_UNEXPLAINED, _ROUNDING = 1e-6, 1e-9
-"""Share of a target's variance that a line through a feature leaves open; less is a copy in another unit."""
+"""Share of a target's variance that a line through a feature leaves open; less is a copy in another
+unit."""
 
 
 class Copies:
-    """Adds up products of samples, then names features that hold a target, in any unit: nothing else is learnt then."""
+    """Adds up products of samples, then names features that hold a target, in any unit: nothing
+    else is learnt then.
+    """
 
     def __init__(self, columns: list[str], targets: list[str]) -> None:
         self._targets = [name for name in columns if name in targets]
@@ -148,16 +186,21 @@ class Copies:
             return
         chosen, features = values[:, self._places], len(self._features)
         for place, target in np.argwhere(self._is_equal).tolist():
-            self._is_equal[place, target] = np.array_equal(chosen[:, place], chosen[:, features + target])
+            self._is_equal[place, target] = np.array_equal(
+                chosen[:, place], chosen[:, features + target]
+            )
         self._origin = chosen[0].copy() if self._origin is None else self._origin
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large for a scale is refused by name
+        # what is too large for a scale is refused by name
+        with np.errstate(over="ignore", invalid="ignore"):
             apart = chosen - self._origin
             self._count += len(apart)
             self._sums += apart.sum(axis=0)
             self._products += apart.T @ apart
 
     def find(self) -> list[tuple[str, str, bool, float, float]]:
-        """Feature, target, whether their values are equal, and the line from one to the other; equal ones first."""
+        """Feature, target, whether their values are equal, and the line from one to the other;
+        equal ones first.
+        """
         if self._origin is None:
             return []
         features, found = len(self._features), []
@@ -166,7 +209,9 @@ class Copies:
             spreads = self._products / self._count - np.outer(means, means)
             own, other = spreads.diagonal()[:features, None], spreads.diagonal()[features:]
             both = spreads[:features, features:]
-            is_line = (own > 0) & (other > 0) & (1 - both * both / (own * other) < _LEAST_UNEXPLAINED)
+            is_line = (
+                (own > 0) & (other > 0) & (1 - both * both / (own * other) < _LEAST_UNEXPLAINED)
+            )
             factors, middles = np.where(own > 0, both / own, 1.0), (means + self._origin).tolist()
         for place, number in np.argwhere(self._is_equal | is_line).tolist():
             factor, middle = float(factors[place, number]), middles[features + number]
@@ -182,8 +227,12 @@ _LEAST_RUNS, _LEAST_SHARE = 4, 0.5
 _FACTOR, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 
 
-def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tuple[int, int, float]]:
-    """Recordings that share most of their runs with one of an earlier split, that one, and the share."""
+def find_overlaps(
+    runs: list[NDArray[np.uint64]], splits: list[int]
+) -> list[tuple[int, int, float]]:
+    """Recordings that share most of their runs with one of an earlier split, that one, and the
+    share.
+    """
     found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
     known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
     for number in sorted(range(len(runs)), key=splits.__getitem__):
@@ -200,7 +249,9 @@ def find_overlaps(runs: list[NDArray[np.uint64]], splits: list[int]) -> list[tup
 
 
 def run_hashes(values: Floats) -> NDArray[np.uint64]:
-    """Hashes of one run of eight samples in sixteen, chosen by itself: two recordings keep the same ones."""
+    """Hashes of one run of eight samples in sixteen, chosen by itself: two recordings keep the same
+    ones.
+    """
     if len(values) < _SAMPLES_A_RUN:
         return np.empty(0, np.uint64)
     rows = np.zeros(len(values), np.uint64)

@@ -1,8 +1,9 @@
 """Recordings, made ready: split, checked, scaled, and written once as flat columns of float32.
 
-Two passes over the tables, a file at a time: the first finds what the splits and scales depend on (lengths, moments of
-each column, labels, recordings that leak), the second writes. The store holds each sample once. What a network reads of
-it (windows, chunks, whole recordings) is an index, made when the store is opened.
+Two passes over the tables, a file at a time: the first finds what the splits and scales depend on
+(lengths, moments of each column, labels, recordings that leak), the second writes. The store holds
+each sample once. What a network reads of it (windows, chunks, whole recordings) is an index, made
+when the store is opened.
 """
 
 from __future__ import annotations
@@ -21,9 +22,22 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
-from flatout.data.sequences.recordings import ReadingNotes, Recording, Scratch, blocks_of, read_recordings
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    Scratch,
+    blocks_of,
+    read_recordings,
+)
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.sequences.splitting import Copies, RecordingEntry, Segment, Splitter, find_overlaps, run_hashes
+from flatout.data.sequences.splitting import (
+    Copies,
+    RecordingEntry,
+    Segment,
+    Splitter,
+    find_overlaps,
+    run_hashes,
+)
 from flatout.data.sequences.views import RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -44,33 +58,53 @@ class SequencePreparation:
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
         if config.is_sample:
-            self.tables: dict[str, Table] = {split: CellsTable(config.sample, split) for split in SPLITS}
+            self.tables: dict[str, Table] = {
+                split: CellsTable(config.sample, split) for split in SPLITS
+            }
         else:
             with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
                 self.tables = open_splits(config.source, config.given, config.read)
-        require("train" in self.tables, "data.train", "no training recordings", hint="Set data.source or data.train.")
+        require(
+            "train" in self.tables,
+            "data.train",
+            "no training recordings",
+            hint="Set data.source or data.train.",
+        )
         self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
         config, cache = self.config, Cache(self.config.cache)
-        fingerprints, shares = fingerprints_of(self.tables, cache.folder), config.taken_shares(self.tables)
+        fingerprints, shares = (
+            fingerprints_of(self.tables, cache.folder),
+            config.taken_shares(self.tables),
+        )
         kind = "label" if config.problem is SequenceProblem.label else "values"
         recipe: Recipe = {
             "kind": f"sequences {kind} {_VERSION}",
             "source": fingerprints,
             "read": asdict(config.read),
-            "rules": {name: value for name, value in asdict(self.rules).items() if name != "targets"},
+            "rules": {
+                name: value for name, value in asdict(self.rules).items() if name != "targets"
+            },
             "targets": config.targets,
             "problem": config.problem,
             "scale": config.scale,
-            "split": {"shares": shares, "by": config.split_by, "at": config.split_at, "seed": config.split_seed},
+            "split": {
+                "shares": shares,
+                "by": config.split_by,
+                "at": config.split_at,
+                "seed": config.split_seed,
+            },
             "schema": SCHEMA,
         }
         return cache.open_or_build(self.source, recipe, partial(self._build, fingerprints))
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
         notes = ReadingNotes()
-        with Progress() as progress, TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder:
+        with (
+            Progress() as progress,
+            TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder,
+        ):
             scratch = Scratch(Path(folder), self.rules)
             survey = self.survey(notes, progress, scratch)
             survey.finish()
@@ -78,18 +112,30 @@ class SequencePreparation:
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
-        writer.facts["step"] = self.config.step or (float(np.median(notes.steps)) if self.rules.time else None)
+        writer.facts["step"] = self.config.step or (
+            float(np.median(notes.steps)) if self.rules.time else None
+        )
 
-    def survey(self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None) -> Survey:
+    def survey(
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None
+    ) -> Survey:
         """All recordings, looked at once."""
-        splitter = Splitter(self.config, self.config.taken_shares(self.tables), len(self.tables["train"].tables) or 1)
+        splitter = Splitter(
+            self.config,
+            self.config.taken_shares(self.tables),
+            len(self.tables["train"].tables) or 1,
+        )
         found = Survey(self.config, self.rules.names, splitter)
         for split, recording in self._read(notes, progress, scratch):
             found.add(split, recording)
         return found
 
-    def _read(self, notes: ReadingNotes, told: Progress, scratch: Scratch | None) -> Iterator[tuple[str, Recording]]:
-        """The recordings of all tables, each with the split of its table; large files by way of `scratch`."""
+    def _read(
+        self, notes: ReadingNotes, told: Progress, scratch: Scratch | None
+    ) -> Iterator[tuple[str, Recording]]:
+        """The recordings of all tables, each with the split of its table; large files by way of
+        `scratch`.
+        """
         advance = told.task("reading")
         for split, table in self.tables.items():
             for file in table.tables or [table]:
@@ -97,10 +143,16 @@ class SequencePreparation:
                     yield split, long
                     advance(len(long.values))
                 else:
-                    yield from ((split, each) for each in read_recordings(file, self.rules, notes, advance))
+                    yield from (
+                        (split, each) for each in read_recordings(file, self.rules, notes, advance)
+                    )
 
-    def _write(self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch) -> None:
-        recordings = writer.split(RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")})
+    def _write(
+        self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch
+    ) -> None:
+        recordings = writer.split(
+            RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")}
+        )
         found = self._read(ReadingNotes(), progress, scratch)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
             for block in blocks_of(recording.values, ROWS_A_BLOCK):
@@ -108,7 +160,10 @@ class SequencePreparation:
             length = np.array([np.prod(recording.values.shape)], np.int32)
             recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
         names = ("split", "recording", "first", "stop")
-        places = [(SPLITS.index(each.split), each.recording, each.first, each.stop) for each in survey.segments]
+        places = [
+            (SPLITS.index(each.split), each.recording, each.first, each.stop)
+            for each in survey.segments
+        ]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
         segments.append(**dict(zip(names, np.array(places).T, strict=True)))
 
@@ -123,9 +178,12 @@ class Survey:
         self.scaler = Scaler([])
         self.train: dict[str, Floats] = {}  # moments of each column over the training samples
         self.classes: list[str] = []
-        self.numbers = np.empty(0)  # the label of each recording as a number; zeros where there are none
+        # the label of each recording as a number; zeros where there are none
+        self.numbers = np.empty(0)
         self._warnings: list[str] = []
-        self._copies = Copies(columns, config.targets if config.problem is SequenceProblem.estimate else [])
+        self._copies = Copies(
+            columns, config.targets if config.problem is SequenceProblem.estimate else []
+        )
 
     def add(self, split: str, recording: Recording) -> None:
         values, digest, runs = recording.values, xxhash.xxh3_128(), []
@@ -143,13 +201,18 @@ class Survey:
             digest=digest.hexdigest(),
             runs=np.unique(np.concatenate(runs)),
         )
-        entry.moments = {span: _moments_of(values, *span) for span in {(0, len(values)), *self.splitter.spans(entry)}}
+        entry.moments = {
+            span: _moments_of(values, *span)
+            for span in {(0, len(values)), *self.splitter.spans(entry)}
+        }
         self.found.append(entry)
 
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
         cuts = {"step": self.config.step, "max_gap": self.config.max_gap}
-        named = " or ".join(f"data.{name}={value:g}" for name, value in cuts.items() if value is not None)
+        named = " or ".join(
+            f"data.{name}={value:g}" for name, value in cuts.items() if value is not None
+        )
         hint = f"Name longer recordings{f', or change {named}' if named else ''}."
         require(bool(self.found), "data", "no recording has two samples or more", hint=hint)
         self.segments = self.splitter.split(self.found)
@@ -158,9 +221,13 @@ class Survey:
         for split in SPLITS:
             own = [each for each in self.segments if each.split == split]
             what = f"no recordings are left for the {split} split"
-            require(bool(own) or split == "test", "data.split_by", what, hint="Name more recordings.")
+            require(
+                bool(own) or split == "test", "data.split_by", what, hint="Name more recordings."
+            )
             if own:
-                moments[split] = _merge([self.found[each.recording].moments[each.first, each.stop] for each in own])
+                moments[split] = _merge(
+                    [self.found[each.recording].moments[each.first, each.stop] for each in own]
+                )
         self.train = moments.pop("train")
         self._require_usable()
         self.scaler = Scaler.fit(self.config.scale.value, self.train)
@@ -173,7 +240,9 @@ class Survey:
     def facts(self) -> dict[str, Any]:
         """What the store keeps beside the values."""
         own = {split: [each for each in self.segments if each.split == split] for split in SPLITS}
-        samples = {split: sum(each.stop - each.first for each in parts) for split, parts in own.items()}
+        samples = {
+            split: sum(each.stop - each.first for each in parts) for split, parts in own.items()
+        }
         numbers = self.numbers[sorted({each.recording for each in own["train"]})]
         codes = numbers.astype(int) if self.classes else np.zeros(len(numbers), int)
         labels = np.zeros(1) if self.classes else numbers
@@ -183,7 +252,11 @@ class Survey:
             "sizes": _rms(self.train).tolist(),
             "recordings": [each.name for each in self.found],
             "parts": [each.part for each in self.found],
-            "splits": {name: {"recordings": len(own[name]), "samples": samples[name]} for name in SPLITS if own[name]},
+            "splits": {
+                name: {"recordings": len(own[name]), "samples": samples[name]}
+                for name in SPLITS
+                if own[name]
+            },
             "classes": self.classes,
             "class_counts": np.bincount(codes, minlength=len(self.classes)).tolist(),
             "label_mean": float(labels.mean()),
@@ -194,13 +267,17 @@ class Survey:
         """Mean, spread, least and most of each column over the training samples."""
         found = self.train | {"spread": np.sqrt(self.train["squares"] / self.train["count"])}
         return {
-            column: {name: float(found[name][place]) for name in ("mean", "spread", "least", "most")}
+            column: {
+                name: float(found[name][place]) for name in ("mean", "spread", "least", "most")
+            }
             for place, column in enumerate(self.columns)
         }
 
     def lines(self) -> list[str]:
         splits = self.facts()["splits"].items()
-        counts = ", ".join(f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits)
+        counts = ", ".join(
+            f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits
+        )
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
 
     def _number_labels(self) -> None:
@@ -209,20 +286,36 @@ class Survey:
         try:
             self.numbers = np.array(list(map(float, labels)))
         except ValueError:
-            self.classes = sorted({labels[each.recording] for each in self.segments if each.split == "train"})
+            self.classes = sorted(
+                {labels[each.recording] for each in self.segments if each.split == "train"}
+            )
             unknown = sorted(set(labels) - set(self.classes))
             what = f"{', '.join(map(repr, unknown[:3]))} stands in no training recording"
-            require(not unknown, "data.target", what, hint="Give the training recordings of each class.")
+            require(
+                not unknown, "data.target", what, hint="Give the training recordings of each class."
+            )
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
             places = {name: number for number, name in enumerate(self.classes)}
             self.numbers = np.array([places[label] for label in labels], dtype=np.float64)
         else:
-            broken = [each for each, number in zip(self.found, self.numbers, strict=True) if not math.isfinite(number)]
+            broken = [
+                each
+                for each, number in zip(self.found, self.numbers, strict=True)
+                if not math.isfinite(number)
+            ]
             what = "".join(f"the label of {each.name} is {each.label}" for each in broken[:1])
-            require(not broken, "data.target", what, hint="Write a number, or leave the recording out.")
-            known, is_label = set(self.numbers.tolist()), self.config.problem is SequenceProblem.label
+            require(
+                not broken, "data.target", what, hint="Write a number, or leave the recording out."
+            )
+            known, is_label = (
+                set(self.numbers.tolist()),
+                self.config.problem is SequenceProblem.label,
+            )
             if is_label and len(known) < _FEW and all(each.is_integer() for each in known):
-                note = "labels: whole numbers are predicted as numbers; write them as texts (c0, c1) for classes"
+                note = (
+                    "labels: whole numbers are predicted as numbers; write them as texts (c0, c1)"
+                    " for classes"
+                )
                 self._warnings.append(note)
 
     def _require_usable(self) -> None:
@@ -231,13 +324,18 @@ class Survey:
             key = "data.target" if name in self.config.targets else "data.features"
             what = f"{name!r} is constant in the training recordings ({least:g})"
             require(least != most, key, what, hint="Leave it out.")
-            what, hint = f"{name!r} reaches {max(-least, most):g}, its variance is not finite", "Use another unit."
+            what, hint = (
+                f"{name!r} reaches {max(-least, most):g}, its variance is not finite",
+                "Use another unit.",
+            )
             require(math.isfinite(squares), key, what, hint=hint)
         for feature, target, is_equal, factor, shift in self._copies.find():
             what = f"{feature!r} has the values of the target {target!r} in all recordings"
             require(not is_equal, "data.features", what, hint="Leave it out.")
             line = f"{target} = {factor:.4g} * {feature} + {shift:.4g}"
-            self._warnings.append(f"warning data.features: {line} in all recordings; leave {feature} out")
+            self._warnings.append(
+                f"warning data.features: {line} in all recordings; leave {feature} out"
+            )
 
     def _require_no_leak(self) -> None:
         if self.splitter.how == "each recording is cut in time":
@@ -247,17 +345,29 @@ class Survey:
         for segment in self.segments:  # each is a whole recording, in their order
             name = names[segment.recording]
             ways = {"holds the samples of": self.found[segment.recording].digest}
-            if self.config.group and not self.splitter.how.startswith("whole files"):  # there each has its own groups
+            # there each has its own groups
+            if self.config.group and not self.splitter.how.startswith("whole files"):
                 ways["is the group of"] = self.found[segment.recording].whole.partition(": ")[2]
             for how, key in ways.items():
                 before = seen.setdefault(key, segment)
-                what = f"{name} {how} {names[before.recording]}, which is in the {before.split} split"
+                what = (
+                    f"{name} {how} {names[before.recording]}, which is in the {before.split} split"
+                )
                 is_apart = bool(key) and before.split != segment.split
-                require(not is_apart, f"data.{segment.split}", what, hint="Leave it out of one of the two.")
+                require(
+                    not is_apart,
+                    f"data.{segment.split}",
+                    what,
+                    hint="Leave it out of one of the two.",
+                )
         splits, runs = [each.split for each in self.segments], [each.runs for each in self.found]
         for number, other, share in find_overlaps(runs, [SPLITS.index(split) for split in splits]):
-            what = f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
-            self._warnings.append(f"warning {splits[number]}: {what} {splits[other]} split; leave one out")
+            what = (
+                f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
+            )
+            self._warnings.append(
+                f"warning {splits[number]}: {what} {splits[other]} split; leave one out"
+            )
 
 
 def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
@@ -268,18 +378,28 @@ def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
             squares = ((block - mean) ** 2).sum(axis=0)
         least, most = block.min(axis=0), block.max(axis=0)
         count = np.full_like(mean, len(block))
-        parts.append({"count": count, "mean": mean, "squares": squares, "least": least, "most": most})
+        parts.append(
+            {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}
+        )
     return parts[0] if len(parts) == 1 else _merge(parts)
 
 
 def _merge(parts: list[dict[str, Floats]]) -> dict[str, Floats]:
     """Moments of several runs of samples together, without the loss of digits of plain sums."""
-    counts, means, squares, least, most = (np.stack([part[name] for part in parts]) for name in parts[0])
+    counts, means, squares, least, most = (
+        np.stack([part[name] for part in parts]) for name in parts[0]
+    )
     count = counts.sum(axis=0)
     with np.errstate(over="ignore"):
         mean = (counts * means).sum(axis=0) / count
         apart = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
-    return {"count": count, "mean": mean, "squares": apart, "least": least.min(axis=0), "most": most.max(axis=0)}
+    return {
+        "count": count,
+        "mean": mean,
+        "squares": apart,
+        "least": least.min(axis=0),
+        "most": most.max(axis=0),
+    }
 
 
 def _rms(moments: dict[str, Floats]) -> Floats:

@@ -1,4 +1,6 @@
-"""Rows of the store as a network reads them: whole recordings, windows or chunks, each an index into the samples."""
+"""Rows of the store as a network reads them: whole recordings, windows or chunks, each an index
+into the samples.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
 
 RECORDINGS, SEGMENTS = "recordings", "segments"
-"""Splits of the store on disk: the samples, and which of them belong to training, validation and test."""
+"""Splits of the store on disk: the samples, and which of them belong to training, validation and
+test."""
 Places = NDArray[np.int64]
 
 
@@ -46,10 +49,13 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing is set."""
+    """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing
+    is set.
+    """
 
     lookback: int | None = None
-    horizon: int = 0  # samples of a forecast behind its window; 0: the window's last sample is answered
+    # samples of a forecast behind its window; 0: the window's last sample is answered
+    horizon: int = 0
     chunk: int | None = None
     stride: int = 1
 
@@ -58,7 +64,9 @@ class Cut:
         return int(self._spans(segments)[1].sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
-        """Windows: of estimates at every `stride`-th sample, the first shorter; of forecasts whole; of chunks all."""
+        """Windows: of estimates at every `stride`-th sample, the first shorter; of forecasts whole;
+        of chunks all.
+        """
         first, counts, step, size = self._spans(segments)
         start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int32)
         end = 0
@@ -72,7 +80,9 @@ class Cut:
         return RowPlaces(start, length, np.repeat(segments.recording.astype(np.int32), counts))
 
     def _spans(self, segments: Segments) -> tuple[Places, Places, int, int]:
-        """Where the first row of each segment begins, how many it has, samples between two rows, and of one."""
+        """Where the first row of each segment begins, how many it has, samples between two rows,
+        and of one.
+        """
         if self.lookback is None:
             first, stop = segments.first, segments.stop
             step = size = self.chunk or int((stop - first).max(initial=1))
@@ -84,26 +94,36 @@ class Cut:
 
 
 class Views(StoreSplit):
-    """Rows of a split, whose places are computed when they are first read: opening takes no time at any size."""
+    """Rows of a split, whose places are computed when they are first read: opening takes no time at
+    any size.
+    """
 
-    def __init__(self, name: str, cut: Cut, segments: Segments, samples: Array, targets: Array | None) -> None:
+    def __init__(
+        self, name: str, cut: Cut, segments: Segments, samples: Array, targets: Array | None
+    ) -> None:
         self.name, self.num_rows = name, cut.count(segments)
         self._cut, self._segments, self._samples, self._targets = cut, segments, samples, targets
 
     @cached_property
     def columns(self) -> dict[str, Array | Ragged]:
         rows = self._cut.rows(self._segments)
-        tokens, recording = Ragged(self._samples, rows.start, rows.length), rows.recording.astype(np.int32, copy=False)
+        tokens, recording = (
+            Ragged(self._samples, rows.start, rows.length),
+            rows.recording.astype(np.int32, copy=False),
+        )
         targets = {} if self._targets is None else {"targets": self._targets}
         return {"tokens": tokens, "recording": recording, **targets}
 
     @property
     def num_bytes(self) -> int:
-        return self._samples.nbytes + self.num_rows * (8 + 4 + 4)  # of a row's place, length and recording
+        # of a row's place, length and recording
+        return self._samples.nbytes + self.num_rows * (8 + 4 + 4)
 
 
 def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segments], list[str]]:
-    """Put the rows that the settings ask for into the store's splits; the samples of each split, and what was found."""
+    """Put the rows that the settings ask for into the store's splits; the samples of each split,
+    and what was found.
+    """
     recordings, places = store.splits.pop(RECORDINGS), store.splits.pop(SEGMENTS)
     ragged, width = recordings.ragged("values"), len(store.facts["columns"])
     values, starts = ragged.values.reshape(-1, width), ragged.offsets // width
@@ -114,7 +134,11 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
         begin = starts[recording]
         first, stop = (begin + places.fixed(name)[chosen] for name in ("first", "stop"))
         segments = found[split] = Segments(begin, first, stop, recording)
-        targets = recordings.fixed("label")[recording] if config.problem is SequenceProblem.label else None
+        targets = (
+            recordings.fixed("label")[recording]
+            if config.problem is SequenceProblem.label
+            else None
+        )
         if targets is not None and store.facts["classes"]:
             targets = targets.astype(np.int64)
         views = store.splits[split] = Views(split, _cut(config, split), segments, values, targets)
@@ -129,14 +153,20 @@ def _cut(config: SequenceDataConfig, split: str) -> Cut:
     return Cut(config.lookback, horizon, config.chunk, config.stride if split == "train" else 1)
 
 
-def require_rows(config: SequenceDataConfig, split: str, spans: list[tuple[int, int]], names: list[str]) -> None:
-    """Check that the segments of a split (first sample, stop) are long enough, before there is a store."""
+def require_rows(
+    config: SequenceDataConfig, split: str, spans: list[tuple[int, int]], names: list[str]
+) -> None:
+    """Check that the segments of a split (first sample, stop) are long enough, before there is a
+    store.
+    """
     first, stop = np.array(spans).T
     places = Segments(np.zeros_like(first), first, stop, np.arange(len(first)))
     _require_length(config, split, _cut(config, split).count(places), names, places)
 
 
-def _describe_short(config: SequenceDataConfig, split: str, names: list[str], samples: NDArray[np.int64]) -> list[str]:
+def _describe_short(
+    config: SequenceDataConfig, split: str, names: list[str], samples: NDArray[np.int64]
+) -> list[str]:
     needed, keys = _needed(config)
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
@@ -155,11 +185,19 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
     return lookback, keys
 
 
-def _require_length(config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments) -> None:
+def _require_length(
+    config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments
+) -> None:
     (needed, keys), samples = _needed(config), segments.stop - segments.start
     longest, hint = int(samples.argmax()), "Lower the number, or name longer recordings."
-    what = f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,} ({names[longest]})"
+    what = (
+        f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,}"
+        f" ({names[longest]})"
+    )
     require(bool(samples[longest] >= needed), keys, what, hint=hint)
     own = int((segments.stop - segments.first).max())
-    what = f"no forecast of {config.horizon} samples fits the {split} samples of a recording, at most {own}"
+    what = (
+        f"no forecast of {config.horizon} samples fits the {split} samples of a recording, at most"
+        f" {own}"
+    )
     require(rows > 0, "data.horizon", what, hint=hint)

@@ -1,13 +1,15 @@
 """`windows`: a DataLoader of windows of a table, for any module that takes lookback and horizon.
 
-A usual loader makes a window a row: Python cuts each out, then stacks 64 of them. A DataLoader asks a dataset that has
-`__getitems__` for all numbers of a batch at once, so each group of columns is copied by one index. Samplers,
-distributed ones too, and workers are torch's own. Memory is the table's numbers once, and 12 bytes a window.
+A usual loader makes a window a row: Python cuts each out, then stacks 64 of them. A DataLoader asks
+a dataset that has `__getitems__` for all numbers of a batch at once, so each group of columns is
+copied by one index. Samplers, distributed ones too, and workers are torch's own. Memory is the
+table's numbers once, and 12 bytes a window.
 
-The batches of pytorch-forecasting's `TimeSeriesDataSet` are gathered from the tensors that it has encoded. Encoders,
-scalers and normalizers stay its own: its `to_dataloader` and this give a model the same numbers. Several datasets in
-turn, made with `TimeSeriesDataSet.from_dataset`, are read one at a time, so a large table is never whole in pandas.
-Shapes: B windows, L rows of lookback, H of horizon, C columns, T the longest encoder or decoder of a batch.
+The batches of pytorch-forecasting's `TimeSeriesDataSet` are gathered from the tensors that it has
+encoded. Encoders, scalers and normalizers stay its own: its `to_dataloader` and this give a model
+the same numbers. Several datasets in turn, made with `TimeSeriesDataSet.from_dataset`, are read one
+at a time, so a large table is never whole in pandas. Shapes: B windows, L rows of lookback, H of
+horizon, C columns, T the longest encoder or decoder of a batch.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from flatout.data.tables.formats.in_memory import table_of
 from flatout.data.tables.table import require_columns
 from flatout.errors import UserError, as_choice, require
 
-_COLUMNS = ("reals", "categoricals", "time", "weight", "groups")  # what is read of a `TimeSeriesDataSet`
+# what is read of a `TimeSeriesDataSet`
+_COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
 _NUMBERS_AT_ONCE = 65_536
 Names = str | list[str] | tuple[str, ...] | None
 Roles = dict[str, list[str]]  # columns by what they are for: target, features, known, static
@@ -65,29 +68,43 @@ def windows(
 ) -> DataLoader[Any]:
     """A DataLoader of windows: `lookback` rows of a group, and the `horizon` rows behind them.
 
-    `source` is a pandas, polars or pyarrow table, or a mapping of arrays; columns hold numbers. `features` are read in
-    the lookback, `known` in the horizon too; `static` have one value a group. A batch is `(x, y)`: x is `[B, L, C]` of
-    target, features and known, or with `known` or `static` a mapping of `past` and these; y is `[B, H, targets]`.
+    `source` is a pandas, polars or pyarrow table, or a mapping of arrays; columns hold numbers.
+    `features` are read in the lookback, `known` in the horizon too; `static` have one value a
+    group. A batch is `(x, y)`: x is `[B, L, C]` of target, features and known, or with `known` or
+    `static` a mapping of `past` and these; y is `[B, H, targets]`.
 
-    A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read in turn. It
-    defines its own windows: of the other settings those from `batch_size` on count.
+    A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read
+    in turn. It defines its own windows: of the other settings those from `batch_size` on count.
     """
     require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
     if is_forecasting(source) or isinstance(source, Iterator | list | tuple):
         has_said = not (lookback or target or group or time or features or known or static)
         hint = "Leave out lookback and columns."
-        require(has_said, "windows", "a TimeSeriesDataSet says itself what its windows are", hint=hint)
+        require(
+            has_said, "windows", "a TimeSeriesDataSet says itself what its windows are", hint=hint
+        )
         found: WindowBatches = ForecastingWindows([source] if is_forecasting(source) else source)
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _listed(columns) for role, columns in named.items()}
-        columns, how = [name for names in roles.values() for name in names], as_choice(Missing, missing, "missing")
-        rules = RecordingRules(columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how)
+        columns, how = (
+            [name for names in roles.values() for name in names],
+            as_choice(Missing, missing, "missing"),
+        )
+        rules = RecordingRules(
+            columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how
+        )
         for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
             require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
-        found = TableWindows(_recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride))
+        found = TableWindows(
+            _recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride)
+        )
     order = SeededOrder(found, seed) if shuffle else None
-    settings: dict[str, Any] = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
+    settings: dict[str, Any] = {
+        "drop_last": drop_last,
+        "num_workers": num_workers,
+        "pin_memory": pin_memory,
+    }
     return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
 
 
@@ -97,7 +114,9 @@ def take_whole(batch: Any) -> Any:
 
 
 class SeededOrder(RandomSampler):
-    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where they are not set."""
+    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where they
+    are not set.
+    """
 
     def __init__(self, windows: WindowBatches, seed: int) -> None:
         super().__init__(windows)
@@ -109,9 +128,12 @@ class SeededOrder(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         random = stream(self.seed, self.epoch)
         self.epoch += 1
-        order = np.arange(self.num_samples, dtype=np.int32 if self.num_samples < 2**31 else np.int64)
+        order = np.arange(
+            self.num_samples, dtype=np.int32 if self.num_samples < 2**31 else np.int64
+        )
         random.shuffle(order)
-        for first in range(0, len(order), _NUMBERS_AT_ONCE):  # a list of all would take 40 bytes a window
+        # a list of all would take 40 bytes a window
+        for first in range(0, len(order), _NUMBERS_AT_ONCE):
             yield from order[first : first + _NUMBERS_AT_ONCE].tolist()
 
 
@@ -135,12 +157,17 @@ class WindowBatches(Dataset[Any], ABC):
 
 
 def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer]) -> Tensor:
-    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros, others need no padding."""
+    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros, others
+    need no padding.
+    """
     if not isinstance(length, int) and (length == length[0]).all():
         length = int(length[0])
     if isinstance(length, int):
         return torch.from_numpy(runs_of(values, length)[start_B])
-    column, longest = HostColumn(Ragged(values, start_B, length.astype(np.int32))), int(length.max())
+    column, longest = (
+        HostColumn(Ragged(values, start_B, length.astype(np.int32))),
+        int(length.max()),
+    )
     flat, _ = column.gather(np.arange(len(start_B)), length.astype(np.int64))
     padded = flat.new_zeros((len(start_B), longest, *values.shape[1:]))
     padded[torch.from_numpy(np.arange(longest) < length[:, None])] = flat
@@ -182,7 +209,10 @@ class TableWindows(WindowBatches):
     def batch(self, numbers: Places) -> Any:
         start = self.start[numbers]
         behind = start + self.lookback
-        past, y = gather_runs(self.values, start, self.lookback), gather_runs(self.target, behind, self.horizon)
+        past, y = (
+            gather_runs(self.values, start, self.lookback),
+            gather_runs(self.target, behind, self.horizon),
+        )
         if not (self.known.size or self.static.size):
             return past, y
         known = gather_runs(self.known, behind, self.horizon) if self.known.size else None
@@ -197,13 +227,24 @@ def _listed(names: Names) -> list[str]:
 
 def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Recording]:
     """The groups of a table, one by one; messages name the settings of `windows`."""
-    require(bool(roles["target"]), "target", "no column is named", hint="Name what is forecast: target=COLUMN.")
-    if isinstance(source, Mapping):  # arrays as they stand: lists of their numbers take ten times the memory
+    require(
+        bool(roles["target"]),
+        "target",
+        "no column is named",
+        hint="Name what is forecast: target=COLUMN.",
+    )
+    # arrays as they stand: lists of their numbers take ten times the memory
+    if isinstance(source, Mapping):
         source = {name: np.asarray(values) for name, values in source.items()}
-        is_table = all(each.ndim == 1 for each in source.values()) and len({*map(len, source.values())}) == 1
+        is_table = (
+            all(each.ndim == 1 for each in source.values())
+            and len({*map(len, source.values())}) == 1
+        )
         source = pa.table(source) if is_table else source
     table = table_of(source, where="windows")
-    require_columns(table, {f"{role}[{name}]": name for role, names in roles.items() for name in names})
+    require_columns(
+        table, {f"{role}[{name}]": name for role, names in roles.items() for name in names}
+    )
     notes = ReadingNotes()
     try:
         yield from read_recordings(table, rules, notes)
@@ -229,7 +270,9 @@ def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
     what = f"{needed:,} rows are needed, the longest group has {longest:,}"
     require(longest >= needed, keys, what, hint="Lower one of them, or pass longer groups.")
     if short := [name for name, length in lengths.items() if length < needed]:
-        what = f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out: "
+        what = (
+            f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out: "
+        )
         warnings.warn(what + ", ".join(short[:3]) + (", …" if len(short) > 3 else ""), stacklevel=4)
 
 
@@ -240,13 +283,22 @@ class ForecastingWindows(WindowBatches):
         parts: list[dict[str, Any]] = []
         for source in sources:
             allowed = "a table, a mapping of arrays, or TimeSeriesDataSets"
-            require(is_forecasting(source), "windows", f"cannot read a {type(source).__name__}", allowed=allowed)
+            require(
+                is_forecasting(source),
+                "windows",
+                f"cannot read a {type(source).__name__}",
+                allowed=allowed,
+            )
             if not parts:
                 self.about = source
             parts.append(_read(source, sum(len(part["time"]) for part in parts)))
-        require(bool(parts), "windows", "no TimeSeriesDataSet in the iterable", hint="Pass one or more.")
+        require(
+            bool(parts), "windows", "no TimeSeriesDataSet in the iterable", hint="Pass one or more."
+        )
         self.columns = {name: _joined([part[name] for part in parts]) for name in parts[0]}
-        self.start, self.past, self.future = (self.columns.pop(name) for name in ("start", "past", "future"))
+        self.start, self.past, self.future = (
+            self.columns.pop(name) for name in ("start", "past", "future")
+        )
 
     def batch(self, numbers: NDArray[np.int64]) -> Any:
         """What `TimeSeriesDataSet._collate_fn` makes of the same windows."""
@@ -282,7 +334,9 @@ class ForecastingWindows(WindowBatches):
         return x, (target, None if weight is None else gather_runs(weight, after, future))
 
     def _write_targets(self, reals: Any, targets: Any, scales: list[Tensor], lengths: Any) -> None:
-        """The scales of targets that are scaled by their own window; and these targets, where they are inputs too."""
+        """The scales of targets that are scaled by their own window; and these targets, where they
+        are inputs too.
+        """
         names, places = self.about.target_names, self.about.reals
         for number, normalizer in enumerate(self.about.target_normalizers):
             if _is_per_window(normalizer):
@@ -292,14 +346,20 @@ class ForecastingWindows(WindowBatches):
                         scaled = normalizer.transform(side, target_scale=scales[number])
                         values[:, :, places.index(names[number])] = _blanked(scaled, length)
 
-    def _write_lengths(self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]) -> None:
+    def _write_lengths(
+        self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]
+    ) -> None:
         """The columns of the dataset that depend on where a window is cut."""
         about, most = self.about, self.about.max_encoder_length
         share = torch.from_numpy((past - 0.5 * most) / most * 2.0)[:, None]
         for values, first, length in zip(reals, (-past, 0 * past), (past, future), strict=True):
             if about.add_relative_time_idx:
-                steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1])).to(values.dtype)
-                values[:, :, about.reals.index("relative_time_idx")] = _blanked(steps / most, length)
+                steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1])).to(
+                    values.dtype
+                )
+                values[:, :, about.reals.index("relative_time_idx")] = _blanked(
+                    steps / most, length
+                )
             if about.add_encoder_length:
                 shares = share.expand(values.shape[:2]).to(values.dtype)
                 values[:, :, about.reals.index("encoder_length")] = _blanked(shares, length)
@@ -324,20 +384,42 @@ def _blanked(values: Tensor, length: NDArray[Any]) -> Tensor:
 
 
 def _read(source: Any, before: int) -> dict[str, Any]:
-    """The columns of a dataset, and its windows; `before` are the rows of the datasets before it."""
+    """The columns of a dataset, and its windows; `before` are the rows of the datasets
+    before it.
+    """
     _require_plain(source)
-    found: dict[str, Any] = {name: None if (part := source.data[name]) is None else part.numpy() for name in _COLUMNS}
-    index = {name: source.index[name].to_numpy() for name in ("index_start", "index_end", "sequence_length")}
+    found: dict[str, Any] = {
+        name: None if (part := source.data[name]) is None else part.numpy() for name in _COLUMNS
+    }
+    index = {
+        name: source.index[name].to_numpy()
+        for name in ("index_start", "index_end", "sequence_length")
+    }
     rows = index["index_end"] - index["index_start"] + 1
-    what, is_whole = "some windows lack time steps, which it fills while it loads", rows == index["sequence_length"]
+    what, is_whole = (
+        "some windows lack time steps, which it fills while it loads",
+        rows == index["sequence_length"],
+    )
     _require(bool(is_whole.all()), "allow_missing_timesteps", what, "Write a row for each step")
-    future, groups = source.calculate_decoder_length(found["time"][index["index_end"]], rows), found["groups"]
+    future, groups = (
+        source.calculate_decoder_length(found["time"][index["index_end"]], rows),
+        found["groups"],
+    )
     begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)
-    found |= {"begin": begin + before, "groups": groups[begin], "start": index["index_start"] + before}
+    found |= {
+        "begin": begin + before,
+        "groups": groups[begin],
+        "start": index["index_start"] + before,
+    }
     found |= {"past": (rows - future).astype(np.int32), "future": future.astype(np.int32)}
-    for number, (values, normalizer) in enumerate(zip(source.data["target"], source.target_normalizers, strict=True)):
+    for number, (values, normalizer) in enumerate(
+        zip(source.data["target"], source.target_normalizers, strict=True)
+    ):
         names = [torch.from_numpy(group) for group in found["groups"]]
-        scale = [np.asarray(normalizer.get_parameters(name, source.group_ids), np.float32) for name in names]
+        scale = [
+            np.asarray(normalizer.get_parameters(name, source.group_ids), np.float32)
+            for name in names
+        ]
         found |= {f"target {number}": values.numpy(), f"scale of target {number}": np.stack(scale)}
     return found
 
@@ -348,13 +430,27 @@ def _joined(parts: list[Any]) -> Any:
 
 def _require_plain(source: Any) -> None:
     """What the dataset changes in a window while it loads must be what is done here too."""
-    _require(source.randomize_length is None, "randomize_length", "windows of random length", "Set it to False")
+    _require(
+        source.randomize_length is None,
+        "randomize_length",
+        "windows of random length",
+        "Set it to False",
+    )
     others = [name for name in source.reals if name not in source.target_names]
     scaled = [name for name in others if _is_per_window(source.get_transformer(name))]
-    _require(not scaled, "scalers", f"{', '.join(scaled)} scaled by each window", "Scale it by group")
+    _require(
+        not scaled, "scalers", f"{', '.join(scaled)} scaled by each window", "Scale it by group"
+    )
     is_scaled = source.add_target_scales and any(map(_is_per_window, source.target_normalizers))
-    _require(not is_scaled, "add_target_scales", "scales of each window as inputs", "Set it to False")
+    _require(
+        not is_scaled, "add_target_scales", "scales of each window as inputs", "Set it to False"
+    )
 
 
 def _require(condition: bool, setting: str, what: str, fix: str) -> None:
-    require(condition, f"TimeSeriesDataSet.{setting}", f"{what}: not served", hint=f"{fix}, or keep to_dataloader().")
+    require(
+        condition,
+        f"TimeSeriesDataSet.{setting}",
+        f"{what}: not served",
+        hint=f"{fix}, or keep to_dataloader().",
+    )

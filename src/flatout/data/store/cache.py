@@ -1,14 +1,16 @@
 """The cache: finished stores, each in a folder named after a hash of everything it was made from.
 
-Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is known by its bytes
-(see `tables/prints`). One process builds a store, holding a lock (see `lock`), in a temporary folder that is renamed
-when it is whole; others wait for it and then open it. The next builder removes what one that died has left.
+Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is
+known by its bytes (see `tables/prints`). One process builds a store, holding a lock (see `lock`),
+in a temporary folder that is renamed when it is whole; others wait for it and then open it. The
+next builder removes what one that died has left.
 
-A store's bytes are checked against its checksums before they are mapped: all of them the first time it is opened after
-a build or a restart of the machine, and again whenever the size, the times or the number of a file is not what it was
-then (a change shows there even if the time is set back). That costs a `stat` for each file. One that fails is taken
-away with a warning and built again. What no check sees: a disk that gives other bytes later. A finished store is on the
-disk before it gets its name (see `files`): a disk that runs full or fails may tell so only then, and what it did not
+A store's bytes are checked against its checksums before they are mapped: all of them the first time
+it is opened after a build or a restart of the machine, and again whenever the size, the times or
+the number of a file is not what it was then (a change shows there even if the time is set back).
+That costs a `stat` for each file. One that fails is taken away with a warning and built again. What
+no check sees: a disk that gives other bytes later. A finished store is on the disk before it gets
+its name (see `files`): a disk that runs full or fails may tell so only then, and what it did not
 keep would be read back as zeros once memory lets go of it.
 """
 
@@ -49,10 +51,12 @@ from flatout.data.store.store import (
 from flatout.errors import UserError, out_of_space, require
 from flatout.files import let_time_move, stamp_of, sync_folder, sync_tree
 
-Recipe = dict[str, Any]  # everything a store's content depends on, as plain JSON values under readable names
+# everything a store's content depends on, as plain JSON values under readable names
+Recipe = dict[str, Any]
 Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
-"""The file in a store's folder that says when its bytes were checked, and what its files looked like then."""
+"""The file in a store's folder that says when its bytes were checked, and what its files looked
+like then."""
 _SURVEYS, FETCHED = ".surveys", ".fetched"
 """The folders of what files tell, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
@@ -74,7 +78,9 @@ class CacheReport:
 
     def line(self) -> str:
         built = f"built in {self.seconds:.1f} s ({self.reason})"
-        return f"cache: {self.key} {f'opened in {self.seconds * 1000:.0f} ms' if self.hit else built}"
+        return (
+            f"cache: {self.key} {f'opened in {self.seconds * 1000:.0f} ms' if self.hit else built}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,10 @@ class Cache:
         self.folder = Path(folder).expanduser() if folder else default_cache_folder()
 
     def open_or_build(self, name: str, recipe: Recipe, build: Build) -> tuple[Store, CacheReport]:
-        """The store of `recipe`; `build` fills it when it is not there. `name` says whose data it is."""
+        """The store of `recipe`; `build` fills it when it is not there.
+
+        `name` says whose data it is.
+        """
         started = time.perf_counter()
         key = recipe_key(recipe)
         reasons: list[str] = []
@@ -124,7 +133,9 @@ class Cache:
                     self._remove_damaged(key, there)
                 self.remove_leftovers(key if is_locked else None)
                 self._build(key, build, {"key": key, "name": name, "recipe": recipe})
-        return store, CacheReport(key, not reasons, time.perf_counter() - started, "".join(reasons[:1]))
+        return store, CacheReport(
+            key, not reasons, time.perf_counter() - started, "".join(reasons[:1])
+        )
 
     def of_units(self) -> Cache:
         """The stores of units, which are the shards of others (see `encoded_units`)."""
@@ -137,7 +148,11 @@ class Cache:
     def remove_unused(self, days: int) -> None:
         """Remove stores that were made more than so many days ago, and what dead builders left."""
         self.remove_leftovers()
-        old = [folder.name for folder in self._folders() if time.time() - folder.stat().st_mtime > days * 86_400]
+        old = [
+            folder.name
+            for folder in self._folders()
+            if time.time() - folder.stat().st_mtime > days * 86_400
+        ]
         self.remove(old)
 
     def kept(self, key: str, name: str, build: Build) -> Store:
@@ -161,7 +176,10 @@ class Cache:
         folder = self.folder / key
         try:
             manifest = read_manifest(folder)
-            stamps = {name: stamp_of(folder / name) for name in (MANIFEST, MANIFEST_SUM, *manifest["files"])}
+            stamps = {
+                name: stamp_of(folder / name)
+                for name in (MANIFEST, MANIFEST_SUM, *manifest["files"])
+            }
             boots = _boots(folder, stamps)
             if boot_id() not in boots:
                 _verify(folder, stamps, boots)
@@ -179,7 +197,11 @@ class Cache:
                 manifest = read_manifest(folder)
                 num_bytes = sum(file["bytes"] for file in manifest["files"].values())
                 rows = {name: split["rows"] for name, split in manifest["splits"].items()}
-                found.append(CacheEntry(folder.name, manifest["name"], num_bytes, rows, manifest["built"], manifest))
+                found.append(
+                    CacheEntry(
+                        folder.name, manifest["name"], num_bytes, rows, manifest["built"], manifest
+                    )
+                )
         return sorted(found, key=lambda entry: entry.built, reverse=True)
 
     def verify(self) -> dict[str, list[str]]:
@@ -190,10 +212,14 @@ class Cache:
             raise self._closed_to_us(Path(error.filename or self.folder)) from None
 
     def clear(self, key: str | None = None) -> int:
-        """Remove one store, or all and whatever dead builders left behind; returns how many finished ones went."""
+        """Remove one store, or all and whatever dead builders left behind; returns how many
+        finished ones went.
+        """
         keys = [folder.name for folder in self._folders()]
         if key is not None and key not in keys:
-            raise UserError("cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty")
+            raise UserError(
+                "cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty"
+            )
         shards = shards_of(entry for entry in self.entries() if entry.key == key)
         with self._refusals_told(), written():
             for gone in [key] if key else keys:
@@ -211,7 +237,9 @@ class Cache:
         return UserError("data.cache", f"no permission to read {place}", hint=_ELSEWHERE)
 
     def _folders(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir())
+        return sorted(
+            path for path in self.folder.glob("*") if _KEY.fullmatch(path.name) and path.is_dir()
+        )
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[bool]:
@@ -222,7 +250,9 @@ class Cache:
             yield is_locked
 
     def _build(self, key: str, build: Build, about: dict[str, Any]) -> None:
-        """Fill a folder of our own, and give it the store's name unless another has it meanwhile."""
+        """Fill a folder of our own, and give it the store's name unless another has it
+        meanwhile.
+        """
         temporary = self.folder / name_building(key)
         writer = StoreWriter(temporary)
         try:
@@ -247,7 +277,10 @@ class Cache:
         """What of the recipe differs from the newest store of the same data, in words."""
         for entry in self.entries():
             if entry.name == name and entry.key != key:
-                return "; ".join(_differences(entry.manifest["recipe"], recipe)) or "made by another version"
+                return (
+                    "; ".join(_differences(entry.manifest["recipe"], recipe))
+                    or "made by another version"
+                )
         return "first time for this data"
 
     @contextmanager
@@ -256,15 +289,28 @@ class Cache:
             yield
         except WriteFailed as failed:
             is_full = failed.error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "Make room (python -m flatout cache clear), or set data.cache=FOLDER." if is_full else _ELSEWHERE
-            raise out_of_space(failed.error, self.folder, failed.needed, "data.cache", hint) from None
+            hint = (
+                "Make room (python -m flatout cache clear), or set data.cache=FOLDER."
+                if is_full
+                else _ELSEWHERE
+            )
+            raise out_of_space(
+                failed.error, self.folder, failed.needed, "data.cache", hint
+            ) from None
 
     def remove_leftovers(self, own: str | None = None) -> None:
-        """Remove what dead builders left, of any key. `own`: the key whose lock this process holds."""
+        """Remove what dead builders left, of any key.
+
+        `own`: the key whose lock this process holds.
+        """
         with suppress(OSError):
             for path in self.folder.glob(f"{BUILDING}*"):
                 key = path.name.removeprefix(BUILDING).partition("-")[0]
-                with nullcontext(True) if key == own else lock(self.folder, key, waits=False) as is_free:
+                with (
+                    nullcontext(True)
+                    if key == own
+                    else lock(self.folder, key, waits=False) as is_free
+                ):
                     if is_free:
                         shutil.rmtree(path, ignore_errors=True)
             for path in self.folder.glob(f"{_REMOVED}*"):
@@ -280,12 +326,15 @@ class Cache:
             self._remove(folder, there)
 
     def _remove(self, folder: Path, there: Identity | None = None) -> None:
-        """Rename first, so that no process can open what is being removed; and only the one that was looked at."""
+        """Rename first, so that no process can open what is being removed; and only the one that
+        was looked at.
+        """
         doomed = self.folder / f"{_REMOVED}{folder.name}-{secrets.token_hex(4)}"
         with suppress(FileNotFoundError):
             folder.rename(doomed)
             if there is not None and _identity(doomed) != there:
-                # We were stopped since we looked, and the store that another has built lies here now.
+                # We were stopped since we looked, and the store that another has built lies here
+                # now.
                 _renamed(doomed, folder)
             # `cache clear` reports what stays; a builder continues.
             shutil.rmtree(doomed, ignore_errors=there is not None)
@@ -301,7 +350,9 @@ def boot_id() -> str:
 
 
 def _boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
-    """Machines, each since it was started, that have checked every byte of the files as they are now."""
+    """Machines, each since it was started, that have checked every byte of the files as they are
+    now.
+    """
     try:
         marker = json.loads((folder / VERIFIED).read_bytes())
         return list(marker["boots"]) if marker["files"] == stamps else []
@@ -310,12 +361,15 @@ def _boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
 
 
 def _verify(folder: Path, stamps: dict[str, list[int]], boots: list[str]) -> None:
-    """Compare every byte with its checksum, and note that this was done; `boots` are those of other machines."""
+    """Compare every byte with its checksum, and note that this was done; `boots` are those of other
+    machines.
+    """
     let_time_move(max(ctime for _, _, ctime, _ in stamps.values()))
     if damaged := damaged_files(folder):
         raise DamagedStore(", ".join(damaged))
     marker = json.dumps({"boots": [boot_id(), *boots][:_MOST_BOOTS], "files": stamps})
-    with suppress(OSError):  # a shared cache may be read-only: its stores are checked by every process
+    # a shared cache may be read-only: its stores are checked by every process
+    with suppress(OSError):
         if (folder / VERIFIED).is_symlink():
             (folder / VERIFIED).unlink()
         (folder / VERIFIED).write_text(marker, encoding="utf-8")

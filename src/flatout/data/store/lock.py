@@ -1,8 +1,9 @@
 """Who builds a store: the process that holds its lock, a file `.lock-KEY` beside the stores.
 
-The kernel frees a lock when its process dies, on a shared disk too (NFS has such locks). A builder that is stopped
-keeps it: others wait and print so. Files of locks stay until the cache is cleared. Where a file system has no locks (no
-`flock`), each process builds for itself, and the first to finish is kept.
+The kernel frees a lock when its process dies, on a shared disk too (NFS has such locks). A builder
+that is stopped keeps it: others wait and print so. Files of locks stay until the cache is cleared.
+Where a file system has no locks (no `flock`), each process builds for itself, and the first to
+finish is kept.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ _LOOK_S, _PRINT_AFTER_S = 0.1, 1.0
 
 
 def file_lock(path: Path, **settings: Any) -> FileLock:
-    """A lock that ends with its process, on any machine; filelock's stand-in for disks without flock may outlive it."""
+    """A lock that ends with its process, on any machine; filelock's stand-in for disks without
+    flock may outlive it.
+    """
     return FileLock(path, fallback_to_soft=False, **settings)
 
 
 def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
-    """Hold it, or raise a Timeout; a negative time waits for ever. False on a disk without flock: nothing is locked."""
+    """Hold it, or raise a Timeout; a negative time waits for ever.
+
+    False on a disk without flock: nothing is locked.
+    """
     try:
         held.acquire(timeout=timeout_s, poll_interval=look_s)
     except OSError as error:
@@ -40,14 +46,20 @@ def acquire(held: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
 
 @contextmanager
 def lock(folder: Path, key: str, *, waits: bool = True) -> Iterator[bool]:
-    """Hold the lock on building `key`; false where there are no locks, or it is held and not waited for."""
+    """Hold the lock on building `key`; false where there are no locks, or it is held and not waited
+    for.
+    """
     held = file_lock(folder / f"{_PREFIX}{key}", mode=0o666)  # a shared cache has several users
     try:
         is_held = acquire(held, _PRINT_AFTER_S if waits else 0, _LOOK_S)
     except Timeout:
         if waits:
             who = _builder(folder, key)
-            print(f"cache: waiting for {who}, which is building this store", file=sys.stderr, flush=True)
+            print(
+                f"cache: waiting for {who}, which is building this store",
+                file=sys.stderr,
+                flush=True,
+            )
         is_held = waits and acquire(held, -1, _LOOK_S)
     try:
         yield is_held
@@ -70,6 +82,8 @@ def name_building(key: str) -> str:
 
 def _builder(folder: Path, key: str) -> str:
     for path in folder.glob(f"{BUILDING}{key}-*@*"):
-        process, _, machine = path.name.removeprefix(f"{BUILDING}{key}-").rpartition("-")[0].partition("@")
+        process, _, machine = (
+            path.name.removeprefix(f"{BUILDING}{key}-").rpartition("-")[0].partition("@")
+        )
         return f"process {process} on {machine}"
     return "another process"

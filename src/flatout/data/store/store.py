@@ -1,14 +1,15 @@
 """The store: encoded rows as flat files that are opened by mapping them into memory.
 
-A store is one folder: `manifest.json`, small named texts (the tokenizer, the class names), and a folder of columns for
-each split. A column is either fixed (one value, or one run of `width` values, a row) or ragged (values one row after
-the other, with offsets and lengths). Opening reads the manifest alone, so it takes milliseconds at any size; rows are
-written in blocks, so building needs memory for one block only. Every file's checksum stands in the manifest, and the
-manifest's own in `manifest.sum`, so no bit of a store can change unnoticed; what the manifest says of sizes and types
+A store is one folder: `manifest.json`, small named texts (the tokenizer, the class names), and a
+folder of columns for each split. A column is either fixed (one value, or one run of `width` values,
+a row) or ragged (values one row after the other, with offsets and lengths). Opening reads the
+manifest alone, so it takes milliseconds at any size; rows are written in blocks, so building needs
+memory for one block only. Every file's checksum stands in the manifest, and the manifest's own in
+`manifest.sum`, so no bit of a store can change unnoticed; what the manifest says of sizes and types
 must also agree with itself, so that even one with a right checksum cannot make a reader go astray.
 
-The values of a ragged column may lie in other stores, its shards. They are mapped one after the other into one range of
-memory, so that readers see one array, and nothing is copied.
+The values of a ragged column may lie in other stores, its shards. They are mapped one after the
+other into one range of memory, so that readers see one array, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ SHARDS = ".units"  # the folder beside a store that has its shards
 _SHARD_FILE = re.compile(rf"\.\./{re.escape(SHARDS)}/[0-9a-f]{{20}}/\w+/\w+\.bin")
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 _PAGE = 1 << 16  # bytes; pages of any machine fit into it
-# Flags that Python has no names for: of memory that need not be there, as a store may be larger, and at a given place.
+# Flags that Python has no names for: of memory that need not be there, as a store may be larger,
+# and at a given place.
 _NORESERVE, _FIXED = 0x4000 if sys.platform == "linux" else 0x40, 0x10
 Array = NDArray[Any]
 _map_file = ctypes.CDLL(None, use_errno=True).mmap  # Python's own cannot say where
@@ -58,7 +60,10 @@ class DamagedStore(Exception):
 
 
 class WriteFailed(Exception):
-    """The disk refused what a store's writer wrote; `error` tells how. Not an OSError: sources raise these too."""
+    """The disk refused what a store's writer wrote; `error` tells how.
+
+    Not an OSError: sources raise these too.
+    """
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -77,7 +82,9 @@ def written() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of unequal length: row i is `lengths[i]` values from `offsets[i]` on; after a shard there may be a gap."""
+    """Rows of unequal length: row i is `lengths[i]` values from `offsets[i]` on; after a shard
+    there may be a gap.
+    """
 
     values: Array
     offsets: NDArray[np.int64]
@@ -112,13 +119,21 @@ class StoreSplit:
     def lengths(self, name: str) -> NDArray[np.integer]:
         """Values of each row: a ragged column's own, a fixed column's width."""
         column = self.columns[name]
-        return column.lengths if isinstance(column, Ragged) else np.broadcast_to(column.shape[1], len(column))
+        return (
+            column.lengths
+            if isinstance(column, Ragged)
+            else np.broadcast_to(column.shape[1], len(column))
+        )
 
     @property
     def arrays(self) -> list[Array]:
         arrays: list[Array] = []
         for column in self.columns.values():
-            arrays += [column.values, column.offsets, column.lengths] if isinstance(column, Ragged) else [column]
+            arrays += (
+                [column.values, column.offsets, column.lengths]
+                if isinstance(column, Ragged)
+                else [column]
+            )
         return arrays
 
     @property
@@ -127,7 +142,9 @@ class StoreSplit:
         return sum(array.nbytes for array in self.arrays)
 
     def read_single_pages(self) -> None:
-        """Let the system read what is asked for and nothing ahead: for rows in random order that memory cannot hold."""
+        """Let the system read what is asked for and nothing ahead: for rows in random order that
+        memory cannot hold.
+        """
         for array in self.arrays:
             mapped = array
             while isinstance(mapped, np.ndarray) and mapped.base is not None:
@@ -137,20 +154,31 @@ class StoreSplit:
 
 
 class Store:
-    """A finished store. Its arrays may be written to in memory (copy on write); the files never change."""
+    """A finished store.
+
+    Its arrays may be written to in memory (copy on write); the files never change.
+    """
 
     def __init__(self, folder: Path, manifest: dict[str, Any] | None = None) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder) if manifest is None else manifest
         self.facts: dict[str, Any] = self.manifest["facts"]
-        self.splits = {name: self._open_split(name, split) for name, split in self.manifest["splits"].items()}
+        self.splits = {
+            name: self._open_split(name, split) for name, split in self.manifest["splits"].items()
+        }
 
     def read_text(self, name: str) -> str:
         return (self.folder / name).read_text(encoding="utf-8")
 
     def _open_split(self, name: str, described: dict[str, Any]) -> StoreSplit:
-        rows, specs = described["rows"], {column: Column(**spec) for column, spec in described["columns"].items()}
-        columns = {column: self._open_column(f"{name}/{column}", spec, rows) for column, spec in specs.items()}
+        rows, specs = (
+            described["rows"],
+            {column: Column(**spec) for column, spec in described["columns"].items()},
+        )
+        columns = {
+            column: self._open_column(f"{name}/{column}", spec, rows)
+            for column, spec in specs.items()
+        }
         return StoreSplit(name, rows, columns)
 
     def _open_column(self, name: str, column: Column, num_rows: int) -> Array | Ragged:
@@ -161,24 +189,35 @@ class Store:
         return values.reshape(num_rows, column.width) if column.width else values
 
     def _map(self, files: Sequence[tuple[str, int]], dtype: str) -> Array:
-        """Files, each from its byte on; none stays open, however many these are. What is written stays in memory."""
+        """Files, each from its byte on; none stays open, however many these are.
+
+        What is written stays in memory.
+        """
         sizes = [self.manifest["files"][name]["bytes"] for name, _ in files]
         if not any(sizes):
             return np.empty(0, dtype)
         num_bytes = files[-1][1] + sizes[-1]
         area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-        begin, rights = ctypes.addressof(ctypes.c_char.from_buffer(area)), mmap.PROT_READ | mmap.PROT_WRITE
+        begin, rights = (
+            ctypes.addressof(ctypes.c_char.from_buffer(area)),
+            mmap.PROT_READ | mmap.PROT_WRITE,
+        )
         for (name, first), size in zip(files, sizes, strict=True):
             with (self.folder / name).open("rb") as file:
                 flags, place = mmap.MAP_PRIVATE | _NORESERVE | _FIXED, begin + first
                 if _map_file(place, size, rights, flags, file.fileno(), 0) != place:
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.folder / name))
-        # The mapping is the base of the array, as `read_single_pages` asks, and as it is not of numpy's `frombuffer`.
+                    raise OSError(
+                        ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.folder / name)
+                    )
+        # The mapping is the base of the array, as `read_single_pages` asks, and as it is not of
+        # numpy's `frombuffer`.
         return np.ndarray(num_bytes // np.dtype(dtype).itemsize, dtype, buffer=area)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A store's manifest, if it is byte for byte the one that was written and agrees with itself."""
+    """A store's manifest, if it is byte for byte the one that was written and agrees
+    with itself.
+    """
     try:
         content = (folder / MANIFEST).read_bytes()
         if xxhash.xxh3_128_hexdigest(content).encode() != (folder / MANIFEST_SUM).read_bytes():
@@ -203,7 +242,9 @@ def _require_sound(manifest: dict[str, Any]) -> None:
     for name, split in manifest["splits"].items():
         rows = split["rows"]
         columns = {f"{name}/{column}": Column(**spec) for column, spec in split["columns"].items()}
-        if not _is_count(rows) or not all(_is_sound(path, column, rows, manifest) for path, column in columns.items()):
+        if not _is_count(rows) or not all(
+            _is_sound(path, column, rows, manifest) for path, column in columns.items()
+        ):
             raise ValueError(f"the sizes of {name} do not fit its {rows} rows")
 
 
@@ -218,7 +259,10 @@ def _is_sound(path: str, column: Column, rows: int, manifest: dict[str, Any]) ->
         if not _is_count(first) or first < end or first % _PAGE or files[name]["bytes"] % size:
             return False
         end = first + files[name]["bytes"]
-    return files[f"{path}.offsets.bin"]["bytes"] == 8 * (rows + 1) and files[f"{path}.lengths.bin"]["bytes"] == 4 * rows
+    return (
+        files[f"{path}.offsets.bin"]["bytes"] == 8 * (rows + 1)
+        and files[f"{path}.lengths.bin"]["bytes"] == 4 * rows
+    )
 
 
 def _files_of(manifest: dict[str, Any], path: str) -> list[tuple[str, int]]:
@@ -231,7 +275,9 @@ def _is_count(value: Any) -> bool:
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """Files of a store that are missing or differ from the manifest's checksums; empty when the store is whole."""
+    """Files of a store that are missing or differ from the manifest's checksums; empty when the
+    store is whole.
+    """
     try:
         files = read_manifest(folder)["files"]
     except DamagedStore:
@@ -278,14 +324,18 @@ class _FileWriter:
 class SplitWriter:
     """Writes the rows of one split, block by block."""
 
-    def __init__(self, folder: Path, name: str, columns: dict[str, Column], sharded: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, columns: dict[str, Column], sharded: str | None = None
+    ) -> None:
         """`sharded`: the column whose values lie in shards, if one's do."""
         with written():
             (folder / name).mkdir()
         self.name, self.columns, self.sharded = name, columns, sharded
-        self.shards: list[tuple[str, int]] = []  # their files, each with the byte that it is mapped from on
+        # their files, each with the byte that it is mapped from on
+        self.shards: list[tuple[str, int]] = []
         self.shard_files: dict[str, Any] = {}
-        self.num_rows = self.num_bytes = 0  # what was to be written, whether the disk has taken it or not
+        # what was to be written, whether the disk has taken it or not
+        self.num_rows = self.num_bytes = 0
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
         self._begun = dict.fromkeys(columns, 0)  # values of a row that is not whole yet
@@ -301,7 +351,9 @@ class SplitWriter:
             raise
 
     def extend(self, name: str, values: Array) -> None:
-        """Add the next values of a ragged column's row, which `append` completes: a row may be larger than memory."""
+        """Add the next values of a ragged column's row, which `append` completes: a row may be
+        larger than memory.
+        """
         assert self.columns[name].ragged
         self._write({f"{self.name}/{name}.bin": values})
         self._begun[name] += len(values)
@@ -329,7 +381,9 @@ class SplitWriter:
         self._write(parts)
 
     def append_shard(self, shard: Store, **others: Array | tuple[Array, Array]) -> None:
-        """Add all rows that a shard has in this split, whose values of the sharded column stay there."""
+        """Add all rows that a shard has in this split, whose values of the sharded column stay
+        there.
+        """
         assert self.sharded is not None
         path, tokens = f"{self.name}/{self.sharded}", shard.splits[self.name].ragged(self.sharded)
         name, size = f"../{SHARDS}/{shard.folder.name}/{path}.bin", tokens.values.itemsize
@@ -354,7 +408,9 @@ class SplitWriter:
                 file.close()
 
     def _write(self, parts: dict[str, Array]) -> None:
-        self.num_bytes += sum(np.size(values) * self._files[path].dtype.itemsize for path, values in parts.items())
+        self.num_bytes += sum(
+            np.size(values) * self._files[path].dtype.itemsize for path, values in parts.items()
+        )
         for path, values in parts.items():
             self._files[path].append(values)
 
@@ -364,17 +420,22 @@ class SplitWriter:
 
 
 class StoreWriter:
-    """Writes a store into a folder that no other process opens yet; `close` writes the manifest, last of all."""
+    """Writes a store into a folder that no other process opens yet; `close` writes the manifest,
+    last of all.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts: dict[str, Any] = {}
         self.expected_rows: int | None = None
-        """Rows of all splits, where they are known before: the error of a full disk then says what is needed."""
+        """Rows of all splits, where they are known before: the error of a full disk then says what
+        is needed."""
         self._splits: list[SplitWriter] = []
         self._texts: dict[str, dict[str, Any]] = {}
 
-    def split(self, name: str, columns: dict[str, Column], sharded: str | None = None) -> SplitWriter:
+    def split(
+        self, name: str, columns: dict[str, Column], sharded: str | None = None
+    ) -> SplitWriter:
         self._splits.append(SplitWriter(self.folder, name, columns, sharded))
         return self._splits[-1]
 
@@ -382,11 +443,15 @@ class StoreWriter:
         self._texts[name] = self._write(name, text.encode())
 
     def expected_bytes(self) -> int | None:
-        """What the whole store will take, judged by the rows that came so far; None while that is unknown."""
+        """What the whole store will take, judged by the rows that came so far; None while that is
+        unknown.
+        """
         rows = sum(split.num_rows for split in self._splits)
         if not rows or self.expected_rows is None:
             return None
-        return sum(split.num_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
+        return (
+            sum(split.num_bytes for split in self._splits) * max(self.expected_rows, rows) // rows
+        )
 
     def abandon(self) -> None:
         """Close every file of a store that will not be finished."""
@@ -394,15 +459,30 @@ class StoreWriter:
             split.abandon()
 
     def close(self, about: dict[str, Any]) -> None:
-        """Finish every file and write the manifest with `about` (key, recipe and the like) in it."""
+        """Finish every file and write the manifest with `about` (key, recipe and the
+        like) in it.
+        """
         files = dict(self._texts)
-        splits, shards = {}, {f"{split.name}/{split.sharded}": split.shards for split in self._splits if split.sharded}
+        splits, shards = (
+            {},
+            {
+                f"{split.name}/{split.sharded}": split.shards
+                for split in self._splits
+                if split.sharded
+            },
+        )
         for split in self._splits:
             files |= split.close()
             columns = {name: asdict(column) for name, column in split.columns.items()}
             splits[split.name] = {"rows": split.num_rows, "columns": columns}
         about |= {"shards": shards} if shards else {}
-        manifest = {"schema": SCHEMA, **about, "facts": self.facts, "splits": splits, "files": files}
+        manifest = {
+            "schema": SCHEMA,
+            **about,
+            "facts": self.facts,
+            "splits": splits,
+            "files": files,
+        }
         last = self._write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
         self._write(MANIFEST_SUM, last["xxh3"].encode())
 

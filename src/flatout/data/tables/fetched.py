@@ -1,8 +1,10 @@
-"""Sources that lie elsewhere: `s3://`, `gs://`, `hdfs://` and whatever else pyarrow reads, fetched into the cache.
+"""Sources that lie elsewhere: `s3://`, `gs://`, `hdfs://` and whatever else pyarrow reads, fetched
+into the cache.
 
-A source is read several times, so each file is fetched once, to where its address leads below `.fetched` in the cache,
-and again when its size or its time there is another. What is read is that copy, by the checks that any file gets.
-Credentials are found as pyarrow finds them (the environment, the profile, the machine's role).
+A source is read several times, so each file is fetched once, to where its address leads below
+`.fetched` in the cache, and again when its size or its time there is another. What is read is that
+copy, by the checks that any file gets. Credentials are found as pyarrow finds them (the
+environment, the profile, the machine's role).
 """
 
 from __future__ import annotations
@@ -34,16 +36,25 @@ def is_address(given: object) -> bool:
 
 
 def fetch(address: str, where: str) -> str:
-    """The path of a file or a folder that lies elsewhere, after what is new or has changed of it was fetched."""
+    """The path of a file or a folder that lies elsewhere, after what is new or has changed of it
+    was fetched.
+    """
     with _refusals_told(address, where):
         system, path = fs.FileSystem.from_uri(address)
         found = system.get_file_info(path)
     require(found.type is not fs.FileType.NotFound, where, f"nothing is at {address}")
     if isinstance(system, fs.LocalFileSystem):
         return path
-    require(".." not in Path(path).parts, where, f"{address} leads upwards", hint="Name the place without '..'.")
+    require(
+        ".." not in Path(path).parts,
+        where,
+        f"{address} leads upwards",
+        hint="Name the place without '..'.",
+    )
     named = urlsplit(address)  # whose user and password are no part of the place
-    host = hashlib.sha256(f"{named.netloc.rpartition('@')[2]}?{named.query}".encode()).hexdigest()[:8]
+    host = hashlib.sha256(f"{named.netloc.rpartition('@')[2]}?{named.query}".encode()).hexdigest()[
+        :8
+    ]
     local = default_cache_folder() / FETCHED / f"{named.scheme}-{host}" / path.strip("/")
     with _refusals_told(address, where):
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +69,11 @@ def fetch(address: str, where: str) -> str:
 
 def _fetch_folder(system: fs.FileSystem, path: str, local: Path) -> None:
     there = system.get_file_info(fs.FileSelector(path, recursive=True))
-    files = {local / info.path[len(path) :].lstrip("/"): info for info in there if info.type is fs.FileType.File}
+    files = {
+        local / info.path[len(path) :].lstrip("/"): info
+        for info in there
+        if info.type is fs.FileType.File
+    }
     here = (file for file in local.rglob("*") if file.is_file() and not file.name.startswith("."))
     for gone in set(here) - set(files):
         gone.unlink()
@@ -79,7 +94,8 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
         with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 24)
         if info.mtime_ns is not None:
-            os.utime(partial, ns=(info.mtime_ns, info.mtime_ns))  # copies of all machines are of one time
+            # copies of all machines are of one time
+            os.utime(partial, ns=(info.mtime_ns, info.mtime_ns))
         partial.replace(local)
     finally:
         partial.unlink(missing_ok=True)
@@ -99,4 +115,6 @@ def _refusals_told(address: str, where: str) -> Iterator[None]:
         hint = "See that the address is right and that pyarrow finds credentials for it."
         if "Unrecognized filesystem" in str(error):
             hint = "Download it first: s3://, gs://, hdfs:// and file:// are read."
-        raise UserError(where, f"{address} cannot be read ({first_line(error)})", hint=hint) from None
+        raise UserError(
+            where, f"{address} cannot be read ({first_line(error)})", hint=hint
+        ) from None

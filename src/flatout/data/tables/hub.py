@@ -1,4 +1,6 @@
-"""Data sets of the Hub and of its cache, and those that `datasets` has saved; never code that comes with them."""
+"""Data sets of the Hub and of its cache, and those that `datasets` has saved; never code that comes
+with them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ from safetensors import SafetensorError
 from flatout.errors import UserError, did_you_mean, first_line
 
 T = TypeVar("T")
-_OTHER_FILE = re.compile(r"\.(xlsx?|ods|docx?|pdf|txt|xml|zip|tar|pkl|pickle|sqlite3?|db|avro|orc)$", re.IGNORECASE)
+_OTHER_FILE = re.compile(
+    r"\.(xlsx?|ods|docx?|pdf|txt|xml|zip|tar|pkl|pickle|sqlite3?|db|avro|orc)$", re.IGNORECASE
+)
 """Endings of files that we do not read: no data set is called so."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 
 
 def may_be_hub_name(name: str) -> bool:
-    """Whether this may be the name of a data set: plain words, with an owner or a configuration or without."""
+    """Whether this may be the name of a data set: plain words, with an owner or a configuration or
+    without.
+    """
     return bool(_HUB_NAME.fullmatch(name)) and not _OTHER_FILE.search(name)
 
 
@@ -36,38 +42,66 @@ def from_hub(name: str, where: str) -> Any:
     import datasets
 
     path, _, configuration = name.partition(":")
-    ways = "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to that cache."
+    ways = (
+        "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to"
+        " that cache."
+    )
     try:
         with _offline_where_nobody_answers():
             return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
-        what = f"no file or folder {name}, and no data set of that name that could be fetched ({first_line(error)})"
+        what = (
+            f"no file or folder {name}, and no data set of that name that could be fetched"
+            f" ({first_line(error)})"
+        )
         raise UserError(where, what, hint=f"{near} {ways}".strip()) from None
 
 
 def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
-    """A model's file of a folder, of the cache or of the Hub, opened by transformers; never code that comes with it."""
+    """A model's file of a folder, of the cache or of the Hub, opened by transformers; never code
+    that comes with it.
+    """
     try:
         with _offline_where_nobody_answers():
             return opening()
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+        KeyError,
+        TypeError,
+        SafetensorError,
+    ) as error:
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             hint = "Name a model whose code is part of transformers."
-            raise UserError(where, f"{name} comes with code of its own, which is never run", hint=hint) from None
+            raise UserError(
+                where, f"{name} comes with code of its own, which is never run", hint=hint
+            ) from None
         if Path(name).is_dir():
             what = f"{name} is no folder that transformers can open ({reason})"
-            raise UserError(where, what, hint="Name one that save_pretrained wrote, with its tokenizer.") from None
-        what = f"no folder {name}, and nothing of that name in the cache or on the Hub could be fetched ({reason})"
-        ways = "Name a local folder that save_pretrained wrote; or fetch it once where there is a network, and set"
+            raise UserError(
+                where, what, hint="Name one that save_pretrained wrote, with its tokenizer."
+            ) from None
+        what = (
+            f"no folder {name}, and nothing of that name in the cache or on the Hub could be"
+            f" fetched ({reason})"
+        )
+        ways = (
+            "Name a local folder that save_pretrained wrote; or fetch it once where there is a"
+            " network, and set"
+        )
         ways += " HF_HOME to that cache; or train from random weights: model.pretrained=null."
         raise UserError(where, what, hint=ways) from None
 
 
 @contextmanager
 def _offline_where_nobody_answers() -> Iterator[None]:
-    """Without a network only the cache is looked into, at once, instead of after half a minute of tries."""
+    """Without a network only the cache is looked into, at once, instead of after half a minute of
+    tries.
+    """
     import datasets
     from huggingface_hub import constants
 

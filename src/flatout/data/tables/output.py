@@ -1,4 +1,6 @@
-"""Blocks of rows written as csv, jsonl or parquet: to standard output, or to a file that appears when it is whole."""
+"""Blocks of rows written as csv, jsonl or parquet: to standard output, or to a file that appears
+when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 @contextmanager
-def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Writes blocks to standard output, or to a file that appears when it is whole; `reads`: where they come from."""
+def block_writer(
+    out: str | None, *, reads: str | None = None
+) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Writes blocks to standard output, or to a file that appears when it is whole; `reads`: where
+    they come from.
+    """
     if out is None:
         write, close = _format_writer(sys.stdout.buffer, ".csv")
         yield told(Path("/dev/stdout"))(write)
@@ -32,7 +38,12 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
             sys.stdout.buffer.flush()
         return
     path = Path(out)
-    require(path.suffix in FORMATS, "--out", f"cannot write {path.suffix or path.name}", allowed=", ".join(FORMATS))
+    require(
+        path.suffix in FORMATS,
+        "--out",
+        f"cannot write {path.suffix or path.name}",
+        allowed=", ".join(FORMATS),
+    )
     what, hint = f"no such folder: {path.parent}", "Make it first, or name another folder."
     require(path.parent.is_dir(), "--out", what, hint=hint)
     if reads is not None and path.exists() and _is_among(path, Path(reads)):
@@ -46,7 +57,8 @@ def block_writer(out: str | None, *, reads: str | None = None) -> Iterator[Calla
             try:
                 yield told(path)(write)
             except BaseException:
-                with suppress(Exception):  # pyarrow ends a file that is open; the first error is the one to show
+                # pyarrow ends a file that is open; the first error is the one to show
+                with suppress(Exception):
                     close(is_whole=False)
                 raise
             with told(path):
@@ -76,22 +88,33 @@ def told(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         what = f"cannot write {path}: {error.strerror or error}"
-        raise UserError("--out", what, hint="Name a file where there is room, and which you may write.") from None
+        raise UserError(
+            "--out", what, hint="Name a file where there is room, and which you may write."
+        ) from None
 
 
-def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
+def _format_writer(
+    file: BinaryIO, suffix: str
+) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
     opened: list[Any] = []
     formulas = [0]
 
     def write_csv(block: pa.RecordBatch) -> None:
         options = pa_csv.WriteOptions(include_header=not opened)
         opened.append(True)
-        columns, found = zip(*(_without_formulas(_flat(column)) for column in block.columns), strict=True)
+        columns, found = zip(
+            *(_without_formulas(_flat(column)) for column in block.columns), strict=True
+        )
         formulas[0] += sum(found)
-        pa_csv.write_csv(pa.RecordBatch.from_arrays(list(columns), names=block.schema.names), file, options)
+        pa_csv.write_csv(
+            pa.RecordBatch.from_arrays(list(columns), names=block.schema.names), file, options
+        )
 
     def write_jsonl(block: pa.RecordBatch) -> None:
-        file.writelines(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n" for row in block.to_pylist())
+        file.writelines(
+            json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+            for row in block.to_pylist()
+        )
 
     def write_parquet(block: pa.RecordBatch) -> None:
         if not opened:
@@ -102,7 +125,10 @@ def _format_writer(file: BinaryIO, suffix: str) -> tuple[Callable[[pa.RecordBatc
         if suffix == ".parquet" and opened:
             opened[0].close()
         if formulas[0] and is_whole:
-            words = f"{formulas[0]:,} cells that begin with '=' got a ' before it: a spreadsheet would run them."
+            words = (
+                f"{formulas[0]:,} cells that begin with '=' got a ' before it: a spreadsheet would"
+                " run them."
+            )
             print(f"{words} jsonl and parquet keep them as they are.", file=sys.stderr)
 
     return {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[suffix], close
@@ -119,12 +145,20 @@ def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
 
 
 def _flat(column: pa.Array) -> pa.Array:
-    """What a csv cannot hold as texts: lists separated by `|`, bytes in hexadecimal, the rest as JSON."""
+    """What a csv cannot hold as texts: lists separated by `|`, bytes in hexadecimal, the rest as
+    JSON.
+    """
     if are_bytes(column.type):
         return pa.array([each and each.hex() for each in column.to_pylist()], pa.string())
     if is_list(column.type) and not pa.types.is_nested(column.type.value_type):
-        lists = column.cast(pa.list_(pa.string())).to_pylist()  # one with a null in it, too, which `binary_join` drops
-        return pa.array([each if each is None else "|".join(word or "" for word in each) for each in lists])
+        # one with a null in it, too, which `binary_join` drops
+        lists = column.cast(pa.list_(pa.string())).to_pylist()
+        return pa.array(
+            [each if each is None else "|".join(word or "" for word in each) for each in lists]
+        )
     if pa.types.is_nested(column.type):
-        return pa.array([json.dumps(each, ensure_ascii=False, default=str) for each in column.to_pylist()], pa.string())
+        return pa.array(
+            [json.dumps(each, ensure_ascii=False, default=str) for each in column.to_pylist()],
+            pa.string(),
+        )
     return column

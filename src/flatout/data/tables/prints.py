@@ -1,10 +1,11 @@
 """The fingerprints of sources: of every byte, read once until a file changes.
 
-A source is known by its bytes. Which bytes those are is noted in the cache, beside what changes in a file's entry when
-the file does: its size, its times and its number. The time of the last change of the entry (ctime) cannot be set by
-anybody, so a second run, a second rank or a trial needs a `stat` for each file, and reads none. Files whose entry is
-younger than a tick of the disk's clock are waited for: a change right after would leave no trace. What heads of files
-tell, such as the names of columns, is noted in the same way.
+A source is known by its bytes. Which bytes those are is noted in the cache, beside what changes in
+a file's entry when the file does: its size, its times and its number. The time of the last change
+of the entry (ctime) cannot be set by anybody, so a second run, a second rank or a trial needs a
+`stat` for each file, and reads none. Files whose entry is younger than a tick of the disk's clock
+are waited for: a change right after would leave no trace. What heads of files tell, such as the
+names of columns, is noted in the same way.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ _PAIR = 2
 
 @contextmanager
 def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
-    """Within it, what the heads of the files of some sources tell is noted in the cache, and taken from there then."""
-    note = cache / NOTES / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
+    """Within it, what the heads of the files of some sources tell is noted in the cache, and taken
+    from there then.
+    """
+    note = (
+        cache
+        / NOTES
+        / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
+    )
     noted, found = _read(note), Notes()
     outside = HEADS.set((noted, found))
     try:
@@ -40,19 +47,27 @@ def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
-    """The fingerprint of each split's table; no two splits may have the same content, under whatever names."""
+    """The fingerprint of each split's table; no two splits may have the same content, under
+    whatever names.
+    """
     found: dict[str, str] = {}
     for split, table in tables.items():
         fingerprint = fingerprint_of(table, cache)
-        if (other := next((name for name, before in found.items() if before == fingerprint), None)) is not None:
+        if (
+            other := next((name for name, before in found.items() if before == fingerprint), None)
+        ) is not None:
             whose = "training" if other == "train" else other
             what = f"{table.name} holds exactly the {whose} rows, {tables[other].name}"
-            raise UserError(f"data.{split}", what, hint="Leave it out to take rows from the training rows.")
+            raise UserError(
+                f"data.{split}", what, hint="Leave it out to take rows from the training rows."
+            )
         found[split] = fingerprint
     return found
 
 
-def require_unchanged(tables: Mapping[str, Table], fingerprints: Mapping[str, str], cache: Path) -> None:
+def require_unchanged(
+    tables: Mapping[str, Table], fingerprints: Mapping[str, str], cache: Path
+) -> None:
     """Tables that were read several times must have been the same each time."""
     for split, table in tables.items():
         if fingerprint_of(table, cache) != fingerprints[split]:
@@ -65,7 +80,9 @@ def fingerprint_of(table: Table, cache: Path) -> str:
 
 
 def prints_of(table: Table, cache: Path) -> list[str]:
-    """The fingerprint of each table whose rows it has, or its own; of files, those that changed are read again."""
+    """The fingerprint of each table whose rows it has, or its own; of files, those that changed are
+    read again.
+    """
     parts = table.tables or [table]
     entries = [part.entries() for part in parts]
     if None in entries:
@@ -93,7 +110,11 @@ def _digest(names: Sequence[str | int]) -> str:
 
 def _read(note: Path) -> Notes:
     try:
-        return {name: list(noted) for name, noted in json.loads(note.read_bytes()).items() if len(noted) == _PAIR}
+        return {
+            name: list(noted)
+            for name, noted in json.loads(note.read_bytes()).items()
+            if len(noted) == _PAIR
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

@@ -16,13 +16,24 @@ Format = StrEnum("Format", "csv tsv json jsonl parquet arrow conll npy hdf5")  #
 class ReadingConfig:
     """How files are written; what is null is detected and reported."""
 
-    format: Format | None = setting(None, "Kind of file; null: by the name's ending.", choices=Format, example="csv")
-    encoding: str | None = setting(None, "Encoding of csv, json and text files; null: UTF-8.", example="latin-1")
-    delimiter: str | None = setting(None, "Of a csv; null: by the first rows.", example="\"data.read.delimiter=';'\"")
-    quote: str = setting('"', "What may stand around values of a csv; empty: quotes are a part of them.", example="''")
+    format: Format | None = setting(
+        None, "Kind of file; null: by the name's ending.", choices=Format, example="csv"
+    )
+    encoding: str | None = setting(
+        None, "Encoding of csv, json and text files; null: UTF-8.", example="latin-1"
+    )
+    delimiter: str | None = setting(
+        None, "Of a csv; null: by the first rows.", example="\"data.read.delimiter=';'\""
+    )
+    quote: str = setting(
+        '"',
+        "What may stand around values of a csv; empty: quotes are a part of them.",
+        example="''",
+    )
     columns: list[str] | None = setting(
         None,
-        "Names of the columns of a csv whose first line is a row already; null: the first line names them.",
+        "Names of the columns of a csv whose first line is a row already; null: the first line"
+        " names them.",
         allowed="a list of names that differ, or null",
         example="[text,label]",
     )
@@ -31,15 +42,25 @@ class ReadingConfig:
         where = "data.read"
         check_settings(self, where)
         if self.encoding is not None:
-            require(_is_encoding(self.encoding), f"{where}.encoding", f"no encoding {self.encoding!r}", hint=_ENCODINGS)
+            require(
+                _is_encoding(self.encoding),
+                f"{where}.encoding",
+                f"no encoding {self.encoding!r}",
+                hint=_ENCODINGS,
+            )
         if self.delimiter is not None:
             self.delimiter = self.delimiter.replace("\\t", "\t")
             self._require_one_byte("delimiter", self.delimiter)
         if self.quote:
             self._require_one_byte("quote", self.quote)
-        what, hint = f"{self.quote!r} is the delimiter too", "Set data.read.quote='' if values are not quoted."
+        what, hint = (
+            f"{self.quote!r} is the delimiter too",
+            "Set data.read.quote='' if values are not quoted.",
+        )
         require(self.quote != self.delimiter, f"{where}.quote", what, hint=hint)
-        is_named = self.columns is None or (len(self.columns) > 0 and len(set(self.columns)) == len(self.columns))
+        is_named = self.columns is None or (
+            len(self.columns) > 0 and len(set(self.columns)) == len(self.columns)
+        )
         require(is_named, f"{where}.columns", f"{self.columns}", allowed="names that differ")
 
     def _require_one_byte(self, name: str, value: str) -> None:

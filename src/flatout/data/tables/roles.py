@@ -1,6 +1,7 @@
 """The columns of a table that hold texts and labels: named by settings, or found by their names.
 
-A name that says it all (`text`, `label`) wins. Another is taken where it is the only one of its kind.
+A name that says it all (`text`, `label`) wins. Another is taken where it is the only one of its
+kind.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from flatout.data.tables.table import Table
 
 _TEXTS = (
-    "text sentence headline content document doc review tweet comment comment_text body message question utterance"
-    " lyrics abstract description post title query input sms review_text text_clean"
+    "text sentence headline content document doc review tweet comment comment_text body message"
+    " question utterance lyrics abstract description post title query input sms review_text"
+    " text_clean"
 ).split()
 _LABELS = (
-    "label category class target topic sentiment emotion genre intent labels categories classes topics emotions genres"
-    " label_text coarse_label stars rating score y class_label"
+    "label category class target topic sentiment emotion genre intent labels categories classes"
+    " topics emotions genres label_text coarse_label stars rating score y class_label"
 ).split()
 _TOKENS = ["tokens", "words"]
 _TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
@@ -50,11 +52,18 @@ def find_roles(
     tags: bool = False,
     is_labelled: bool = True,
 ) -> Roles:
-    """The columns that are named, and those that are found by their names; `is_labelled` false: no column of labels."""
-    known, spoken = ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
+    """The columns that are named, and those that are found by their names; `is_labelled` false: no
+    column of labels.
+    """
+    known, spoken = (
+        ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
+    )
     given = (text,) if isinstance(text, str) else tuple(text or ())
     labels = (label,) if label is not None else _found(table, known[1])
-    found = {"text": given[:1] or _found(table, known[0]), "label": labels if is_labelled else ("",)}
+    found = {
+        "text": given[:1] or _found(table, known[0]),
+        "label": labels if is_labelled else ("",),
+    }
     unclear = [key for key, names in found.items() if len(names) != 1]
     if not unclear:
         return Roles(given or found["text"], found["label"][0], join)
@@ -97,9 +106,20 @@ def has_tags(table: Table) -> bool:
 
 def _headless(table: Table) -> str:
     """A hint where the first line may be no list of names, or was not parted into columns."""
-    is_row = any(len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns)
+    is_row = any(
+        len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns
+    )
     if table.holds_numbers():
-        return " Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…], and data=sequence to train."
+        return (
+            " Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…], and"
+            " data=sequence to train."
+        )
     if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ",;\t|"):
-        return " Is that several columns? Then leave data.read.delimiter out, or name the right one."
-    return " Is its first line a row already? Then name the columns: data.read.columns=[text,label]." if is_row else ""
+        return (
+            " Is that several columns? Then leave data.read.delimiter out, or name the right one."
+        )
+    return (
+        " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
+        if is_row
+        else ""
+    )

@@ -1,7 +1,9 @@
-"""From what settings name to tables: a file, several, a folder, a data set of the Hub, or rows in memory.
+"""From what settings name to tables: a file, several, a folder, a data set of the Hub, or rows in
+memory.
 
-`data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split each. A folder is looked
-into: files or folders named after splits are the splits; folders of texts are the classes; others follow each other.
+`data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split
+each. A folder is looked into: files or folders named after splits are the splits; folders of texts
+are the classes; others follow each other.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def open_splits(source: Any, given: Mapping[str, Any], reading: ReadingConfig) -
             continue
         if split in tables:
             what = f"data.source has {split} rows already ({tables[split].name})"
-            raise UserError(f"data.{split}", what, hint="Name the splits one by one, without data.source.")
+            raise UserError(
+                f"data.{split}", what, hint="Name the splits one by one, without data.source."
+            )
         tables[split] = open_source(each, where=f"data.{split}", reading=reading)
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
 
@@ -76,7 +80,11 @@ def files_in(given: str | Path, where: str) -> list[str]:
     """The files of a pattern, the tables of a folder, or the one file that is named."""
     path = _path_of(given, where)
     if _is_pattern(path):
-        root, pattern = (Path(path.anchor), str(path.relative_to(path.anchor))) if path.anchor else (Path(), str(path))
+        root, pattern = (
+            (Path(path.anchor), str(path.relative_to(path.anchor)))
+            if path.anchor
+            else (Path(), str(path))
+        )
         if found := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
             return found
         hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
@@ -84,18 +92,29 @@ def files_in(given: str | Path, where: str) -> list[str]:
     if not _is_folder(path):
         return [str(path)]
     files = (file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    known = sorted((file for file in files if format_of(file)), key=lambda file: _by_number(file.name))
-    forms = {format_of(file) for file in known} - {Format.json}  # a lone .json beside the tables describes them
+    known = sorted(
+        (file for file in files if format_of(file)), key=lambda file: _by_number(file.name)
+    )
+    # a lone .json beside the tables describes them
+    forms = {format_of(file) for file in known} - {Format.json}
     if known:
         return [str(file) for file in known if len(forms) != 1 or format_of(file) in forms]
-    allowed, hint = "files of a format we read, or a folder of texts for each class", f"Name a file: {where}=FILE."
+    allowed, hint = (
+        "files of a format we read, or a folder of texts for each class",
+        f"Name a file: {where}=FILE.",
+    )
     if where == "FILE":
-        allowed, hint = "files of a format we read", "A folder of texts for each class is answered into one file."
+        allowed, hint = (
+            "files of a format we read",
+            "A folder of texts for each class is answered into one file.",
+        )
     raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=hint)
 
 
 def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = None) -> Table:
-    """The table in a file, or of a folder of texts for each class; `where` is the setting that named it."""
+    """The table in a file, or of a folder of texts for each class; `where` is the setting that
+    named it.
+    """
     reading = reading or ReadingConfig()
     file = _path_of(path, where)
     if _is_folder(file) and is_text_folder(file):
@@ -105,7 +124,9 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     if form is None:
         hint = f"Name the format: {'--read ' if where == 'FILE' else 'data.read.'}format=csv."
         what = f"{file} is no format we read"
-        raise UserError(where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint)
+        raise UserError(
+            where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint
+        )
     return _TABLES[form][0](file, where, reading)
 
 
@@ -122,9 +143,13 @@ def _path_of(given: str | Path, where: str) -> Path:
 
 def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     require(bool(given), where, "an empty list", allowed="one file or more")
-    are_rows = isinstance(given[0], Mapping) and any(isinstance(each, str | int | float) for each in given[0].values())
+    are_rows = isinstance(given[0], Mapping) and any(
+        isinstance(each, str | int | float) for each in given[0].values()
+    )
     hint = "Pass one table: pandas.DataFrame(rows), or pyarrow.Table.from_pylist(rows)."
-    require(not are_rows, where, "is a list of rows", allowed="one file or more, or a table", hint=hint)
+    require(
+        not are_rows, where, "is a list of rows", allowed="one file or more, or a table", hint=hint
+    )
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
     tables = [open_source(each, where=where, reading=reading) for each in given]
@@ -140,9 +165,13 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
     if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
         named: dict[str | None, Any] = {}
         for name, rows in source.items():
-            if (split := _split_of(str(name))) in named and (split or "train" not in map(_split_of, source)):
+            if (split := _split_of(str(name))) in named and (
+                split or "train" not in map(_split_of, source)
+            ):
                 allowed = f"parts: {', '.join(map(str, source))}"
-                raise UserError(where, f"several parts hold {split or 'training'} rows", allowed=allowed)
+                raise UserError(
+                    where, f"several parts hold {split or 'training'} rows", allowed=allowed
+                )
             named[split] = rows
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
     if not isinstance(source, str | Path):
@@ -150,21 +179,32 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
     path = _path_of(source, where)
     source = str(path) if is_address(source) else source  # what was fetched is not asked for again
     is_there = path.exists() or path.is_symlink()  # a link that leads nowhere names no data set
-    if not _is_pattern(path) and not is_there and may_be_hub_name(str(source)) and format_of(path) is None:
+    if (
+        not _is_pattern(path)
+        and not is_there
+        and may_be_hub_name(str(source))
+        and format_of(path) is None
+    ):
         return _splits_of(from_hub(str(source), where), where, reading)
     if _is_folder(path):
         if is_saved_dataset(path):
             return _splits_of(from_disk(path, where), where, reading)
         if splits := _splits_in(path):
-            return _by_split(splits, where, lambda given: open_source(given, where=where, reading=reading))
+            return _by_split(
+                splits, where, lambda given: open_source(given, where=where, reading=reading)
+            )
     return {"train": open_source(source, where=where, reading=reading)}
 
 
-def _by_split(named: Mapping[str | None, Any], where: str, opened: Callable[[Any], Table]) -> dict[str, Table]:
+def _by_split(
+    named: Mapping[str | None, Any], where: str, opened: Callable[[Any], Table]
+) -> dict[str, Table]:
     if len(named) == 1:
         return {"train": opened(next(iter(named.values())))}
     what = f"no training rows among {', '.join(filter(None, named)) or 'its parts'}"
-    require("train" in named, where, what, allowed="train, and validation and test if there are any")
+    require(
+        "train" in named, where, what, allowed="train, and validation and test if there are any"
+    )
     return {split: opened(given) for split, given in named.items() if split is not None}
 
 
@@ -178,7 +218,11 @@ def _splits_in(folder: Path) -> dict[str | None, Any]:
     """What lies in a folder under the names of splits: files, files in pieces, or folders."""
     found: dict[str | None, list[str]] = {}
     places = [folder, folder / "data"] if (folder / "data").is_dir() else [folder]
-    for path in (path for place in places for path in sorted(place.iterdir(), key=lambda path: _by_number(path.name))):
+    for path in (
+        path
+        for place in places
+        for path in sorted(place.iterdir(), key=lambda path: _by_number(path.name))
+    ):
         split = _split_of(path.name)
         is_table = path.is_file() and format_of(path) is not None
         if split and not path.name.startswith(".") and (is_table or _is_folder(path)):
@@ -206,4 +250,6 @@ def _is_folder(path: Path) -> bool:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Names in counting order: part-2 before part-10."""
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]
+    return [
+        (int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)
+    ]

@@ -1,8 +1,9 @@
 """Tables of any size, read in blocks and strictly as written.
 
-A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing label does not turn
-the others into floats. JSON, parquet and Arrow keep their own types; a text that looks like a date stays a text. What
-cannot be read is reported with file and row, never by a reader's own error. Memory is flat.
+A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing
+label does not turn the others into floats. JSON, parquet and Arrow keep their own types; a text
+that looks like a date stays a text. What cannot be read is reported with file and row, never by a
+reader's own error. Memory is flat.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _COLUMNS_NAMED = 20
 Rows = NDArray[np.int64]
 Entries = list[list[str | int]]
 """Of each file its name, and what changes in its entry when it does: size, times and number."""
-SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}  # part of the key of each split's random streams
+# part of the key of each split's random streams
+SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
 
 
@@ -37,9 +39,11 @@ class Table(ABC):
 
     name: str
     columns: Sequence[str]
-    tables: Sequence[Table] = ()  # whose rows these are, one after the other; none: those of one file
+    # whose rows these are, one after the other; none: those of one file
+    tables: Sequence[Table] = ()
     inner: Table | None = None
-    """The table whose rows these are, changed on the way: it says how they are written and where they stand."""
+    """The table whose rows these are, changed on the way: it says how they are written and where
+    they stand."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -50,11 +54,15 @@ class Table(ABC):
         return prints[0]
 
     def entries(self) -> Entries | None:
-        """Of each of its files; None where its rows are in none, or have changed since it was opened."""
+        """Of each of its files; None where its rows are in none, or have changed since it was
+        opened.
+        """
         return None if self.inner is None else self.inner.entries()
 
     @abstractmethod
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of some columns, in order."""
 
     def holds_numbers(self) -> bool:
@@ -62,9 +70,13 @@ class Table(ABC):
         first = next(iter(self.blocks(self.columns)), None)
         columns = [decoded(column) for column in first.columns] if first is not None else []
         kinds = [is_plain(column.type) or is_text(column.type) for column in columns]
-        return bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
+        return (
+            bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
+        )
 
-    def numbered(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+    def numbered(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[tuple[Rows, pa.RecordBatch]]:
         """The same blocks, each with the numbers of its rows, from 0."""
         first = 0
         for block in self.blocks(columns, rows_per_block):
@@ -72,7 +84,9 @@ class Table(ABC):
             first += block.num_rows
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
-        """Parts of its rows that can be read by themselves, of `least` rows but for the last, once all were read."""
+        """Parts of its rows that can be read by themselves, of `least` rows but for the last, once
+        all were read.
+        """
         yield range(num_rows), self
 
     def how(self) -> str:
@@ -99,13 +113,19 @@ def changed(name: str) -> UserError:
 
 
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
-    """Check that the columns named by some settings exist, once each; all that are missing in one message."""
+    """Check that the columns named by some settings exist, once each; all that are missing in one
+    message.
+    """
     keys: dict[str, str] = {}
     for key, name in wanted.items():
         if list(table.columns).count(name) > 1:
-            raise UserError(key, f"{table.name} has column {name} more than once", hint="Rename one of them.")
+            raise UserError(
+                key, f"{table.name} has column {name} more than once", hint="Rename one of them."
+            )
         if name in keys and name in table.columns:
-            raise UserError(key, f"{name!r} is the column of {keys[name]} already", allowed=table.listed())
+            raise UserError(
+                key, f"{name!r} is the column of {keys[name]} already", allowed=table.listed()
+            )
         keys[name] = key
     missing = {key: name for key, name in wanted.items() if name not in table.columns}
     if not missing:
@@ -122,15 +142,23 @@ def decoded(values: pa.Array) -> pa.Array:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def are_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def is_plain(kind: pa.DataType) -> bool:
@@ -139,7 +167,10 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def as_texts(values: pa.Array) -> pa.Array:
-    """Values as texts. A float that is whole is written as one: a missing value had turned the column into floats."""
+    """Values as texts.
+
+    A float that is whole is written as one: a missing value had turned the column into floats.
+    """
     texts = values.cast(pa.large_string())
     if not pa.types.is_floating(values.type):
         return texts
@@ -149,10 +180,13 @@ def as_texts(values: pa.Array) -> pa.Array:
 
 
 def is_missing(labels: pa.Array, problem: Problem) -> pa.Array:
-    """Which labels are none: null, not a number, or (but for several a row) nothing but white space."""
+    """Which labels are none: null, not a number, or (but for several a row) nothing but white
+    space.
+    """
     if pa.types.is_floating(labels.type):
         return pc.is_null(labels, nan_is_null=True)
-    if is_text(labels.type) and problem is not Problem.multi:  # no text is no label, but a fine list of several
+    # no text is no label, but a fine list of several
+    if is_text(labels.type) and problem is not Problem.multi:
         return pc.fill_null(is_blank(labels), True)
     return pc.is_null(labels)
 
@@ -173,9 +207,12 @@ def mask_of(values: pa.Array) -> NDArray[np.bool_]:
 
 
 class GeneratedTable(Table):
-    """One split of a built-in sample: blocks of rows from random streams of their own, so any part is made alone."""
+    """One split of a built-in sample: blocks of rows from random streams of their own, so any part
+    is made alone.
+    """
 
-    made_as: ClassVar[str]  # what makes the rows, with its version: the rows of a seed never change while this stays
+    # what makes the rows, with its version: the rows of a seed never change while this stays
+    made_as: ClassVar[str]
     block_rows: ClassVar[int]
 
     def __init__(self, config: Any, split: str) -> None:
@@ -184,17 +221,28 @@ class GeneratedTable(Table):
         self.num_rows: int = config.rows if split == "train" else config.eval_rows
 
     def fingerprint(self) -> str:
-        return xxhash.xxh3_128_hexdigest(f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}".encode())
+        return xxhash.xxh3_128_hexdigest(
+            f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}".encode()
+        )
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
         for number in range(-(-self.num_rows // self.block_rows)):
             left = self.num_rows - number * self.block_rows
             key = [self.config.seed, (SPLIT_STREAM[self.split] << 48) + number]
             made = self._block(np.random.Generator(np.random.Philox(key=key)), columns)
-            waiting.append(pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left))
-            if sum(block.num_rows for block in waiting) >= rows_per_block or left <= self.block_rows:
-                yield from pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
+            waiting.append(
+                pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left)
+            )
+            if (
+                sum(block.num_rows for block in waiting) >= rows_per_block
+                or left <= self.block_rows
+            ):
+                yield from (
+                    pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
+                )
                 waiting = []
 
     @abstractmethod
@@ -213,7 +261,9 @@ class ManyFiles(Table):
 
     def how(self) -> str:
         counts = Counter(filter(None, (table.how() for table in self.tables)))
-        more = "; ".join(f"{how} ({count})" if len(counts) > 1 else how for how, count in counts.items())
+        more = "; ".join(
+            f"{how} ({count})" if len(counts) > 1 else how for how, count in counts.items()
+        )
         return f"{len(self.tables)} files" + (f": {more}" if more else "")
 
     def fingerprint(self) -> str:
@@ -239,15 +289,27 @@ class ManyFiles(Table):
         starts, first = [*self._starts[: len(self.tables)], num_rows], 0
         for end in range(1, len(starts)):
             if starts[end] - starts[first] >= least or end == len(self.tables):
-                yield range(starts[first], starts[end]), ManyFiles(self.tables[first:end], self.name)
+                yield (
+                    range(starts[first], starts[end]),
+                    ManyFiles(self.tables[first:end], self.name),
+                )
                 first = end
 
     def lacking(self, column: str) -> tuple[str, str]:
         others = [table for table in self.tables if column not in table.columns]
-        few = f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''}, which others have"
-        return (few, others[0].listed()) if 0 < len(others) < len(self.tables) else (self.name, self.listed())
+        few = (
+            f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''},"
+            " which others have"
+        )
+        return (
+            (few, others[0].listed())
+            if 0 < len(others) < len(self.tables)
+            else (self.name, self.listed())
+        )
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         read = 0
         for number, table in enumerate(self.tables):
             self.begins(number, read)
@@ -257,15 +319,21 @@ class ManyFiles(Table):
 
 
 def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of class numbers as names, where the file lists them, as `datasets` does; views as plain texts."""
+    """Columns of class numbers as names, where the file lists them, as `datasets` does; views as
+    plain texts.
+    """
     for place, column in enumerate(block.columns):
         if pa.types.is_string_view(column.type):  # few of Arrow's functions take one
-            block = block.set_column(place, block.schema.names[place], column.cast(pa.large_string()))
+            block = block.set_column(
+                place, block.schema.names[place], column.cast(pa.large_string())
+            )
     for name, names in class_names(schema).items():
         if name in block.schema.names:
             place = block.schema.names.index(name)
             if is_list(kind := block.schema.field(name).type):
-                block = block.set_column(place, name, block.column(place).cast(pa.list_(kind.value_type)))
+                block = block.set_column(
+                    place, name, block.column(place).cast(pa.list_(kind.value_type))
+                )
             column = block.column(place)
             if pa.types.is_integer(column.type):
                 block = block.set_column(place, name, names_of(column, names))
@@ -286,7 +354,14 @@ def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
     """The class names that `datasets` writes into a file's schema, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        found = {name: (feature.get("feature") or feature).get("names") for name, feature in features.items()}
+        found = {
+            name: (feature.get("feature") or feature).get("names")
+            for name, feature in features.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
-    return {name: names for name, names in found.items() if names and all(isinstance(each, str) for each in names)}
+    return {
+        name: names
+        for name, names in found.items()
+        if names and all(isinstance(each, str) for each in names)
+    }

@@ -1,7 +1,8 @@
 """Texts longer than an encoder reads at once: cut, read from both ends, or read window by window.
 
-A text in windows stays one row, so that plans, ranks, losses and metrics have it as one. Its windows stand one after
-the other, each in its own frame. All but the last are whole, so a row's length says where they begin.
+A text in windows stays one row, so that plans, ranks, losses and metrics have it as one. Its
+windows stand one after the other, each in its own frame. All but the last are whole, so a row's
+length says where they begin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-_HEAD_SHARE = 4  # a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)
+# a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)
+_HEAD_SHARE = 4
 Counts = NDArray[np.int64]
 Tokens = NDArray[np.int32]
 Long = StrEnum("Long", "cut head_tail windows")
@@ -35,12 +37,18 @@ class LongTexts:
         return int((-(-lengths.astype(np.int64) // self.window)).sum()) if self.window else 0
 
     def pick(self, lengths: Counts, kept: Counts, frame: int) -> tuple[Counts, Counts, Counts]:
-        """Which tokens of texts go into rows of which `kept` each stay: first token, number and text of each piece."""
+        """Which tokens of texts go into rows of which `kept` each stay: first token, number and
+        text of each piece.
+        """
         if self.kind is Long.windows:
             return self.windows(kept, self.window - frame)
         head = np.where(lengths > kept, kept // _HEAD_SHARE, kept)
         starts = np.stack([np.zeros_like(head), lengths - (kept - head)], 1)
-        return starts.ravel(), np.stack([head, kept - head], 1).ravel(), np.repeat(np.arange(len(lengths)), 2)
+        return (
+            starts.ravel(),
+            np.stack([head, kept - head], 1).ravel(),
+            np.repeat(np.arange(len(lengths)), 2),
+        )
 
     def windows(self, kept: Counts, room: int) -> tuple[Counts, Counts, Counts]:
         """The windows of texts, each of so much `room`: first token, number and text of each."""
@@ -51,7 +59,9 @@ class LongTexts:
         return place * step, np.minimum(room, kept[text] - place * step), text
 
     def answers_of(self, sizes: Counts, text: Counts) -> NDArray[np.bool_]:
-        """Of each token of windows whether it is answered there: once, where it has most context around it."""
+        """Of each token of windows whether it is answered there: once, where it has most context
+        around it.
+        """
         half = (self.overlap + 1) // 2
         is_new = text[1:] != text[:-1]
         begins = np.where(np.append(True, is_new)[: len(text)], 0, half)
@@ -63,7 +73,11 @@ class LongTexts:
 CUT = LongTexts()
 
 
-def pieces_of(tokens: Tokens, lengths: Counts, starts: Counts, sizes: Counts, text: Counts) -> Tokens:
+def pieces_of(
+    tokens: Tokens, lengths: Counts, starts: Counts, sizes: Counts, text: Counts
+) -> Tokens:
     """So many tokens from there on of each of these texts, one piece after the other."""
     begins = (np.cumsum(lengths) - lengths)[text] + starts
-    return tokens[np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))]
+    return tokens[
+        np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+    ]

@@ -1,6 +1,8 @@
-"""The encoder that a finished run left behind, as a place to start from: its configuration, weights and tokenizer.
+"""The encoder that a finished run left behind, as a place to start from: its configuration, weights
+and tokenizer.
 
-`model.pretrained` and `data.tokenizer` take a run's folder, or the `model` folder in it. Everything in it is data.
+`model.pretrained` and `data.tokenizer` take a run's folder, or the `model` folder in it. Everything
+in it is data.
 """
 
 from __future__ import annotations
@@ -37,14 +39,20 @@ class RunModel:
         return found
 
     def load_into(self, net: nn.Module) -> nn.Module:
-        """The model of transformers with the run's weights, but for a head of another kind or size."""
+        """The model of transformers with the run's weights, but for a head of another
+        kind or size.
+        """
         from safetensors.torch import load_file  # imports torch, which checking data does without
 
         weights = self.read(lambda: load_file(self.folder / _WEIGHTS))
         what = f"{self.folder} has small matrices beside its weights"
         hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
         require(not any("lora_" in name for name in weights), _KEY, what, hint=hint)
-        named = {name.removeprefix(_NET): weight for name, weight in weights.items() if name.startswith(_NET)}
+        named = {
+            name.removeprefix(_NET): weight
+            for name, weight in weights.items()
+            if name.startswith(_NET)
+        }
         shapes = {name: weight.shape for name, weight in net.state_dict().items()}
         fits = {name: weight for name, weight in named.items() if shapes.get(name) == weight.shape}
         if not fits:
@@ -53,12 +61,22 @@ class RunModel:
         return net
 
     def read(self, opening: Callable[[], T]) -> T:
-        """What a function reads from the folder; files that cannot be read are named in one sentence."""
+        """What a function reads from the folder; files that cannot be read are named in one
+        sentence.
+        """
         try:
             return opening()
         except UserError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            SafetensorError,
+        ) as error:
             raise self._damaged(first_line(error)) from None
 
     def text(self, name: str) -> str:
@@ -68,16 +86,22 @@ class RunModel:
         return text
 
     def _damaged(self, why: str) -> UserError:
-        return UserError(_KEY, f"{self.folder} cannot be read ({why})", hint="It is damaged, or no run wrote it.")
+        return UserError(
+            _KEY, f"{self.folder} cannot be read ({why})", hint="It is damaged, or no run wrote it."
+        )
 
 
 def model_of_run(name: str) -> RunModel | None:
-    """The model of a run by its folder, or by the `model` folder in it; None where the name is no run's."""
+    """The model of a run by its folder, or by the `model` folder in it; None where the name is no
+    run's.
+    """
     for folder in (Path(name), Path(name) / "model"):
         if (folder / _ENCODER).is_file() and (folder / _WEIGHTS).is_file():
             return RunModel(folder)
     if (Path(name) / "model" / _SETTINGS).is_file():
-        raise UserError(_KEY, f"{name} is a run without an encoder", hint="Name a run of model=transformer.")
+        raise UserError(
+            _KEY, f"{name} is a run without an encoder", hint="Name a run of model=transformer."
+        )
     if (Path(name) / "summary.json").is_file() and not (Path(name) / _SETTINGS).is_file():
         hint = "Name a run of model=transformer that has ended; resume=RUN continues one."
         raise UserError(_KEY, f"{name} is a run without a model/ folder", hint=hint)

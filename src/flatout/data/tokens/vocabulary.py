@@ -1,8 +1,10 @@
-"""Words or pieces to numbers: a vocabulary made from the training rows alone, and encoding by the block.
+"""Words or pieces to numbers: a vocabulary made from the training rows alone, and encoding by the
+block.
 
-The `tokenizers` library does the work in Rust on all cores. Handing it one row at a time costs more in Python objects
-than in tokenising, so some hundred rows are joined by a separator that no text can hold (it is taken out of the texts
-first) and is itself a token; the ids then come back as a few long runs that are cut at the separators.
+The `tokenizers` library does the work in Rust on all cores. Handing it one row at a time costs more
+in Python objects than in tokenising, so some hundred rows are joined by a separator that no text
+can hold (it is taken out of the texts first) and is itself a token; the ids then come back as a few
+long runs that are cut at the separators.
 """
 
 from __future__ import annotations
@@ -35,9 +37,15 @@ VocabularyKind = StrEnum("VocabularyKind", "word bpe wordpiece")
 class VocabularyConfig:
     """How texts become numbers in models trained from scratch."""
 
-    kind: VocabularyKind = setting(VocabularyKind.word, "Words, byte pairs, or BERT's pieces (encoders from scratch).")
-    size: int = setting(30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL))
-    min_frequency: int = setting(2, "How often an entry must occur in the training rows to be kept.", least=1)
+    kind: VocabularyKind = setting(
+        VocabularyKind.word, "Words, byte pairs, or BERT's pieces (encoders from scratch)."
+    )
+    size: int = setting(
+        30_000, "Most entries to keep, the special ones included.", above=len(_SPECIAL)
+    )
+    min_frequency: int = setting(
+        2, "How often an entry must occur in the training rows to be kept.", least=1
+    )
     lowercase: bool = setting(True, "Whether `The` and `the` are one word.")
     strip_accents: bool = setting(False, "Whether `é` and `e` are one letter.")
 
@@ -57,10 +65,14 @@ class EncodedBlock:
     whole_lengths: NDArray[np.int64]  # tokens of each row before it was cut
 
     @classmethod
-    def of(cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int) -> EncodedBlock:
+    def of(
+        cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int
+    ) -> EncodedBlock:
         """Rows of so many tokens each, which had so many before they were cut."""
         unknown, lost = int((tokens == unknown_id).sum()), np.maximum(whole - lengths, 0)
-        return cls(tokens, lengths.astype(np.int32), unknown, int((lost > 0).sum()), int(lost.sum()), whole)
+        return cls(
+            tokens, lengths.astype(np.int32), unknown, int((lost > 0).sum()), int(lost.sum()), whole
+        )
 
 
 class Vocabulary:
@@ -82,12 +94,16 @@ class Vocabulary:
         else:
             tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-            trainer = trainers.BpeTrainer(**shared, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+            trainer = trainers.BpeTrainer(
+                **shared, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+            )
         steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
         steps += [normalizers.Lowercase()] if config.lowercase else []
         steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
         tokenizer.normalizer = normalizers.Sequence(steps)
-        tokenizer.train_from_iterator((_without_special(block).to_pylist() for block in blocks), trainer)
+        tokenizer.train_from_iterator(
+            (_without_special(block).to_pylist() for block in blocks), trainer
+        )
         return cls(tokenizer)
 
     @classmethod
@@ -98,14 +114,19 @@ class Vocabulary:
         return self.tokenizer.to_str()
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
-        """Ids of each text, cut at `max_length`; a text without a word becomes one unknown token."""
+        """Ids of each text, cut at `max_length`; a text without a word becomes one
+        unknown token.
+        """
         edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
         groups = pa.ListArray.from_arrays(edges, _without_special(texts).cast(pa.large_string()))
         documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
         encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
-        tokens, lengths = ids[ids != SEPARATOR_ID], np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
+        tokens, lengths = (
+            ids[ids != SEPARATOR_ID],
+            np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1,
+        )
         cut = np.minimum(lengths, max_length)
         if (cut < lengths).any():
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -1,6 +1,7 @@
 """An LSTM on windows of recordings, as usually written.
 
-A copy of the table for each column, windows copied out, a new state and a log line a batch, transfers that wait.
+A copy of the table for each column, windows copied out, a new state and a log line a batch,
+transfers that wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ log = logging.getLogger("usual.battery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    reads: int = 2  # numbers read off the device for each batch: the loss and the worst error, or the loss alone
+    # numbers read off the device for each batch: the loss and the worst error, or the loss alone
+    reads: int = 2
     transfers: str = "blocking"  # blocking, or async from pinned memory
     log_every: int = 1  # batches between two log lines, in training and in validation
     state: str = "per batch"  # per batch: allocated each time; kept: allocated once
@@ -61,8 +63,12 @@ class Program(UsualProgram):
         self.shift, self.factor = frame[names].mean(), frame[names].std(ddof=0)
         inputs, targets = self.windows("train")
         pinned = how.transfers == "async" and torch.cuda.is_available()
-        self.loader: Any = DataLoader(TensorDataset(inputs, targets), case.batch, shuffle=True, pin_memory=pinned)
-        model = UsualLSTM(inputs.shape[2], targets.shape[1], case.model, how.state == "kept").to(self.device)
+        self.loader: Any = DataLoader(
+            TensorDataset(inputs, targets), case.batch, shuffle=True, pin_memory=pinned
+        )
+        model = UsualLSTM(inputs.shape[2], targets.shape[1], case.model, how.state == "kept").to(
+            self.device
+        )
         self.model: Any = model
         if how.compiled:
             self.model = torch.compile(model, mode="reduce-overhead" if how.graphs else None)
@@ -76,17 +82,24 @@ class Program(UsualProgram):
             frame[name] = (frame[name] - self.shift[name]) / self.factor[name]
         inputs, targets, length = [], [], reading["lookback"]
         for _, part in frame.groupby("recording", sort=False):
-            features, answers = part[reading["features"]].to_numpy(), part[reading["targets"]].to_numpy()
+            features, answers = (
+                part[reading["features"]].to_numpy(),
+                part[reading["targets"]].to_numpy(),
+            )
             for end in range(length, len(part) + 1):
                 inputs.append(features[end - length : end])
                 targets.append(answers[end - 1])
-        return torch.from_numpy(np.array(inputs, np.float32)), torch.from_numpy(np.array(targets, np.float32))
+        return torch.from_numpy(np.array(inputs, np.float32)), torch.from_numpy(
+            np.array(targets, np.float32)
+        )
 
     def train_epoch(self, watch: Stopwatch) -> None:
         how, total, worst = self.how, 0.0, 0.0
         self.model.train()
         for number, batch in enumerate(watch.batches(self.loader), 1):
-            inputs, targets = (part.to(self.device, non_blocking=how.transfers == "async") for part in batch)
+            inputs, targets = (
+                part.to(self.device, non_blocking=how.transfers == "async") for part in batch
+            )
             answers = self.model(inputs)
             loss = nn.functional.mse_loss(answers, targets)
             loss.backward()
@@ -95,7 +108,13 @@ class Program(UsualProgram):
             if how.reads == 2:
                 worst = max(worst, (answers - targets).abs().max().item())
             if number % how.log_every == 0:
-                log.info("batch %d of %d: loss %.5f, worst %.5f", number, len(self.loader), total / number, worst)
+                log.info(
+                    "batch %d of %d: loss %.5f, worst %.5f",
+                    number,
+                    len(self.loader),
+                    total / number,
+                    worst,
+                )
             samples = inputs.shape[0] * inputs.shape[1]
             watch.step(len(inputs), samples, samples)
 

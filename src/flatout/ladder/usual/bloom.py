@@ -1,7 +1,8 @@
 """Bit strings to 2-grams, as research code usually goes about it.
 
-pandas `apply` makes bits and labels, row by row. A row stays a list of Python floats until the data set makes a tensor
-of it. Two workers feed batches of eight; each batch is a step, reads its loss and logs it.
+pandas `apply` makes bits and labels, row by row. A row stays a list of Python floats until the data
+set makes a tensor of it. Two workers feed batches of eight; each batch is a step, reads its loss
+and logs it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class RowLists(Dataset[tuple[Tensor, Tensor]]):
 
 def join_fields(frame: Any, columns: Sequence[str]) -> Any:
     texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
-    return texts.apply(lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower())
+    return texts.apply(
+        lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower()
+    )
 
 
 def read_bits(frame: Any) -> list[list[float]]:
@@ -94,7 +97,10 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
     texts, bits = join_fields(frame, case.reading["columns"]), read_bits(frame)
     labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)
     if how.caching:
-        kept = {"bits": torch.tensor(bits, dtype=torch.uint8), "labels": torch.tensor(labels, dtype=torch.uint8)}
+        kept = {
+            "bits": torch.tensor(bits, dtype=torch.uint8),
+            "labels": torch.tensor(labels, dtype=torch.uint8),
+        }
         torch.save(kept, path)
     return bits, labels
 
@@ -110,11 +116,18 @@ class Program(UsualProgram):
         widths = [len(bits[0]), *case.model["widths"]]
         for width, wanted in pairwise(widths):
             layers += [nn.Linear(width, wanted), nn.ReLU(), nn.Dropout(case.model["dropout"])]
-        self.network: Any = nn.Sequential(*layers, nn.Linear(widths[-1], len(GRAMS))).to(self.device)
+        self.network: Any = nn.Sequential(*layers, nn.Linear(widths[-1], len(GRAMS))).to(
+            self.device
+        )
         self.trained = torch.compile(self.network) if how.compiled else self.network
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=case.lr)
-        settings: dict[str, Any] = {"pin_memory": how.transfers == "async" and torch.cuda.is_available()}
-        settings |= {"num_workers": how.workers, "multiprocessing_context": "fork" if how.workers else None}
+        settings: dict[str, Any] = {
+            "pin_memory": how.transfers == "async" and torch.cuda.is_available()
+        }
+        settings |= {
+            "num_workers": how.workers,
+            "multiprocessing_context": "fork" if how.workers else None,
+        }
         self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, **settings)
 
     def train_epoch(self, watch: Stopwatch) -> None:
@@ -122,11 +135,18 @@ class Program(UsualProgram):
         how, total, rows, number = self.how, 0.0, 0, 0
         criterion = nn.BCEWithLogitsLoss()
         for number, batch in enumerate(watch.batches(self.loader), 1):
-            bits, labels = (part.to(self.device, non_blocking=how.transfers == "async") for part in batch)
+            bits, labels = (
+                part.to(self.device, non_blocking=how.transfers == "async") for part in batch
+            )
             loss = criterion(self.trained(bits), labels) / how.accumulate
             loss.backward()
             total += loss.item() * how.accumulate
-            log.info("batch %d: loss %.5f, mean %.5f", number, loss.item() * how.accumulate, total / number)
+            log.info(
+                "batch %d: loss %.5f, mean %.5f",
+                number,
+                loss.item() * how.accumulate,
+                total / number,
+            )
             rows += len(bits)
             if number % how.accumulate == 0:
                 self.update(self.network)

@@ -1,7 +1,8 @@
 """A BiLSTM on headlines as usually written: words become numbers inside the model, batch by batch.
 
-Texts arrive as Python strings. Each row is padded to the longest length allowed. Products are fp32, AdamW has its
-defaults, and each step reads its loss and writes a log line. A keyword changes one thing.
+Texts arrive as Python strings. Each row is padded to the longest length allowed. Products are fp32,
+AdamW has its defaults, and each step reads its loss and writes a log line. A keyword changes one
+thing.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    tokenise: str = "in the model"  # in the model, keras (its TextVectorization, in the model) or once
+    # in the model, keras (its TextVectorization, in the model) or once
+    tokenise: str = "in the model"
     feed: str = "DataLoader"  # DataLoader (a row at a time) or gather (a batch by one index)
-    padding: str = "maximum"  # maximum: the longest row allowed; batch: of the batch, whose rows are of like length
+    # maximum: the longest row allowed; batch: of the batch, whose rows are of like length
+    padding: str = "maximum"
     precision: str = "fp32"  # fp32 or bf16
     fused: bool = False  # whether AdamW is one kernel
 
@@ -79,8 +82,13 @@ class UsualBiLSTM(nn.Module):
     def __init__(self, words: int, classes: int, sizes: Any) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
-        options: dict[str, Any] = {"batch_first": True, "bidirectional": True, "num_layers": sizes["layers"]}
-        options["dropout"] = sizes["dropout"] if sizes["layers"] > 1 else 0.0  # of one layer torch warns
+        options: dict[str, Any] = {
+            "batch_first": True,
+            "bidirectional": True,
+            "num_layers": sizes["layers"],
+        }
+        # of one layer torch warns
+        options["dropout"] = sizes["dropout"] if sizes["layers"] > 1 else 0.0
         self.lstm = nn.LSTM(sizes["embedding"], sizes["hidden"], **options)
         share = sizes["embedding_dropout"]
         self.embedding_dropout = nn.Dropout(sizes["dropout"] if share is None else share)
@@ -102,11 +110,17 @@ class Program(UsualProgram):
         self.texts = train["text"].tolist()
         self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
         size, least = case.reading["words"], case.reading["min_frequency"]
-        words, limit = (KerasWords, self.length) if how.tokenise == "keras" else (WordVocabulary, least)
+        words, limit = (
+            (KerasWords, self.length) if how.tokenise == "keras" else (WordVocabulary, least)
+        )
         self.vocabulary: Any = words(self.texts, size, limit)
-        self.tokens = self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
+        self.tokens = (
+            self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
+        )
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=case.lr, fused=how.fused or None)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=case.lr, fused=how.fused or None
+        )
 
     def train_epoch(self, watch: Stopwatch) -> None:
         self.model.train()
@@ -116,8 +130,12 @@ class Program(UsualProgram):
             if not isinstance(rows, Tensor):
                 with watch.waiting():  # the device has nothing to do meanwhile
                     tokens_BL = self.vocabulary.padded(rows, self.length)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
-                loss = nn.functional.cross_entropy(self.model(tokens_BL.to(self.device)), targets_B.to(self.device))
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"
+            ):
+                loss = nn.functional.cross_entropy(
+                    self.model(tokens_BL.to(self.device)), targets_B.to(self.device)
+                )
             loss.backward()
             self.update(self.model)
             total += loss.item()
@@ -127,7 +145,9 @@ class Program(UsualProgram):
     def batches(self) -> Iterator[tuple[Any, Tensor]]:
         """Rows and targets: texts where the model makes numbers of them, else ids."""
         if self.how.feed != "gather":
-            rows: Any = list(zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True))
+            rows: Any = list(
+                zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True)
+            )
             yield from DataLoader(rows, batch_size=self.case.batch, shuffle=True)
             return
         assert self.tokens is not None, "rows are gathered once they are numbers"
@@ -138,7 +158,9 @@ class Program(UsualProgram):
             yield tokens_BL, self.targets[chosen]
 
     def order(self) -> list[Tensor]:
-        """Which rows each batch holds: drawn at random, and sorted by length inside of fifty batches."""
+        """Which rows each batch holds: drawn at random, and sorted by length inside of fifty
+        batches.
+        """
         batch, shuffled = self.case.batch, torch.randperm(len(self.targets))
         if self.how.padding != "batch":
             return list(shuffled.split(batch))
@@ -154,6 +176,11 @@ class Program(UsualProgram):
         test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
         answers = []
         for start in range(0, len(test), 512):
-            tokens_BL = self.vocabulary.padded(test["text"].iloc[start : start + 512].tolist(), self.length)
-            answers += [self.names[place] for place in self.model(tokens_BL.to(self.device)).argmax(-1).tolist()]
+            tokens_BL = self.vocabulary.padded(
+                test["text"].iloc[start : start + 512].tolist(), self.length
+            )
+            answers += [
+                self.names[place]
+                for place in self.model(tokens_BL.to(self.device)).argmax(-1).tolist()
+            ]
         return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}

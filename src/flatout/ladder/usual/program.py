@@ -1,8 +1,9 @@
 """What every usual program gets: the case to train, and a stopwatch for its loop.
 
-A program is a module: `How` is what a rung may change, with the program as usually written for its defaults, and
-`Program` reads the rows, builds the model, trains epochs and answers the test rows. It hands its loader to `batches`
-and calls `step` after each optimizer step. The first steps warm up and are not counted.
+A program is a module: `How` is what a rung may change, with the program as usually written for its
+defaults, and `Program` reads the rows, builds the model, trains epochs and answers the test rows.
+It hands its loader to `batches` and calls `step` after each optimizer step. The first steps warm up
+and are not counted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ class Stopwatch:
                 self.spent, self._since = Taken(), time.perf_counter()
             return
         spent = self.spent
-        spent.rows, spent.tokens, spent.computed = spent.rows + rows, spent.tokens + tokens, spent.computed + computed
+        spent.rows, spent.tokens, spent.computed = (
+            spent.rows + rows,
+            spent.tokens + tokens,
+            spent.computed + computed,
+        )
         if self.limit_s is not None and time.perf_counter() - self._since >= self.limit_s:
             wait_for_device()
             self.is_over = True
@@ -81,7 +86,8 @@ class Case:
 
     folder: Path  # where train.csv, validation.csv and test.csv are
     model: Mapping[str, Any] = field(default_factory=dict)  # sizes, by the names of our settings
-    reading: Mapping[str, Any] = field(default_factory=dict)  # longest row, vocabulary, columns, samples of a window
+    # longest row, vocabulary, columns, samples of a window
+    reading: Mapping[str, Any] = field(default_factory=dict)
     batch: int = 32
     lr: float = 1e-3
     clip: float = 0.0  # longest gradient; 0: no clipping

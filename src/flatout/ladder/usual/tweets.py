@@ -1,7 +1,8 @@
 """Fine-tuning of an encoder as usually written, with transformers and a plain loop.
 
-The collate function tokenises each batch and pads it to the longest length allowed. Two workers feed it. Products are
-fp32, AdamW has its defaults, gradients of small batches are accumulated, each batch reads its loss and logs it.
+The collate function tokenises each batch and pads it to the longest length allowed. Two workers
+feed it. Products are fp32, AdamW has its defaults, gradients of small batches are accumulated, each
+batch reads its loss and logs it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    get_linear_schedule_with_warmup,
+)
 
 from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
@@ -26,7 +31,8 @@ log = logging.getLogger("usual.tweets")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    tokenise: str = "in the loop"  # in the loop, up front (a row at a time) or in parallel (all rows in one call)
+    # in the loop, up front (a row at a time) or in parallel (all rows in one call)
+    tokenise: str = "in the loop"
     padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
     batch: int = 8
     accumulate: int = 4  # batches whose gradients are added up before a step
@@ -60,16 +66,26 @@ class Program(UsualProgram):
             getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         self.model.to(self.device)
         self.network = nn.DataParallel(self.model) if how.devices != 1 else self.model
-        lr = case.lr * (math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0)
+        lr = case.lr * (
+            math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=how.fused or None)
-        rows: Any = list(zip(self.encoded(), self.targets, strict=True))  # a list serves as a data set
+        # a list serves as a data set
+        rows: Any = list(zip(self.encoded(), self.targets, strict=True))
         steps = case.epochs * math.ceil(len(rows) / (how.batch * how.accumulate))
-        self.schedule = get_linear_schedule_with_warmup(self.optimizer, math.ceil(0.06 * steps), steps)
-        settings: dict[str, Any] = {"pin_memory": how.pinned and torch.cuda.is_available(), "num_workers": how.workers}
+        self.schedule = get_linear_schedule_with_warmup(
+            self.optimizer, math.ceil(0.06 * steps), steps
+        )
+        settings: dict[str, Any] = {
+            "pin_memory": how.pinned and torch.cuda.is_available(),
+            "num_workers": how.workers,
+        }
         if how.workers:
             settings |= {"prefetch_factor": how.prefetch, "persistent_workers": how.persistent}
             settings |= {"multiprocessing_context": "fork"}
-        self.loader: Any = DataLoader(rows, how.batch, shuffle=True, collate_fn=self.collate, **settings)
+        self.loader: Any = DataLoader(
+            rows, how.batch, shuffle=True, collate_fn=self.collate, **settings
+        )
 
     def encoded(self) -> list[Any]:
         """What the loader holds of each row: its text, or its ids."""
@@ -78,7 +94,9 @@ class Program(UsualProgram):
             return self.texts
         if self.how.tokenise == "in parallel":
             return list(self.tokenizer(self.texts, **cut)["input_ids"])
-        return [self.tokenizer(text, padding="max_length", **cut)["input_ids"] for text in self.texts]
+        return [
+            self.tokenizer(text, padding="max_length", **cut)["input_ids"] for text in self.texts
+        ]
 
     def collate(self, rows: list[tuple[Any, int]]) -> dict[str, Any]:
         """A padded batch with its mask."""
@@ -87,10 +105,15 @@ class Program(UsualProgram):
         targets = torch.tensor([target for _, target in rows])
         if isinstance(rows[0][0], str):
             cut = {"truncation": True, "max_length": longest, "return_tensors": "pt"}
-            return {**self.tokenizer([text for text, _ in rows], padding=padding, **cut), "labels": targets}
+            return {
+                **self.tokenizer([text for text, _ in rows], padding=padding, **cut),
+                "labels": targets,
+            }
         filler = self.tokenizer.pad_token_id
         ids = [ids[: ids.index(filler)] if filler in ids else ids for ids, _ in rows]
-        batch = self.tokenizer.pad({"input_ids": ids}, padding=padding, max_length=longest, return_tensors="pt")
+        batch = self.tokenizer.pad(
+            {"input_ids": ids}, padding=padding, max_length=longest, return_tensors="pt"
+        )
         return {**batch, "labels": targets}
 
     def train_epoch(self, watch: Stopwatch) -> None:
@@ -98,13 +121,25 @@ class Program(UsualProgram):
         how, total, rows, tokens, computed, number = self.how, 0.0, 0, 0, 0, 0
         for number, batch in enumerate(watch.batches(self.loader), 1):
             mask = batch["attention_mask"]
-            rows, tokens, computed = rows + len(mask), tokens + int(mask.sum()), computed + mask.numel()
-            batch = {name: values.to(self.device, non_blocking=how.pinned) for name, values in batch.items()}
+            rows, tokens, computed = (
+                rows + len(mask),
+                tokens + int(mask.sum()),
+                computed + mask.numel(),
+            )
+            batch = {
+                name: values.to(self.device, non_blocking=how.pinned)
+                for name, values in batch.items()
+            }
             with torch.autocast(self.device.type, torch.bfloat16, enabled=how.precision == "bf16"):
                 loss = self.network(**batch).loss.mean() / how.accumulate
             loss.backward()
             total += loss.item() * how.accumulate
-            log.info("batch %d: loss %.4f, mean %.4f", number, loss.item() * how.accumulate, total / number)
+            log.info(
+                "batch %d: loss %.4f, mean %.4f",
+                number,
+                loss.item() * how.accumulate,
+                total / number,
+            )
             if number % how.accumulate == 0:
                 self.update(self.model)
                 watch.step(rows, tokens, computed)
@@ -120,9 +155,15 @@ class Program(UsualProgram):
     def test(self) -> dict[str, float]:
         self.model.eval()
         test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
-        cut = {"truncation": True, "max_length": self.case.reading["max_length"], "return_tensors": "pt"}
+        cut = {
+            "truncation": True,
+            "max_length": self.case.reading["max_length"],
+            "return_tensors": "pt",
+        }
         texts, answers = test["text"].tolist(), list[str]()
         for start in range(0, len(texts), 64):
             batch = self.tokenizer(texts[start : start + 64], padding=True, **cut).to(self.device)
-            answers += [self.names[place] for place in self.model(**batch).logits.argmax(-1).tolist()]
+            answers += [
+                self.names[place] for place in self.model(**batch).logits.argmax(-1).tolist()
+            ]
         return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}

@@ -1,4 +1,5 @@
-"""Families of encoders that run flat: where transformers keeps their weights, and how their heads read tokens.
+"""Families of encoders that run flat: where transformers keeps their weights, and how their heads
+read tokens.
 
 The names are those of the weights on disk, so they change as seldom as checkpoints do.
 
@@ -20,7 +21,9 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostNormNames:
-    """Modules of a layer that normalises after each sum, by their names; what is not named has BERT's name."""
+    """Modules of a layer that normalises after each sum, by their names; what is not named has
+    BERT's name.
+    """
 
     query: str = "attention.self.query"
     key: str = "attention.self.key"
@@ -40,14 +43,18 @@ class Family:
     """What differs between families."""
 
     layers: str = "encoder.layer"  # the list of layers, by its name inside the backbone
-    names: PostNormNames = PostNormNames()  # read by layers that normalise after each sum, and by no others
-    pool: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of first tokens to what a classifier reads, with dropout
-    predict: Callable[[Any, Tensor], Tensor]  # `[N, H]` states of masked tokens to `[N, V]` logits of their words
+    # read by layers that normalise after each sum, and by no others
+    names: PostNormNames = PostNormNames()
+    # `[N, H]` states of first tokens to what a classifier reads, with dropout
+    pool: Callable[[Any, Tensor], Tensor]
+    # `[N, H]` states of masked tokens to `[N, V]` logits of their words
+    predict: Callable[[Any, Tensor], Tensor]
     activation: str = "hidden_act"  # the setting that names the activation between the products
     last_norm: str = ""  # the norm after the last layer; empty: there is none
     kind: str = "post_norm"  # which of our layers takes the place of the library's
     embed: Callable[[Any, Tensor], Tensor] | None = None
-    """States of tokens before the first layer, by the backbone; None: word, place and text of a pair add up."""
+    """States of tokens before the first layer, by the backbone; None: word, place and text of a
+    pair add up."""
 
 
 WRITTEN = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
@@ -76,27 +83,39 @@ def _drop_twice(activate: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor],
     return pool
 
 
-_ROBERTA = Family(pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH))
+_ROBERTA = Family(
+    pool=_drop_twice(torch.tanh), predict=lambda net, states_NH: net.lm_head(states_NH)
+)
 FLAT_FAMILIES = {
     "albert": Family(
         **_KNOWN["albert"],
-        pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.albert.pooler(states_NH)))),
+        pool=lambda net, states_NH: net.classifier(
+            net.dropout(torch.tanh(net.albert.pooler(states_NH)))
+        ),
         predict=lambda net, states_NH: net.predictions(states_NH),
     ),
     "bert": Family(
-        pool=lambda net, states_NH: net.classifier(net.dropout(torch.tanh(net.bert.pooler.dense(states_NH)))),
+        pool=lambda net, states_NH: net.classifier(
+            net.dropout(torch.tanh(net.bert.pooler.dense(states_NH)))
+        ),
         predict=lambda net, states_NH: net.cls(states_NH),
     ),
     "camembert": _ROBERTA,
     "deberta-v2": Family(
         **_KNOWN["deberta-v2"],
         pool=lambda net, states_NH: net.classifier(net.dropout(net.pooler(states_NH.unsqueeze(1)))),
-        predict=lambda net, x_NH: net.cls(x_NH) if net.legacy else net.lm_predictions(x_NH, net.get_input_embeddings()),
+        predict=lambda net, x_NH: (
+            net.cls(x_NH) if net.legacy else net.lm_predictions(x_NH, net.get_input_embeddings())
+        ),
     ),
     "distilbert": Family(
         **_KNOWN["distilbert"],
-        pool=lambda net, states_NH: net.classifier(net.dropout(torch.relu(net.pre_classifier(states_NH)))),
-        predict=lambda net, x_NH: net.vocab_projector(net.vocab_layer_norm(net.activation(net.vocab_transform(x_NH)))),
+        pool=lambda net, states_NH: net.classifier(
+            net.dropout(torch.relu(net.pre_classifier(states_NH)))
+        ),
+        predict=lambda net, x_NH: net.vocab_projector(
+            net.vocab_layer_norm(net.activation(net.vocab_transform(x_NH)))
+        ),
     ),
     "electra": Family(
         pool=_drop_twice(functional.gelu),

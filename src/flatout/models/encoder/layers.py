@@ -1,11 +1,14 @@
-"""Layers of an encoder over `[T, H]` tokens of a flat batch: one that normalises after each sum, one before products.
+"""Layers of an encoder over `[T, H]` tokens of a flat batch: one that normalises after each sum,
+one before products.
 
-A layer takes over the modules of the library's own layer, and with them the names of its weights. So whatever knows
-these names works: checkpoints, folders of transformers, LoRA, freezing, layer decay. Only `forward` is ours: queries,
-keys and values are one product, the sum that runs through the layers is cast nowhere. `finish`, all that follows
-attention, has no branch on data and no random numbers of a CPU, so torch compiles it whole.
+A layer takes over the modules of the library's own layer, and with them the names of its weights.
+So whatever knows these names works: checkpoints, folders of transformers, LoRA, freezing, layer
+decay. Only `forward` is ours: queries, keys and values are one product, the sum that runs through
+the layers is cast nowhere. `finish`, all that follows attention, has no branch on data and no
+random numbers of a CPU, so torch compiles it whole.
 
-Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers each).
+Shapes: T tokens, K tokens that are kept, B rows, H numbers a token (in attention H heads, D numbers
+each).
 """
 
 from __future__ import annotations
@@ -36,14 +39,18 @@ class Pass:
     """What all layers of one forward pass share."""
 
     rows: FlatRows
-    rotary: dict[str, tuple[Tensor, Tensor]]  # cosines and sines `[T, 1, 1, D]` of rotary positions, by kind of layer
+    # cosines and sines `[T, 1, 1, D]` of rotary positions, by kind of layer
+    rotary: dict[str, tuple[Tensor, Tensor]]
     kept: Tensor | None = None  # [K] the tokens that are read after the last layer; None: all
     are_first: bool = False  # whether these are the first tokens of the rows
-    distances: Distances | None = None  # of tokens of a row, in families whose scores depend on them
+    # of tokens of a row, in families whose scores depend on them
+    distances: Distances | None = None
 
 
 class FlatLayer(nn.Module, ABC):
-    """What both kinds of layers have: the modules of a layer of transformers, and their own `finish`."""
+    """What both kinds of layers have: the modules of a layer of transformers, and their own
+    `finish`.
+    """
 
     def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
         super().__init__()
@@ -51,7 +58,8 @@ class FlatLayer(nn.Module, ABC):
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
         self.activate = activation_of(getattr(config, family.activation))
-        self.compiled: Callable[..., Tensor] | None = None  # `finish` as torch compiled it, for training
+        # `finish` as torch compiled it, for training
+        self.compiled: Callable[..., Tensor] | None = None
 
     def part(self, name: str) -> Any:
         """A module by its dotted name; looked up each time, as LoRA puts others in place."""
@@ -62,10 +70,16 @@ class FlatLayer(nn.Module, ABC):
 
     def run_finish(self, *inputs: Any) -> Tensor:
         """Everything after attention, compiled where a run has chosen that."""
-        return self.compiled(self, *inputs) if self.compiled and self.training else self.finish(*inputs)
+        return (
+            self.compiled(self, *inputs)
+            if self.compiled and self.training
+            else self.finish(*inputs)
+        )
 
     def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
-        """What `finish` needs besides states, made outside of it: what is compiled then stays the same each time."""
+        """What `finish` needs besides states, made outside of it: what is compiled then stays the
+        same each time.
+        """
         return ()
 
     @abstractmethod
@@ -79,13 +93,21 @@ class PostNormLayer(FlatLayer):
     def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
         super().__init__(block, config, family)
         self.names = family.names
-        self._later: list[tuple[str, ...]] = [(self.names.out,), (self.names.up,), (self.names.down,)]
+        self._later: list[tuple[str, ...]] = [
+            (self.names.out,),
+            (self.names.up,),
+            (self.names.down,),
+        ]
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
         names, kept = self.names, shared.kept if is_last else None
         are_first = kept is not None and shared.are_first
-        inputs = [(names.query,), (names.key, names.value)] if are_first else [(names.query, names.key, names.value)]
+        inputs = (
+            [(names.query,), (names.key, names.value)]
+            if are_first
+            else [(names.query, names.key, names.value)]
+        )
         weights = self.weights(states_TH, [*inputs, *self._later])
         scores = self.score(shared)
         own_KH = _select(states_TH, kept)
@@ -93,22 +115,44 @@ class PostNormLayer(FlatLayer):
             query = self.project(own_KH, inputs[0], weights[0]).squeeze(1)
             read = shared.rows.attend(self.project(states_TH, inputs[1], weights[1]), scores, query)
         else:
-            read = _select(shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores), kept)
-        return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *weights[len(inputs) :])
+            read = _select(
+                shared.rows.attend(self.project(states_TH, inputs[0], weights[0]), scores), kept
+            )
+        return self.run_finish(
+            own_KH, read.flatten(1), *self._draw(own_KH), *weights[len(inputs) :]
+        )
 
     def score(self, shared: Pass) -> Scores:
         """How scores become shares in this pass."""
         scale, share = self.head_size**-0.5, _share(self.part(self.names.attention_dropout))
         apart = shared.distances
-        return Scores(scale, share, None, None if apart is None else partial(apart.attend, apart.add_numbers))
+        return Scores(
+            scale, share, None, None if apart is None else partial(apart.attend, apart.add_numbers)
+        )
 
     def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
-        """Weight and bias of each group of linear layers, joined; None where LoRA has put matrices beside one."""
-        device, layers = states_TH.device.type, [[self.part(name) for name in group] for group in groups]
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_TH.dtype
+        """Weight and bias of each group of linear layers, joined; None where LoRA has put matrices
+        beside one.
+        """
+        device, layers = (
+            states_TH.device.type,
+            [[self.part(name) for name in group] for group in groups],
+        )
+        kind = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else states_TH.dtype
+        )
         plain = [all(type(layer) is nn.Linear for layer in group) for group in layers]
-        found = [(group[0].weight, group[0].bias) if own else None for group, own in zip(layers, plain, strict=True)]
-        made = [n for n, each in enumerate(layers) if plain[n] and (len(each) > 1 or each[0].weight.dtype != kind)]
+        found = [
+            (group[0].weight, group[0].bias) if own else None
+            for group, own in zip(layers, plain, strict=True)
+        ]
+        made = [
+            n
+            for n, each in enumerate(layers)
+            if plain[n] and (len(each) > 1 or each[0].weight.dtype != kind)
+        ]
         for number, joined in zip(made, _join(kind, [layers[n] for n in made]), strict=True):
             found[number] = joined
         return found
@@ -132,7 +176,9 @@ class PostNormLayer(FlatLayer):
         if names.out_dropout:
             found = _drop(found, self.part(names.out_dropout), out_words)
         middle_KH = self.part(names.out_norm)(found + own_KH)
-        found = self._multiply(names.down, self.activate(self._multiply(names.up, middle_KH, up)), down)
+        found = self._multiply(
+            names.down, self.activate(self._multiply(names.up, middle_KH, up)), down
+        )
         if names.down_dropout:
             found = _drop(found, self.part(names.down_dropout), down_words)
         return cast(Tensor, self.part(names.down_norm)(found + middle_KH))
@@ -141,14 +187,20 @@ class PostNormLayer(FlatLayer):
         return self.part(name)(states) if weights is None else functional.linear(states, *weights)
 
     def _draw(self, own_KH: Tensor) -> list[Tensor | None]:
-        """Random words for a CPU's dropouts of these states; other devices draw inside their kernels."""
+        """Random words for a CPU's dropouts of these states; other devices draw inside their
+        kernels.
+        """
         names = (self.names.out_dropout, self.names.down_dropout)
-        shares = [_share(self.part(name)) if name and own_KH.device.type == "cpu" else 0 for name in names]
+        shares = [
+            _share(self.part(name)) if name and own_KH.device.type == "cpu" else 0 for name in names
+        ]
         return [draw_words(own_KH.shape) if 0 < share < 1 else None for share in shares]
 
 
 class DisentangledLayer(PostNormLayer):
-    """DeBERTa's layer: queries and keys also meet vectors of distances, which its own products make."""
+    """DeBERTa's layer: queries and keys also meet vectors of distances, which its own products
+    make.
+    """
 
     def score(self, shared: Pass) -> Scores:
         """Queries and keys of the distances in this pass."""
@@ -157,14 +209,24 @@ class DisentangledLayer(PostNormLayer):
         scale = (self.head_size * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
         if distances is None:
             return Scores(scale, share, None)
-        table_RH, prefix = attention.pos_dropout(distances.table), "" if attention.share_att_key else "pos_"
+        table_RH, prefix = (
+            attention.pos_dropout(distances.table),
+            "" if attention.share_att_key else "pos_",
+        )
         key = self._vectors(f"{prefix}key_proj", table_RH) if "c2p" in kinds else None
         query = self._vectors(f"{prefix}query_proj", table_RH) * scale if "p2c" in kinds else None
-        return Scores(scale, share, None, partial(distances.attend, partial(distances.add_products, key, query)))
+        return Scores(
+            scale,
+            share,
+            None,
+            partial(distances.attend, partial(distances.add_products, key, query)),
+        )
 
     def _vectors(self, name: str, table_RH: Tensor) -> Tensor:
         """`[R, H, D]`, in the number format in which distances meet them."""
-        made: Tensor = self.part(f"attention.self.{name}")(table_RH).view(-1, self.heads, self.head_size)
+        made: Tensor = self.part(f"attention.self.{name}")(table_RH).view(
+            -1, self.heads, self.head_size
+        )
         return made.float() if made.device.type == "cpu" else made
 
 
@@ -198,7 +260,8 @@ class PreNormLayer(FlatLayer):
         if kept is not None and shared.are_first and is_whole:
             query, kv = self.project_first(normed_TH, kept)
             kv = torch.cat((_rotate(kv[:, :1], *rotary), kv[:, 1:]), 1)
-            read = shared.rows.attend(kv, scores, query)  # a first token's position is 0: it rotates nothing
+            # a first token's position is 0: it rotates nothing
+            read = shared.rows.attend(kv, scores, query)
         else:
             qkv = attention.Wqkv(normed_TH).view(-1, 3, self.heads, self.head_size)
             qkv = torch.cat((_rotate(qkv[:, :2], *rotary), qkv[:, 2:]), 1)
@@ -212,7 +275,9 @@ class PreNormLayer(FlatLayer):
         biases = (None, None) if layer.bias is None else layer.bias.split((size, 2 * size))
         query = functional.linear(normed_TH.index_select(0, kept), weights[0], biases[0])
         others = functional.linear(normed_TH, weights[1], biases[1])
-        return query.view(-1, self.heads, self.head_size), others.view(-1, 2, self.heads, self.head_size)
+        return query.view(-1, self.heads, self.head_size), others.view(
+            -1, 2, self.heads, self.head_size
+        )
 
     def finish(self, own_KH: Tensor, read_KH: Tensor) -> Tensor:
         """The two sums, and the gated products between."""
@@ -223,27 +288,37 @@ class PreNormLayer(FlatLayer):
 
 
 class GroupedLayer(FlatLayer):
-    """EuroBERT's layer: norms by the root mean square, rotary positions, keys and values that several heads share."""
+    """EuroBERT's layer: norms by the root mean square, rotary positions, keys and values that
+    several heads share.
+    """
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         kept, attention = shared.kept if is_last else None, self.part("self_attn")
         are_first = kept is not None and shared.are_first
-        scores = Scores(attention.scaling, attention.attention_dropout if self.training else 0.0, None)
+        scores = Scores(
+            attention.scaling, attention.attention_dropout if self.training else 0.0, None
+        )
         normed_TH, rotary = self.part("input_layernorm")(states_TH), shared.rotary[""]
         asking_KH = _select(normed_TH, kept) if are_first else normed_TH
         made = attention.q_proj(asking_KH), attention.k_proj(normed_TH), attention.v_proj(normed_TH)
         query, key, value = (each.unflatten(1, (1, -1, attention.head_dim)) for each in made)
-        kv = torch.cat((_rotate(key, *rotary), value), 1).repeat_interleave(attention.num_key_value_groups, 2)
+        kv = torch.cat((_rotate(key, *rotary), value), 1).repeat_interleave(
+            attention.num_key_value_groups, 2
+        )
         if are_first:  # a first token's position is 0: it rotates nothing
             read = shared.rows.attend(kv, scores, query.squeeze(1))
         else:
-            read = _select(shared.rows.attend(torch.cat((_rotate(query, *rotary), kv), 1), scores), kept)
+            read = _select(
+                shared.rows.attend(torch.cat((_rotate(query, *rotary), kv), 1), scores), kept
+            )
         return self.run_finish(_select(states_TH, kept), read.flatten(1))
 
     def finish(self, own_KH: Tensor, read_KH: Tensor) -> Tensor:
         """The two sums, and the gated products between."""
         own_KH = own_KH + self.part("self_attn").o_proj(read_KH)
-        return own_KH + cast(Tensor, self.part("mlp")(self.part("post_attention_layernorm")(own_KH)))
+        return own_KH + cast(
+            Tensor, self.part("mlp")(self.part("post_attention_layernorm")(own_KH))
+        )
 
 
 _KINDS: dict[str, type[FlatLayer]] = {
@@ -259,7 +334,9 @@ def replace_layers(net: Any, family: Family) -> None:
     layers, config = net.base_model.get_submodule(family.layers), net.config
     for number, block in enumerate(layers):
         if hasattr(block, "albert_layers"):
-            layers[number] = LayerGroup([PostNormLayer(each, config, family) for each in block.albert_layers])
+            layers[number] = LayerGroup(
+                [PostNormLayer(each, config, family) for each in block.albert_layers]
+            )
         else:
             layers[number] = _KINDS[family.kind](block, config, family)
 
@@ -274,16 +351,22 @@ def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
 
 
 class _Cast(torch.autograd.Function):
-    """Tensors cast, and joined in groups of these sizes, by one operator; gradients are cast back by one, too."""
+    """Tensors cast, and joined in groups of these sizes, by one operator; gradients are cast back
+    by one, too.
+    """
 
     @staticmethod
-    def forward(ctx: Any, kind: torch.dtype, sizes: list[int], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, kind: torch.dtype, sizes: list[int], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.kind, ctx.lengths = tensors[0].dtype, []
         joined, targets, rest = list[Tensor](), list[Tensor](), list(tensors)
         for size in sizes:
             group, rest = rest[:size], rest[size:]
             ctx.lengths.append([len(tensor) for tensor in group])
-            joined.append(group[0].new_empty((sum(ctx.lengths[-1]), *group[0].shape[1:]), dtype=kind))
+            joined.append(
+                group[0].new_empty((sum(ctx.lengths[-1]), *group[0].shape[1:]), dtype=kind)
+            )
             targets += joined[-1].split(ctx.lengths[-1])
         torch._foreach_copy_(targets, list(tensors))
         return tuple(joined)
@@ -294,7 +377,11 @@ class _Cast(torch.autograd.Function):
         if gradients[0].dtype != ctx.kind:
             found = [gradient.new_empty(gradient.shape, dtype=ctx.kind) for gradient in gradients]
             torch._foreach_copy_(found, list(gradients))
-        parts = [part for whole, lengths in zip(found, ctx.lengths, strict=True) for part in whole.split(lengths)]
+        parts = [
+            part
+            for whole, lengths in zip(found, ctx.lengths, strict=True)
+            for part in whole.split(lengths)
+        ]
         return None, None, *parts
 
 

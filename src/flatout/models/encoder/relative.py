@@ -1,11 +1,13 @@
 """Attention whose scores also depend on how far apart two tokens are, as DeBERTa's and MPNet's do.
 
-The distances of a row of L tokens are 2 L - 1, far fewer than its pairs. So a query meets one vector for each distance,
-in one product. Read one place further on in each row, these products stand where their pairs are, without a gather.
-Rows of nearly equal lengths go through it together, laid out by head, as autograd has it. Such layers are wide, so the
-calls cost little beside their products. On a CPU it computes in fp32. Elsewhere all rows are padded.
+The distances of a row of L tokens are 2 L - 1, far fewer than its pairs. So a query meets one
+vector for each distance, in one product. Read one place further on in each row, these products
+stand where their pairs are, without a gather. Rows of nearly equal lengths go through it together,
+laid out by head, as autograd has it. Such layers are wide, so the calls cost little beside their
+products. On a CPU it computes in fp32. Elsewhere all rows are padded.
 
-Shapes: T tokens, B rows, H heads, D a head, R rows of a table, W distances; in a rectangle N rows of L tokens, Q ask.
+Shapes: T tokens, B rows, H heads, D a head, R rows of a table, W distances; in a rectangle N rows
+of L tokens, Q ask.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ from flatout.models.lean import drop
 if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import Layout, Rectangle
 
-Add = Callable[[Tensor, Tensor, Tensor], None]  # adds in place to scores, made of queries and keys, what distances say
+# adds in place to scores, made of queries and keys, what distances say
+Add = Callable[[Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Distances:
     """Rows of a table for distances, of which a batch has these at most."""
 
-    rows_W: Tensor  # [2 * longest + 1] from -longest to longest; a distance is the query's place less the key's
+    # [2 * longest + 1] from -longest to longest; a distance is the query's place less the key's
+    rows_W: Tensor
     longest: int
     table: Tensor  # `[R, ...]` the rows that may be met
 
@@ -40,8 +44,12 @@ class Distances:
         """The rows of these distances, both included."""
         return self.rows_W[first + self.longest : last + self.longest + 1]
 
-    def attend(self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: Layout, how: Scores, is_first: bool) -> Tensor:
-        """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first tokens ask."""
+    def attend(
+        self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: Layout, how: Scores, is_first: bool
+    ) -> Tensor:
+        """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first
+        tokens ask.
+        """
         kind, is_cpu = query.dtype, query.device.type == "cpu"
         if is_cpu:
             query, kv_T2HD = query.float(), kv_T2HD.float()
@@ -49,33 +57,52 @@ class Distances:
         with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
             for part in rows.rectangles:
                 tokens = rows.tokens.narrow(0, part.first, part.places)
-                key, value = kv_T2HD.index_select(0, tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
-                own = query.narrow(0, part.first_row, part.rows) if is_first else query.index_select(0, tokens)
+                key, value = (
+                    kv_T2HD.index_select(0, tokens).permute(1, 2, 0, 3).contiguous().unbind(0)
+                )
+                own = (
+                    query.narrow(0, part.first_row, part.rows)
+                    if is_first
+                    else query.index_select(0, tokens)
+                )
                 found.append(_attend(own.transpose(0, 1).contiguous(), key, value, part, how, add))
             whole = torch.cat(found)
             return (whole if is_first else whole.index_select(0, rows.places)).to(kind)
 
     def add_numbers(self, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor) -> None:
-        """MPNet's: add in place a number for each distance and head, the same for all rows and layers."""
+        """MPNet's: add in place a number for each distance and head, the same for all rows and
+        layers.
+        """
         asked, length = scores_HNQL.shape[2:]
         place = torch.arange(length, device=scores_HNQL.device)
         apart = place[:asked, None] - place + self.longest
         scores_HNQL += self.table[self.rows_W[apart]].permute(2, 0, 1).unsqueeze(1)
 
     def add_products(
-        self, key: Tensor | None, query: Tensor | None, scores_HNQL: Tensor, query_HPD: Tensor, key_HPD: Tensor
+        self,
+        key: Tensor | None,
+        query: Tensor | None,
+        scores_HNQL: Tensor,
+        query_HPD: Tensor,
+        key_HPD: Tensor,
     ) -> None:
-        """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that they meet."""
+        """DeBERTa's: add in place the products of queries, and of keys, with the `[R, H, D]` that
+        they meet.
+        """
         asked, length = scores_HNQL.shape[2:]
         if key is not None:
             vectors_WHD = key.index_select(0, self.between(-length, asked - 1).flip(0))
             scores_HNQL += _by_pair(query_HPD @ vectors_WHD.permute(1, 2, 0), asked, length)
         if query is not None:
             vectors_WHD = query.index_select(0, self.between(1 - length, asked))
-            scores_HNQL += _by_pair(key_HPD @ vectors_WHD.permute(1, 2, 0), length, asked).transpose(2, 3)
+            scores_HNQL += _by_pair(
+                key_HPD @ vectors_WHD.permute(1, 2, 0), length, asked
+            ).transpose(2, 3)
 
 
-def _attend(query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, part: Rectangle, how: Scores, add: Add) -> Tensor:
+def _attend(
+    query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, part: Rectangle, how: Scores, add: Add
+) -> Tensor:
     """`[N*Q, H, D]`: answers to queries `[H, N*Q, D]` from keys and values `[H, N*L, D]`."""
     heads, asked, size = query_HPD.shape
     by_row = (heads * part.rows, -1, size)
@@ -86,14 +113,22 @@ def _attend(query_HPD: Tensor, key_HPD: Tensor, value_HPD: Tensor, part: Rectang
     if part.bias is not None:
         scores_HNQL += part.bias.squeeze(1)
     shares = drop(scores_HNQL.softmax(-1), how.dropout).view_as(scores)
-    return torch.bmm(shares.to(value_HPD.dtype), value_HPD.view(by_row)).view(heads, asked, size).transpose(0, 1)
+    return (
+        torch.bmm(shares.to(value_HPD.dtype), value_HPD.view(by_row))
+        .view(heads, asked, size)
+        .transpose(0, 1)
+    )
 
 
 def _by_pair(products_HPW: Tensor, places: int, others: int) -> Tensor:
-    """`[H, N, places, others]` of products with W = places + others distances: each row is read one further left."""
+    """`[H, N, places, others]` of products with W = places + others distances: each row is read one
+    further left.
+    """
     step = places + others - 1
     whole = products_HPW.unflatten(1, (-1, places)).flatten(2)
-    return whole[..., places - 1 : places - 1 + places * step].unflatten(-1, (places, step))[..., :others]
+    return whole[..., places - 1 : places - 1 + places * step].unflatten(-1, (places, step))[
+        ..., :others
+    ]
 
 
 def reads_distances(backbone: Any) -> bool:
@@ -105,7 +140,8 @@ def reads_distances(backbone: Any) -> bool:
 def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     """The rows of an encoder's own table for distances up to this one."""
     net: Any = encoder
-    # On the host: DeBERTa's own function below copies a number to where its distances are, and waits for that.
+    # On the host: DeBERTa's own function below copies a number to where its distances are, and
+    # waits for that.
     apart = torch.arange(-longest, longest + 1, device="cpu")
     device = next(encoder.parameters()).device
     if hasattr(net, "relative_attention_bias"):  # MPNet's
@@ -116,10 +152,14 @@ def measure_distances(encoder: nn.Module, longest: int) -> Distances:
     span = len(net.rel_embeddings.weight) // 2
     if net.position_buckets > 0:
         with torch.device("cpu"):
-            apart = make_log_bucket_position(apart, net.position_buckets, net.max_relative_positions).long()
+            apart = make_log_bucket_position(
+                apart, net.position_buckets, net.max_relative_positions
+            ).long()
     # A bucket is never further than its distances, so a batch of short rows meets few of them.
     first, stop = max(span - longest, 0), min(span + longest + 1, 2 * span)
     table = net.rel_embeddings.weight[first:stop]
     if "layer_norm" in net.norm_rel_ebd:
         table = net.LayerNorm(table)
-    return Distances(on_device((apart + span).clamp(0, 2 * span - 1) - first, device), longest, table)
+    return Distances(
+        on_device((apart + span).clamp(0, 2 * span - 1) - first, device), longest, table
+    )

@@ -1,7 +1,7 @@
 """The settings of an encoder of transformers, and its network with pretrained or random weights.
 
-The model is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or `…MaskedLM`, so its
-weights load from and save to the plain classes. `network.py` says how it runs.
+The model is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or
+`…MaskedLM`, so its weights load from and save to the plain classes. `network.py` says how it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from flatout.models.encoder.layered import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer, Windows
 
 ALL = "all"  # of the layers to freeze: each of them, for a head alone
-_CODE = ("auto_map", "attn_implementation", "experts_implementation", "quantization_config", "use_kernels")
+_CODE = (
+    "auto_map",
+    "attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+    "use_kernels",
+)
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
 ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
 
@@ -36,29 +42,49 @@ class TransformerConfig:
     recommended_clip: ClassVar[float] = 1.0
 
     pretrained: str | None = setting(
-        None, "Folder of a run or an encoder, or name on the Hub; null: random weights.", example="bert-base-uncased"
+        None,
+        "Folder of a run or an encoder, or name on the Hub; null: random weights.",
+        example="bert-base-uncased",
     )
-    family: str = setting("bert", "Encoder of random weights by transformers' name: bert, …", example="roberta")
+    family: str = setting(
+        "bert", "Encoder of random weights by transformers' name: bert, …", example="roberta"
+    )
     hidden: int = setting(128, "Numbers a token, for random weights.", least=1)
     layers: int = setting(2, "Layers, for random weights.", least=1)
     heads: int = setting(4, "Attention heads a layer, for random weights.", least=1)
     intermediate: int | None = setting(
-        None, "Width of the feed-forward layers, for random weights; null: four times `hidden`.", least=1, example="256"
+        None,
+        "Width of the feed-forward layers, for random weights; null: four times `hidden`.",
+        least=1,
+        example="256",
     )
-    settings: dict[str, Any] = setting(dict, "Of its own configuration.", example="+model.settings.layer_norm_eps=1e-7")
-    compute: Compute = setting(Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where a family can.")
+    settings: dict[str, Any] = setting(
+        dict, "Of its own configuration.", example="+model.settings.layer_norm_eps=1e-7"
+    )
+    compute: Compute = setting(
+        Compute.auto, "Flat (nothing padded) or padded batches; auto: flat where a family can."
+    )
     dropout: float | None = setting(
-        None, "Dropped after embeddings and sub-layers; null: as the encoder has it.", least=0, below=1, example="0.1"
+        None,
+        "Dropped after embeddings and sub-layers; null: as the encoder has it.",
+        least=0,
+        below=1,
+        example="0.1",
     )
-    attention_dropout: float | None = setting(None, "Share dropped; null: its own.", least=0, below=1, example="0")
-    head_dropout: float | None = setting(None, "Dropped before output; null: its own.", least=0, below=1, example="0.2")
+    attention_dropout: float | None = setting(
+        None, "Share dropped; null: its own.", least=0, below=1, example="0"
+    )
+    head_dropout: float | None = setting(
+        None, "Dropped before output; null: its own.", least=0, below=1, example="0.2"
+    )
     freeze_embeddings: bool = setting(False, "Whether the embeddings stay as they are.")
     freeze_layers: Any = setting(
         0, "The first layers that stay as they are.", allowed="a number, or all", example="all"
     )
     reuse: Any = setting(
         "auto",
-        "Whether frozen layers are computed once, and read from a store in each epoch; auto: where it pays.",
+        "Whether frozen layers are computed once, and read from a store in each epoch; auto: where"
+        " it pays.",
         allowed="auto, true, false",
         example="model.freeze_layers=4 model.reuse=true",
     )
@@ -69,42 +95,77 @@ class TransformerConfig:
     )
     unfreeze_epochs: float = setting(
         0.0,
-        "Epochs over which frozen layers join the training, from the last to the first; 0: frozen ones stay frozen.",
+        "Epochs over which frozen layers join the training, from the last to the first; 0: frozen"
+        " ones stay frozen.",
         least=0,
         example="model.freeze_layers=2 model.unfreeze_epochs=1",
     )
     windows: Windows = setting(
         Windows.mean,
-        "The answer to a text in windows (data.long=windows): the mean of their logits, the largest of each class, or "
-        "the mean weighted by a small learned attention over the windows' vectors.",
+        "The answer to a text in windows (data.long=windows): the mean of their logits, the largest"
+        " of each class, or the mean weighted by a small learned attention over the windows'"
+        " vectors.",
         example="data.long=windows data.max_length=1024 model.windows=max",
     )
     gradient_checkpointing: bool = setting(
-        False, "Whether activations are computed again in the backward pass: less memory, about a third more time."
+        False,
+        "Whether activations are computed again in the backward pass: less memory, about a third"
+        " more time.",
     )
     lora: LoraConfig = setting(LoraConfig, "Train small matrices beside the frozen ones.")
 
     @property
     def recommended_lr(self) -> float:
-        """Pretrained weights want small steps; small matrices beside them, a head alone, and random ones, larger."""
+        """Pretrained weights want small steps; small matrices beside them, a head alone, and random
+        ones, larger.
+        """
         is_head_alone = self.freeze_layers == ALL and not self.unfreeze_epochs
-        return 5e-5 if self.pretrained is not None and not self.lora.rank and not is_head_alone else 1e-3
+        return (
+            5e-5
+            if self.pretrained is not None and not self.lora.rank and not is_head_alone
+            else 1e-3
+        )
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
         allowed = f"a multiple of {self.heads} heads"
         require(self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=allowed)
-        require(self.reuse in ("auto", True, False), "model.reuse", f"{self.reuse}", allowed="auto, true, false")
-        is_count = self.freeze_layers == ALL or (type(self.freeze_layers) is int and self.freeze_layers >= 0)
-        require(is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=f"0 or more, or {ALL}")
+        require(
+            self.reuse in ("auto", True, False),
+            "model.reuse",
+            f"{self.reuse}",
+            allowed="auto, true, false",
+        )
+        is_count = self.freeze_layers == ALL or (
+            type(self.freeze_layers) is int and self.freeze_layers >= 0
+        )
+        require(
+            is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=f"0 or more, or {ALL}"
+        )
         is_ready = bool(self.freeze_layers) or not self.unfreeze_epochs
-        require(is_ready, "model.unfreeze_epochs", "nothing is frozen", hint="Set model.freeze_layers=N.")
+        require(
+            is_ready,
+            "model.unfreeze_epochs",
+            "nothing is frozen",
+            hint="Set model.freeze_layers=N.",
+        )
         is_ready = bool(self.freeze_layers or self.lora.rank) or self.reuse is not True
-        require(is_ready, "model.reuse", "true, but nothing is frozen", hint="Set model.freeze_layers=N or all.")
+        require(
+            is_ready,
+            "model.reuse",
+            "true, but nothing is frozen",
+            hint="Set model.freeze_layers=N or all.",
+        )
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
         what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
         allowed = "beside small matrices the whole encoder is frozen"
-        require(is_one_way, "model.lora.rank", what, allowed=allowed, hint="Leave out the one or the other.")
+        require(
+            is_one_way,
+            "model.lora.rank",
+            what,
+            allowed=allowed,
+            hint="Leave out the one or the other.",
+        )
 
     def build(
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
@@ -131,7 +192,9 @@ class TransformerConfig:
     def rebuild(
         self, outputs: Outputs, described: dict[str, Any], separator_id: int | None, window: int = 0
     ) -> Transformer:
-        """The encoder that a run saved, without weights: `described` is what its own configuration was."""
+        """The encoder that a run saved, without weights: `described` is what its own configuration
+        was.
+        """
         kept = dict(described)
         _require_no_code(kept, "encoder.json")
         config = _config_class(kept.pop("model_type"))(**kept)
@@ -161,7 +224,11 @@ class TransformerConfig:
             from transformers import AutoConfig
 
             name = self.pretrained
-            found = fetched(name, "model.pretrained", lambda: AutoConfig.from_pretrained(name, trust_remote_code=False))
+            found = fetched(
+                name,
+                "model.pretrained",
+                lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
+            )
             _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
             return found
         names = WRITTEN["sizes"].get(self.family, WRITTEN["sizes"]["bert"])
@@ -172,7 +239,8 @@ class TransformerConfig:
         kind = _config_class(self.family)
         with _refusing(self.family):
             made = kind(**sizes, **extra)
-        if hasattr(made, "num_key_value_heads"):  # of decoders: one a head, where model.settings name no fewer
+        # of decoders: one a head, where model.settings name no fewer
+        if hasattr(made, "num_key_value_heads"):
             made.num_key_value_heads = self.heads
         return made
 
@@ -180,15 +248,23 @@ class TransformerConfig:
         for key, names in WRITTEN["dropouts"].items():
             share = getattr(self, key)
             taken = [name for name in names if share is not None and hasattr(described, name)]
-            is_taken = not share or bool(taken) or key == "head_dropout"  # of which the head's own modules are told
-            require(is_taken, f"model.{key}", f"{described.model_type} has no such share", hint="Leave it out.")
+            # of which the head's own modules are told
+            is_taken = not share or bool(taken) or key == "head_dropout"
+            require(
+                is_taken,
+                f"model.{key}",
+                f"{described.model_type} has no such share",
+                hint="Leave it out.",
+            )
             for name in taken:
                 setattr(described, name, share)
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not hasattr(described, name):
                 hint = did_you_mean(name, list(described.to_dict()))
-                raise UserError(f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint)
+                raise UserError(
+                    f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint
+                )
             setattr(described, name, value)
         if self.pretrained is None:
             described.vocab_size, described.pad_token_id = vocabulary_size, padding_id
@@ -205,15 +281,27 @@ class TransformerConfig:
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
         name = self.pretrained
-        how = {"config": described, "dtype": torch.float32, "ignore_mismatched_sizes": True, "weights_only": True}
+        how = {
+            "config": described,
+            "dtype": torch.float32,
+            "ignore_mismatched_sizes": True,
+            "weights_only": True,
+        }
         how["output_loading_info"] = True
         with quiet_library():  # that the head is new is no news
             opened = partial(auto.from_pretrained, name, trust_remote_code=False, **how)
             net, told = fetched(name, "model.pretrained", opened)
         new = [*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])]
-        lost = sorted(each for each in new if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each)
+        lost = sorted(
+            each
+            for each in new
+            if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each
+        )
         named = ", ".join(lost[:2])
-        what = f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape: {named}"
+        what = (
+            f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape:"
+            f" {named}"
+        )
         hint = "Its config.json, or model.settings, describes another encoder."
         require(not lost, "model.pretrained", what, hint=hint)
         return net
@@ -232,11 +320,15 @@ class Outputs:
         import transformers
 
         kinds = {"words": "MaskedLM", "tags": "TokenClassification"}
-        return getattr(transformers, f"AutoModelFor{kinds.get(self.kind, 'SequenceClassification')}")
+        return getattr(
+            transformers, f"AutoModelFor{kinds.get(self.kind, 'SequenceClassification')}"
+        )
 
     def wrap(self, net: Any, compute: Compute, separator_id: int | None) -> Transformer:
         """The network around a model of transformers."""
-        return Transformer(net, self.kind == "tags", compute, separator_id, predicts_words=self.kind == "words")
+        return Transformer(
+            net, self.kind == "tags", compute, separator_id, predicts_words=self.kind == "words"
+        )
 
     def tell(self, described: Any) -> None:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
@@ -266,14 +358,25 @@ def quiet_library() -> Iterator[None]:
 
 @contextmanager
 def _refusing(family: str) -> Iterator[None]:
-    """Of random weights: what the library says of sizes that a family cannot have, as a mistake of the person."""
+    """Of random weights: what the library says of sizes that a family cannot have, as a mistake of
+    the person.
+    """
     from huggingface_hub.errors import StrictDataclassError
 
     try:
         yield
-    except (ValueError, TypeError, KeyError, AssertionError, RuntimeError, StrictDataclassError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AssertionError,
+        RuntimeError,
+        StrictDataclassError,
+    ) as error:
         what = f"{family} cannot be made so: {' '.join(str(error).split()):.200}"
-        raise UserError("model.family", what, hint="Name a folder of it: model.pretrained=FOLDER.") from None
+        raise UserError(
+            "model.family", what, hint="Name a folder of it: model.pretrained=FOLDER."
+        ) from None
 
 
 def _recompute(model: Transformer) -> None:
@@ -282,23 +385,40 @@ def _recompute(model: Transformer) -> None:
         return
     can = model.net.supports_gradient_checkpointing
     what = f"{model.family} cannot compute its activations again"
-    require(can, "model.gradient_checkpointing", what, hint="Leave it out, or set a smaller data.batch_size.")
-    enable = getattr(model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable)
+    require(
+        can,
+        "model.gradient_checkpointing",
+        what,
+        hint="Leave it out, or set a smaller data.batch_size.",
+    )
+    enable = getattr(
+        model.net, "activation_checkpointing_enable", model.net.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
 
 
 def _require_no_code(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a configuration that names code of others: a module beside it, or a kernel of the Hub."""
+    """Refuse a configuration that names code of others: a module beside it, or a kernel
+    of the Hub.
+    """
     for name, value in described.items():
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
         is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
-        require(not is_named or is_local, f"{where}: {name}", f"{value!r} names code of others", hint="Take it out.")
+        require(
+            not is_named or is_local,
+            f"{where}: {name}",
+            f"{value!r} names code of others",
+            hint="Take it out.",
+        )
 
 
 def _config_class(family: str) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    if family not in CONFIG_MAPPING or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    if (
+        family not in CONFIG_MAPPING
+        or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    ):
         hint = did_you_mean(family, FLAT_FAMILIES)
         allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies"
         raise UserError("model.family", f"no encoder {family!r}", allowed=allowed, hint=hint)

@@ -1,15 +1,18 @@
-"""Two ways compared by turns: rounds of both, and the ratio of their speeds with a lower and an upper bound.
+"""Two ways compared by turns: rounds of both, and the ratio of their speeds with a lower and an
+upper bound.
 
-A side is a function that works for a while and returns its rate. All sides work once a round, and every second round
-goes backwards, so a machine that gets slower or faster treats them alike. The rates of two sides make an interval:
+A side is a function that works for a while and returns its rate. All sides work once a round, and
+every second round goes backwards, so a machine that gets slower or faster treats them alike. The
+rates of two sides make an interval:
 
 >>> rates = take_turns([lambda: 100.0, lambda: 150.0], least=3)
 >>> str(speedup(*rates))
 '1.5× (1.5–1.5)'
 
-The verdict's tries, `tune=auto`, `doctor --confirm` and the benches use it. Each round gives one ratio; the value is
-their median. The bounds are two of the ratios: the narrowest pair that holds the median in nine of ten cases, or the
-smallest and the largest where there are few rounds. Everything is done in logarithms: swapped sides give the inverse.
+The verdict's tries, `tune=auto`, `doctor --confirm` and the benches use it. Each round gives one
+ratio; the value is their median. The bounds are two of the ratios: the narrowest pair that holds
+the median in nine of ten cases, or the smallest and the largest where there are few rounds.
+Everything is done in logarithms: swapped sides give the inverse.
 """
 
 from __future__ import annotations
@@ -40,14 +43,21 @@ class Interval:
         return f"{self.value:.{digits}f}× ({self.low:.{digits}f}–{self.high:.{digits}f})"
 
     def as_dict(self) -> dict[str, float]:
-        return {"value": round(self.value, 4), "low": round(self.low, 4), "high": round(self.high, 4)}
+        return {
+            "value": round(self.value, 4),
+            "low": round(self.low, 4),
+            "high": round(self.high, 4),
+        }
 
 
 def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
     logs, count = sorted(map(math.log, ratios)), len(ratios)
-    beyond = itertools.accumulate(2 * math.comb(count, left_out) * 0.5**count for left_out in range(count))
-    left_out = max(0, sum(1 - share >= 0.9 for share in beyond) - 1)  # how many may lie beyond each bound
+    beyond = itertools.accumulate(
+        2 * math.comb(count, left_out) * 0.5**count for left_out in range(count)
+    )
+    # how many may lie beyond each bound
+    left_out = max(0, sum(1 - share >= 0.9 for share in beyond) - 1)
     return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
 
 
@@ -59,7 +69,9 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
 def take_turns(
     sides: Sequence[Callable[[], float]], *, least: int, most: int | None = None, until: float = 0.0
 ) -> list[list[float]]:
-    """The rates of each side: `least` rounds, and more up to `most` before `until` (of `time.perf_counter`)."""
+    """The rates of each side: `least` rounds, and more up to `most` before `until` (of
+    `time.perf_counter`).
+    """
     rates: list[list[float]] = [[] for _ in sides]
     for number in range(least if most is None else max(least, most)):
         if number >= least and time.perf_counter() > until:

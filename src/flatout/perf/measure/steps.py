@@ -1,7 +1,8 @@
-"""Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a Trainer around.
+"""Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a
+Trainer around.
 
-Beside them a feed is timed with no model behind it, and the memory is read that steps have taken. The learning rate is
-zero, so the weights stay, and the time is that of a real step.
+Beside them a feed is timed with no model behind it, and the memory is read that steps have taken.
+The learning rate is zero, so the weights stay, and the time is that of a real step.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def endless(feed: Feed) -> Iterator[FlatBatch]:
 
 
 def measure_feed(feed: Feed, seconds: float) -> tuple[float, float] | None:
-    """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not counted."""
+    """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not
+    counted.
+    """
     batches, own = iter(feed), psutil.Process()
     next(batches, None)
     began, busy_s, rows = time.perf_counter(), processor_seconds(own), 0
@@ -100,11 +103,17 @@ def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
 
 def held_bytes(device: torch.device) -> int:
     """Memory held now: the process's on a CPU, the device's elsewhere."""
-    return int(torch.cuda.memory_reserved(device) if device.type == "cuda" else psutil.Process().memory_info().rss)
+    return int(
+        torch.cuda.memory_reserved(device)
+        if device.type == "cuda"
+        else psutil.Process().memory_info().rss
+    )
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most memory held since `forget_peak`, or since the beginning; None where the system does not say."""
+    """Most memory held since `forget_peak`, or since the beginning; None where the system does not
+    say.
+    """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     with suppress(OSError, ValueError, StopIteration):
@@ -118,7 +127,8 @@ def forget_peak(device: torch.device) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # elsewhere the peak is that of the largest batch so far, which comes last
+    # elsewhere the peak is that of the largest batch so far, which comes last
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
@@ -126,16 +136,35 @@ class Steps:
     """Steps of one way over batches that never end."""
 
     def __init__(
-        self, task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer, *, clip: float = 0.0
+        self,
+        task: Task,
+        way: Way,
+        batches: Iterator[FlatBatch],
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float = 0.0,
     ) -> None:
         """`optimizer`: a standing one, which ways of one model share, as its state is large."""
-        self.task, self.way, self.batches, self.optimizer, self.clip = task, way, batches, optimizer, clip
-        self.device, self.rows_a_step = way.feed.device, way.feed.plan.rows_per_batch * way.feed.plan.accumulate
+        self.task, self.way, self.batches, self.optimizer, self.clip = (
+            task,
+            way,
+            batches,
+            optimizer,
+            clip,
+        )
+        self.device, self.rows_a_step = (
+            way.feed.device,
+            way.feed.plan.rows_per_batch * way.feed.plan.accumulate,
+        )
         self.trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=way.precision is Precision.fp16)
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=way.precision is Precision.fp16
+        )
         self.lean = [module for module in way.model.modules() if isinstance(module, LeanEmbedding)]
         for embedding in self.lean:
-            embedding.keeps_gradient = self.device.type == "cpu" and way.precision is not Precision.fp16
+            embedding.keeps_gradient = (
+                self.device.type == "cpu" and way.precision is not Precision.fp16
+            )
         self.losses: list[Tensor] = []  # of the latest step
 
     def take(self, least: int, seconds: float = 0.0) -> Taken:

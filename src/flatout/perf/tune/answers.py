@@ -1,4 +1,5 @@
-"""What was measured before is not measured again: answers by a key of all that they depend on, a file each.
+"""What was measured before is not measured again: answers by a key of all that they depend on, a
+file each.
 
 The files lie in the cache folder, in `tune/`.
 """
@@ -57,7 +58,8 @@ class Answers:
     allowed_s: float = 0.0  # what it might have taken
     step_s: float | None = None  # seconds of an optimizer step with the settings as they were
     planned_steps: int = 0  # optimizer steps of the run that was to come
-    unrest: float = 1.0  # how many times as fast a setting was at its best as at its worst: above 1 on a busy machine
+    # how many times as fast a setting was at its best as at its worst: above 1 on a busy machine
+    unrest: float = 1.0
     row_key: str = ""  # `micro_batch_key` of the model in the arithmetic that was decided
     is_complete: bool = True  # whether the time was enough for everything that was asked
 
@@ -69,7 +71,9 @@ class Answers:
             plain["choices"] = [Choice(**each) for each in values["choices"]]
             plain["tried"] = [Attempt(**each) for each in values["tried"]]
             found = cls(**plain)
-            if isinstance(found.values, dict) and isinstance(found.seconds + found.allowed_s, int | float):
+            if isinstance(found.values, dict) and isinstance(
+                found.seconds + found.allowed_s, int | float
+            ):
                 return found
         except (KeyError, TypeError) as error:
             raise ValueError(f"no answers: {error}") from None
@@ -94,7 +98,9 @@ class AnswerStore:
             return None
         except (OSError, ValueError, RecursionError):
             pass
-        warnings.warn(f"tune: {self.path(key)} is damaged: measured again", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"tune: {self.path(key)} is damaged: measured again", UserWarning, stacklevel=2
+        )
         return None
 
     def write(self, key: str, answers: Answers) -> None:
@@ -105,13 +111,18 @@ class AnswerStore:
             write_atomically(path, json.dumps({"schema": _SCHEMA, **asdict(answers)}, indent=1))
             sync_folder(self.folder)
         except OSError as error:
-            warnings.warn(f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=2
+            )
 
     @contextmanager
-    def measuring(self, key: str, patience_s: float, say: Callable[[str], None] = print) -> Iterator[None]:
+    def measuring(
+        self, key: str, patience_s: float, say: Callable[[str], None] = print
+    ) -> Iterator[None]:
         """Let one process measure at a time; a process that waits finds the answers afterwards."""
         lock = None
-        with suppress(OSError, Timeout):  # a cache that is read-only, or one who takes too long: measure all the same
+        # a cache that is read-only, or one who takes too long: measure all the same
+        with suppress(OSError, Timeout):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = file_lock(self.folder / f".{key}.lock")
             try:

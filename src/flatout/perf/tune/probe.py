@@ -1,7 +1,9 @@
-"""What is measured in a throw-away process: real training steps, on the longest rows first and on typical ones then.
+"""What is measured in a throw-away process: real training steps, on the longest rows first and on
+typical ones then.
 
-A probe takes steps of the run's own task, feed and optimizer. The first step has the longest rows there are, so that
-what is found to fit also fits later; the time is that of typical ones. Weights stay as they were, but for a range test.
+A probe takes steps of the run's own task, feed and optimizer. The first step has the longest rows
+there are, so that what is found to fit also fits later; the time is that of typical ones. Weights
+stay as they were, but for a range test.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ from flatout.perf.tune.reading import LEAST_RATE, LEAST_STEPS, MOST_RATE, RANGE_
 from flatout.tasks.task import Task
 
 _LEAST_STEPS = 3  # of steps that take less than a second so many are timed, however late it is
-_LEAST_TIMED_S = 0.3  # a few steps of some milliseconds tell nothing: more are timed, where there is time
+# a few steps of some milliseconds tell nothing: more are timed, where there is time
+_LEAST_TIMED_S = 0.3
 _RISEN = 4.0  # so many times its least the smoothed loss may be before a range test is over
 _BYTES_A_WEIGHT = 12  # a gradient and the two means of AdamW, in fp32
 
@@ -96,41 +99,58 @@ def about(parts: Parts) -> dict[str, Any]:
     fits = partial(micro_batch_key, parts.task.model, longest=longest, device=parts.device)
     return {
         "weights": sum(weight.numel() for weight in weights),
-        "fixed_bytes": _BYTES_A_WEIGHT * sum(weight.numel() for weight in weights if weight.requires_grad),
+        "fixed_bytes": _BYTES_A_WEIGHT
+        * sum(weight.numel() for weight in weights if weight.requires_grad),
         "base_bytes": held_bytes(parts.device),
         "longest": longest,
-        "is_recurrent": any(isinstance(module, nn.RNNBase) for module in parts.task.model.modules()),
+        "is_recurrent": any(
+            isinstance(module, nn.RNNBase) for module in parts.task.model.modules()
+        ),
         "row_keys": {name: fits(precision=name) for name in Precision},
     }
 
 
 def feeds_alone(parts: Parts, kinds: list[str]) -> dict[str, float]:
-    measured = {kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), seconds=0.2) for kind in kinds}
+    measured = {
+        kind: measure_feed(feed_of(parts, FeedKind(kind), parts.plan), seconds=0.2)
+        for kind in kinds
+    }
     return {kind: found[0] if found else 0.0 for kind, found in measured.items()}
 
 
 def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
-    """The loss in each arithmetic, of the same weights on the same rows: longest ones and typical ones."""
+    """The loss in each arithmetic, of the same weights on the same rows: longest ones and typical
+    ones.
+    """
     rows = min(rows, parts.split.num_rows)
     typical = np.sort(np.random.default_rng(0).choice(parts.split.num_rows, rows, replace=False))
     batches = [longest_batch(parts, rows), _batch_of(parts, typical)]
     task, found = parts.task.to(parts.device).eval(), {}
     try:
         for name in map(Precision, precisions):
-            with torch.no_grad(), fast_fp32_products(name, parts.device), arithmetic(name, parts.device):
-                found[str(name)] = float(np.mean([float(task.training_loss(batch)) for batch in batches]))
+            with (
+                torch.no_grad(),
+                fast_fp32_products(name, parts.device),
+                arithmetic(name, parts.device),
+            ):
+                found[str(name)] = float(
+                    np.mean([float(task.training_loss(batch)) for batch in batches])
+                )
     finally:
         task.train()
     return found
 
 
 def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
-    """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is begun."""
+    """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is
+    begun.
+    """
     began = time.perf_counter()
     way, task = _way_of(parts, setting), parts.task
     if setting.compile:
         compile_in_place(task.model, parts.device)
-    contract(task.model).thaw(float("inf"))  # layers that thaw later cost their memory then: they count as thawed
+    # layers that thaw later cost their memory then: they count as thawed
+    contract(task.model).thaw(float("inf"))
     forget_peak(parts.device)
     rows, cap = setting.rows, parts.plan.tokens_per_batch
     if cap is not None:
@@ -142,12 +162,14 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
             timed.take(2)  # warms up
             warm_s = time.perf_counter() - began
             taken = list(_typical_steps(timed, steps, until))
-    step_s = max(statistics.median(each.seconds for each in taken), 1e-9)  # others may use the machine too
+    # others may use the machine too
+    step_s = max(statistics.median(each.seconds for each in taken), 1e-9)
     return Measured(
         step_s=step_s,
         rows_per_s=statistics.fmean(each.rows for each in taken) / step_s,
         tokens_per_s=statistics.fmean(each.tokens for each in taken) / step_s,
-        wait_share=sum(each.wait_s for each in taken) / max(sum(each.seconds for each in taken), 1e-9),
+        wait_share=sum(each.wait_s for each in taken)
+        / max(sum(each.seconds for each in taken), 1e-9),
         peak_bytes=peak_bytes(parts.device) or held_bytes(parts.device),
         steps=len(taken),
         warm_s=warm_s,
@@ -162,17 +184,23 @@ def _way_of(parts: Parts, setting: Setting) -> Way:
 
 
 def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
-    """Rates and losses of steps whose rate rises from step to step, in the process that measures."""
+    """Rates and losses of steps whose rate rises from step to step, in the process that
+    measures.
+    """
     way, task = _way_of(parts, setting), parts.task
     # The rate is the test's own.
-    optim = replace(task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none)
+    optim = replace(
+        task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none
+    )
     rates: list[float] = []
     losses: list[float] = []
     with fast_fp32_products(way.precision, parts.device):
         optimizer = optim.build(task.model)
         with closing(Steps(task, way, endless(way.feed), optimizer, clip=parts.clip)) as steps:
             while len(rates) < RANGE_STEPS and not _is_over(losses) and time.time() <= until:
-                rates.append(LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1)))
+                rates.append(
+                    LEAST_RATE * (MOST_RATE / LEAST_RATE) ** (len(rates) / (RANGE_STEPS - 1))
+                )
                 for group in optimizer.param_groups:
                     group["lr"] = rates[-1] * group["lr_share"]
                 steps.take(1)
@@ -194,7 +222,9 @@ def _typical_steps(steps: Steps, count: int, until: float) -> Iterator[Taken]:
         taken = steps.take(1)
         yield taken
         is_enough = number >= count and time.perf_counter() - began >= _LEAST_TIMED_S
-        if is_enough or (time.time() > until and number >= (1 if taken.seconds > 1.0 else _LEAST_STEPS)):
+        if is_enough or (
+            time.time() > until and number >= (1 if taken.seconds > 1.0 else _LEAST_STEPS)
+        ):
             return
 
 
@@ -209,7 +239,9 @@ def _batch_of(parts: Parts, rows: Any) -> FlatBatch:
     lengths = np.asarray(parts.split.lengths(TOKENS))[rows]
     ordered = np.asarray(rows, dtype=np.int64)[np.argsort(lengths, kind="stable")]
     count, ends = np.array([len(ordered)]), np.array([True])
-    whole = BatchRows(rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=ends)
+    whole = BatchRows(
+        rows=ordered, bounds=np.append(0, count), num_real=count, step_rows=count, ends_step=ends
+    )
     # On the host, whatever the device: a store may be larger than that.
     batch = next(cut_run(Gatherer(parts.split, torch.device("cpu")).run(whole)))
     return batch if parts.device.type == "cpu" else batch.to(parts.device)
@@ -219,12 +251,19 @@ def feed_of(parts: Parts, kind: FeedKind, plan: PlanSettings) -> Feed:
     return Feed(parts.split, plan, kind=kind, device=parts.device, workers=parts.workers)
 
 
-ANSWERS: dict[str, Callable[..., Any]] = {"about": about, "feeds": feeds_alone, "losses": losses, "measure": measure}
+ANSWERS: dict[str, Callable[..., Any]] = {
+    "about": about,
+    "feeds": feeds_alone,
+    "losses": losses,
+    "measure": measure,
+}
 ANSWERS |= {"range": range_test}
 
 
 class Child:
-    """Builds the parts in a process apart, and again after that was lost: who asks keeps memory and random numbers."""
+    """Builds the parts in a process apart, and again after that was lost: who asks keeps memory and
+    random numbers.
+    """
 
     def __init__(self, build: Callable[[], Parts], threads: int) -> None:
         """`build`: makes what would be trained; pickled by its name."""
@@ -241,7 +280,9 @@ class Child:
             self.close()  # what it has left in memory would count for the next question
             if failed.is_unread:
                 what = "the process that measures could not read this script"
-                raise UserError("tune", what, hint="Put what trains below: if __name__ == '__main__':") from None
+                raise UserError(
+                    "tune", what, hint="Put what trains below: if __name__ == '__main__':"
+                ) from None
             return NoAnswer(failed.why, failed.is_memory)
 
     def close(self) -> None:
@@ -251,7 +292,9 @@ class Child:
 
 
 class Here:
-    """Measures parts of this process: the caller gives a copy of the task, and puts random numbers back."""
+    """Measures parts of this process: the caller gives a copy of the task, and puts random numbers
+    back.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

@@ -1,7 +1,9 @@
-"""The search before training: feed, precision, rows at once, learning rate, compile, in turn and within a budget.
+"""The search before training: feed, precision, rows at once, learning rate, compile, in turn and
+within a budget.
 
-The settings as they are come first. Another value takes the place of one only where it is faster by `gain` twice, the
-two measured in turn. What the time was too short for stays unchanged, and the run reports it.
+The settings as they are come first. Another value takes the place of one only where it is faster by
+`gain` twice, the two measured in turn. What the time was too short for stays unchanged, and the run
+reports it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
 _SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
-_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4  # a guess: what a compile takes at least, and can save of a step at most
+# a guess: what a compile takes at least, and can save of a step at most
+_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
 _LEAST_STEPS_AN_EPOCH = 8
 
 
@@ -47,18 +50,26 @@ class Search:
             self.answers.choices.append(_choice("tune", "nothing is changed", why_none, spent))
         self.answers.seconds = round(time.time() - self.speeds.began, 2)
         self.answers.unrest = self.speeds.unrest()
-        self.answers.row_key = self.speeds.about.get("row_keys", {}).get(str(self.now.precision), "")
+        self.answers.row_key = self.speeds.about.get("row_keys", {}).get(
+            str(self.now.precision), ""
+        )
         return self.answers
 
     def _decide(self) -> str:
         """Decide one after the other; why nothing is measured, where nothing is."""
         start = self.asked.start
-        as_set = {"data.feed": start.feed, "precision": start.precision, "data.batch_size": f"{start.rows}"}
+        as_set = {
+            "data.feed": start.feed,
+            "precision": start.precision,
+            "data.batch_size": f"{start.rows}",
+        }
         as_set |= {"compile": str(start.compile).lower()}
         for name, why in self.asked.kept.items():
             if why:
                 shown = as_set.get(name, "as set")
-                self.answers.choices.append(_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}"))
+                self.answers.choices.append(
+                    _choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
+                )
         if isinstance(first := self._begin(), NoAnswer):
             return f"nothing was measured: {first.why}"
         self.answers.step_s, self.answers.planned_steps = first.step_s, self.asked.planned_steps
@@ -67,7 +78,10 @@ class Search:
         if not self.speeds.affords(_LEAST_PROBES):
             why, settings = "too little to measure anything", self.settings
             if self.answers.allowed_s < settings.budget_s:
-                return f"the run takes about {self._run_s(first):,.0f} s, {settings.share:.0%} of it is {why}"
+                return (
+                    f"the run takes about {self._run_s(first):,.0f} s, {settings.share:.0%} of it"
+                    f" is {why}"
+                )
             return f"{settings.budget_s:g} s are {why}"
         for name, (_, decide) in _DECISIONS.items():
             if name not in self.asked.kept:
@@ -75,7 +89,9 @@ class Search:
         return ""
 
     def _run_s(self, found: Measured) -> float:
-        """Seconds of the whole run at this speed, its rows and not its steps counted: these may change."""
+        """Seconds of the whole run at this speed, its rows and not its steps counted: these may
+        change.
+        """
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
     def _begin(self) -> Measured | NoAnswer:
@@ -113,7 +129,9 @@ class Search:
 
     def _with_rows(self, setting: Setting, rows: int) -> Setting:
         is_kept = self.settings.effective_batch is StepRows.kept
-        return replace(setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1)
+        return replace(
+            setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1
+        )
 
     def _decide_feed(self) -> Choice:
         kinds, before = self.asked.feeds, self.now.feed
@@ -121,7 +139,9 @@ class Search:
         if isinstance(alone, NoAnswer):
             return _choice("feed", before, "not measured", alone.why)
         row = Attempt(what="feed alone", value="", verdict="no model behind it")
-        self.answers.tried += [replace(row, value=kind, rows_per_s=rate) for kind, rate in alone.items()]
+        self.answers.tried += [
+            replace(row, value=kind, rows_per_s=rate) for kind, rate in alone.items()
+        ]
         share = self.speeds.seen[self.now][-1].wait_share
         listed = ", ".join(f"{kind} {rate:,.0f}" for kind, rate in alone.items())
         evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {before}"
@@ -134,14 +154,23 @@ class Search:
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
-        return _choice("feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}")
+        return _choice(
+            "feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}"
+        )
 
     def _decide_precision(self) -> Choice:
         names = [str(each) for each in self.asked.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
-            return _choice("precision", names[0], "the only one this device has in hardware", "no native sixteen bits")
-        found = self.prober.ask("losses", self.speeds.until, precisions=names, rows=min(32, self.now.rows))
+            return _choice(
+                "precision",
+                names[0],
+                "the only one this device has in hardware",
+                "no native sixteen bits",
+            )
+        found = self.prober.ask(
+            "losses", self.speeds.until, precisions=names, rows=min(32, self.now.rows)
+        )
         if isinstance(found, NoAnswer):
             return _choice("precision", self.now.precision, "not measured", found.why)
         sound, losses = self._sound(found), ", ".join(f"{name} {found[name]:.4f}" for name in names)
@@ -151,15 +180,23 @@ class Search:
             return _choice("precision", self.now.precision, "fp32 was not measured", losses)
         # From the exact one: sixteen bits must bring something.
         ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
-        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):  # a try may be unlucky
+        # a try may be unlucky
+        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):
             if self._wins(ruled) or not self.speeds.affords(2):
                 break
-            for setting in (self.now, ruled):  # what the rule says is not given up for a few slow moments
+            # what the rule says is not given up for a few slow moments
+            for setting in (self.now, ruled):
                 self.speeds.measure(setting, "precision again")
-        self._keep_faster([replace(self.now, precision=each) for each in seen if each != Precision.fp32], "precision")
+        self._keep_faster(
+            [replace(self.now, precision=each) for each in seen if each != Precision.fp32],
+            "precision",
+        )
         evidence = f"{self._rates('precision', seen)}; {losses}"
         if refused := [name for name in names if name not in sound]:
-            evidence += f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from fp32"
+            evidence += (
+                f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from"
+                " fp32"
+            )
         is_exact = self.now.precision is Precision.fp32
         why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
         self.answers.values["precision"] = str(self.now.precision)
@@ -176,7 +213,9 @@ class Search:
                     self.speeds.attempt(setting, "precision")
             else:
                 verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
-                self.answers.tried.append(Attempt(what="precision", value=str(each), verdict=verdict))
+                self.answers.tried.append(
+                    Attempt(what="precision", value=str(each), verdict=verdict)
+                )
         return sound
 
     def _decide_rows(self) -> Choice:
@@ -191,16 +230,23 @@ class Search:
         if before.rows != start.rows and now.rows <= before.rows:
             why = f"{start.rows} do not fit; {step}"
         elif is_kept:
-            why = f"fastest; still {step}" if now.rows != start.rows else f"nothing faster for {step}"
+            why = (
+                f"fastest; still {step}" if now.rows != start.rows else f"nothing faster for {step}"
+            )
         else:
-            why = f"twice as many bring less than {self.settings.gain:.0%}; {step}, {self.asked.step_rows} were set"
+            why = (
+                f"twice as many bring less than {self.settings.gain:.0%}; {step},"
+                f" {self.asked.step_rows} were set"
+            )
         peak = max(each.peak_bytes for each in self.speeds.seen[now]) / 1e9
         memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """To larger sizes, or else to smaller ones, until two in a row are not faster; the rows of a step stay."""
+        """To larger sizes, or else to smaller ones, until two in a row are not faster; the rows of
+        a step stay.
+        """
         for up in (True, False):
             start, misses = self.now.rows, 0
             for rows in sizes if up else reversed(sizes):
@@ -215,9 +261,15 @@ class Search:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """From the first guess up, or else down, to the fewest rows as fast as twice as many; not below what is set."""
+        """From the first guess up, or else down, to the fewest rows as fast as twice as many; not
+        below what is set.
+        """
         ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
-        guess = 0 if self.asked.is_cpu else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
+        guess = (
+            0
+            if self.asked.is_cpu
+            else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
+        )
         place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
         while place and not self._rate_of_rows(ladder[place]):
             place -= 1
@@ -272,11 +324,15 @@ class Search:
         if why:
             return _choice("compile", False, "not tried", why)
         self.prober.close()  # what is compiled stays so
-        found = self.speeds.measure(replace(self.now, compile=True), "compile", steps=self.settings.steps)
+        found = self.speeds.measure(
+            replace(self.now, compile=True), "compile", steps=self.settings.steps
+        )
         if isinstance(found, NoAnswer):
             return _choice("compile", False, "it did not come to an end here", found.why)
         saved_s, rate = run_s - self._run_s(found), self.speeds.rate(self.now)
-        evidence = f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
+        evidence = (
+            f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
+        )
         if found.rows_per_s <= rate * (1 + self.settings.gain) or saved_s <= found.warm_s:
             evidence += f"; {max(saved_s, 0):.0f} s saved"
             return _choice("compile", False, "it does not pay in this run", evidence)
@@ -285,11 +341,15 @@ class Search:
 
     def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
         """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
-        for challenger in sorted(filter(self.speeds.rate, challengers), key=self.speeds.rate, reverse=True):
+        for challenger in sorted(
+            filter(self.speeds.rate, challengers), key=self.speeds.rate, reverse=True
+        ):
             if not self._wins(challenger):
                 return False
             if self.speeds.affords(2):
-                again = [self.speeds.measure(each, f"{what} again") for each in (self.now, challenger)]
+                again = [
+                    self.speeds.measure(each, f"{what} again") for each in (self.now, challenger)
+                ]
                 if any(isinstance(each, NoAnswer) for each in again) or not self._wins(challenger):
                     continue
             self.now = challenger

@@ -1,4 +1,6 @@
-"""What was measured so far: the speed and the memory of each setting, within the time and the memory there is."""
+"""What was measured so far: the speed and the memory of each setting, within the time and the
+memory there is.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class OpenSettings:
     num_rows: int  # rows of the training split
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int
-    kept: dict[str, str] = field(default_factory=dict)  # not looked at, and why; empty without a reason to print
+    # not looked at, and why; empty without a reason to print
+    kept: dict[str, str] = field(default_factory=dict)
     room_bytes: int  # memory that may be taken, the margin left out
     is_cpu: bool
     is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
@@ -41,19 +44,26 @@ class OpenSettings:
 def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
     """What measuring may take, once it is known what a step takes."""
     settings, run_s = asked.settings, asked.planned_steps * step_s
-    return min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
+    return (
+        min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
+    )
 
 
 class Speeds:
-    """Measures settings and knows what each has reached; every try becomes a line of the answers' table."""
+    """Measures settings and knows what each has reached; every try becomes a line of the answers'
+    table.
+    """
 
     def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
         self.asked, self.prober, self.answers = asked, prober, answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
-        self.about: dict[str, Any] = {}  # what the prober knows of the model before anything is computed
-        self.seen: dict[Setting, list[Measured]] = {}  # each time that a setting was measured, the latest last
-        self._small: dict[tuple[Precision, int], int] = {}  # most memory of sizes tried to predict others
+        # what the prober knows of the model before anything is computed
+        self.about: dict[str, Any] = {}
+        # each time that a setting was measured, the latest last
+        self.seen: dict[Setting, list[Measured]] = {}
+        # most memory of sizes tried to predict others
+        self._small: dict[tuple[Precision, int], int] = {}
         self._probe_s = 0.0
 
     def attempt(self, setting: Setting, what: str) -> None:
@@ -66,14 +76,19 @@ class Speeds:
         self.answers.tried.append(row)
 
     def measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
-        """Measure, whatever the time; what would take too much memory is refused before, or afterwards."""
+        """Measure, whatever the time; what would take too much memory is refused before, or
+        afterwards.
+        """
         row = Attempt(what=what, value=_value(setting, what))
         self.answers.tried.append(row)
         room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
         predicted = self._predicted(setting) if self.asked.is_cpu else None
         if predicted is not None and predicted > self.asked.room_bytes:
             row.memory_gb, row.is_predicted, row.verdict = predicted / 1e9, True, f"not run: {room}"
-            return NoAnswer(f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}", is_memory=True)
+            return NoAnswer(
+                f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}",
+                is_memory=True,
+            )
         began, steps = time.time(), steps or self.asked.settings.steps
         soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
         found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
@@ -81,7 +96,11 @@ class Speeds:
         if isinstance(found, NoAnswer):
             row.verdict = found.why
             return found
-        row.rows_per_s, row.tokens_per_s, row.memory_gb = found.rows_per_s, found.tokens_per_s, found.peak_bytes / 1e9
+        row.rows_per_s, row.tokens_per_s, row.memory_gb = (
+            found.rows_per_s,
+            found.tokens_per_s,
+            found.peak_bytes / 1e9,
+        )
         if what == "memory":
             row.verdict = "to predict what more rows take"
             self._small[setting.precision, setting.rows] = found.peak_bytes
@@ -96,7 +115,9 @@ class Speeds:
         return found
 
     def _predicted(self, setting: Setting) -> int | None:
-        """Memory that a size will take which was not tried yet; None where nothing was that tells it."""
+        """Memory that a size will take which was not tried yet; None where nothing was that tells
+        it.
+        """
         if self.asked.is_capped:
             return None
         seen = dict(self._small)
@@ -105,7 +126,11 @@ class Speeds:
                 seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
         base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
         fewer = [(name, rows, peak) for (name, rows), peak in seen.items() if rows <= setting.rows]
-        if alike := [(rows, peak) for name, rows, peak in fewer if name is setting.precision and rows < setting.rows]:
+        if alike := [
+            (rows, peak)
+            for name, rows, peak in fewer
+            if name is setting.precision and rows < setting.rows
+        ]:
             return predicted_bytes(alike, setting.rows, base=base, fixed=fixed)
         if not fewer or (setting.precision, setting.rows) in seen:
             return None
@@ -120,7 +145,9 @@ class Speeds:
         return time.time() + probes * self._probe_s <= self.until
 
     def unrest(self) -> float:
-        """The fastest of several tries of one setting, over the slowest; the largest such number."""
+        """The fastest of several tries of one setting, over the slowest; the largest
+        such number.
+        """
         rates = [[each.rows_per_s for each in found] for found in self.seen.values()]
         return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
 

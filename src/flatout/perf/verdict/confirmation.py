@@ -1,4 +1,6 @@
-"""What a fix was worth when it was run: kept beside the run, in `confirmation.json`, and read by `tune`."""
+"""What a fix was worth when it was run: kept beside the run, in `confirmation.json`, and read by
+`tune`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Confirmation:
     predicted: Interval | None  # by the verdict; None where it had not tried the override
     measured: Interval
     steps: int  # optimizer steps of each run with the original settings
-    rates: tuple[tuple[float, ...], tuple[float, ...]]  # rows a second of each round: as it was, and with the override
+    # rows a second of each round: as it was, and with the override
+    rates: tuple[tuple[float, ...], tuple[float, ...]]
     device: str
     version: str
 
@@ -50,7 +53,11 @@ class Confirmation:
 
     def as_dict(self) -> dict[str, Any]:
         predicted = None if self.predicted is None else self.predicted.as_dict()
-        return asdict(self) | {"predicted": predicted, "measured": self.measured.as_dict(), "holds": self.holds}
+        return asdict(self) | {
+            "predicted": predicted,
+            "measured": self.measured.as_dict(),
+            "holds": self.holds,
+        }
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Confirmation:
@@ -78,22 +85,33 @@ class Confirmed:
 
 
 def read_confirmations(folder: Path) -> list[Confirmation]:
-    """The confirmations beside a run, the newest first; a damaged file is named and counts as none."""
+    """The confirmations beside a run, the newest first; a damaged file is named and
+    counts as none.
+    """
     path = folder / FILE
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return [Confirmation.from_dict(each) for each in kept["confirmations"]] if kept["schema"] == _SCHEMA else []
+        return (
+            [Confirmation.from_dict(each) for each in kept["confirmations"]]
+            if kept["schema"] == _SCHEMA
+            else []
+        )
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        warnings.warn(f"{path} is damaged: doctor --confirm writes it again", UserWarning, stacklevel=2)
+        warnings.warn(
+            f"{path} is damaged: doctor --confirm writes it again", UserWarning, stacklevel=2
+        )
         return []
 
 
 def keep_confirmation(folder: Path, confirmation: Confirmation) -> Path:
     """Write a confirmation beside the run; it replaces an older one of the same override."""
     others = [each for each in read_confirmations(folder) if each.override != confirmation.override]
-    values = {"schema": _SCHEMA, "confirmations": [each.as_dict() for each in (confirmation, *others)]}
+    values = {
+        "schema": _SCHEMA,
+        "confirmations": [each.as_dict() for each in (confirmation, *others)],
+    }
     path = folder / FILE
     write_atomically(path, json.dumps(values, indent=1))
     return path

@@ -1,7 +1,9 @@
-"""Copies of a foreign module, optimizers and loader, in the shape in which tries take tasks and feeds.
+"""Copies of a foreign module, optimizers and loader, in the shape in which tries take tasks and
+feeds.
 
-Copied is what steps change: weights, states of optimizers, random generators, and what little a data set notes for
-itself. Its large arrays and tables are shared. What cannot be copied is refused in one sentence, and nothing is tried.
+Copied is what steps change: weights, states of optimizers, random generators, and what little a
+data set notes for itself. Its large arrays and tables are shared. What cannot be copied is refused
+in one sentence, and nothing is tried.
 """
 
 from __future__ import annotations
@@ -46,8 +48,14 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 @contextmanager
 def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Gradients, statistics, random numbers and threads are afterwards as before; prints and logs are dropped."""
-    random, threads, logged = random_state(device), torch.get_num_threads(), logging.root.manager.disable
+    """Gradients, statistics, random numbers and threads are afterwards as before; prints and logs
+    are dropped.
+    """
+    random, threads, logged = (
+        random_state(device),
+        torch.get_num_threads(),
+        logging.root.manager.disable,
+    )
     gradients = [(weight, weight.grad) for weight in module.parameters()]
     statistics = [(each, each._version, each.clone()) for each in module.buffers()]
     for weight, _ in gradients:
@@ -72,21 +80,35 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     """A loader of the same rows that starts by itself."""
     if isinstance(loader, Feed):
         return open_feed(loader)
-    parts = loader.values() if isinstance(loader, Mapping) else loader if isinstance(loader, list | tuple) else ()
+    parts = (
+        loader.values()
+        if isinstance(loader, Mapping)
+        else loader
+        if isinstance(loader, list | tuple)
+        else ()
+    )
     if any(isinstance(each, DataLoader) for each in parts):
         raise Refused("several loaders are read at once")
     if hasattr(loader, "__next__"):
         raise Refused("its loader can be read once")
-    shared = [*_large_below(loader), trainer, trainer.lightning_module, vars(trainer).get("datamodule")]
+    shared = [
+        *_large_below(loader),
+        trainer,
+        trainer.lightning_module,
+        vars(trainer).get("datamodule"),
+    ]
     # The workers of a loader that keeps them stay with it.
-    memo: dict[int, Any] = {id(each): None if isinstance(each, _BaseDataLoaderIter) else each for each in shared}
+    memo: dict[int, Any] = {
+        id(each): None if isinstance(each, _BaseDataLoaderIter) else each for each in shared
+    }
     return _copied("loader", loader, memo)
 
 
 def _copied(what: str, part: Any, memo: dict[int, Any] | None = None) -> Any:
     try:
         return copy.deepcopy(part, memo)
-    except Exception as error:  # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
+    except Exception as error:
+        # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
         is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
         raise Refused(f"its {what} {why}") from None
@@ -115,7 +137,9 @@ def _is_large(each: Any) -> bool:
         return len(each) > _MANY
     if isinstance(each, Tensor | np.ndarray):
         return each.nbytes > _LARGE_BYTES
-    return isinstance(each, _BaseDataLoaderIter) or type(each).__module__.partition(".")[0] in _TABLES
+    return (
+        isinstance(each, _BaseDataLoaderIter) or type(each).__module__.partition(".")[0] in _TABLES
+    )
 
 
 class OwnTask:
@@ -153,13 +177,17 @@ class OwnTask:
         return self.optimizers[0] if is_one else torch.optim.SGD([self._nothing])
 
     def training_loss(self, batch: OwnBatch, model: Any) -> Tensor:
-        """The loss of a batch over those of its step; 0 where the module takes the step by itself."""
+        """The loss of a batch over those of its step; 0 where the module takes the step
+        by itself.
+        """
         step, given = model.training_step, batch.batch
         if isinstance(given, list | MutableMapping):
             given = copy.copy(given)  # some take labels out of it
         takes_number = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self._batches += 1
-        if self._batches == 2 and any(weight.grad is not None for weight in self.module.parameters()):
+        if self._batches == 2 and any(
+            weight.grad is not None for weight in self.module.parameters()
+        ):
             raise Refused("its steps reach the module itself, not a copy of it")
         output = step(given, batch.number) if takes_number else step(given)
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -172,7 +200,12 @@ def ignore(*_: Any, **__: Any) -> None:
     """What a try logs is dropped."""
 
 
-_OF_A_COPY = {"log": ignore, "log_dict": ignore, "print": ignore, "manual_backward": Tensor.backward}
+_OF_A_COPY = {
+    "log": ignore,
+    "log_dict": ignore,
+    "print": ignore,
+    "manual_backward": Tensor.backward,
+}
 """Methods of a LightningModule that a copy has for itself."""
 
 
@@ -206,23 +239,39 @@ class OwnFeed:
     accumulate: int
     batches: float  # of an epoch
     epochs: float
-    rows_of_batches: list[Any] | None = None  # for each batch of a DataLoader; None for streams and other loaders
+    # for each batch of a DataLoader; None for streams and other loaders
+    rows_of_batches: list[Any] | None = None
     changed: dict[str, Any] = field(default_factory=dict)  # arguments that differ from the loader's
 
     def __post_init__(self) -> None:
         self.device = self.task.device
-        self.plan = PlanSettings(rows_per_batch=max(1, round(self.rows)), accumulate=self.accumulate)
+        self.plan = PlanSettings(
+            rows_per_batch=max(1, round(self.rows)), accumulate=self.accumulate
+        )
         self.num_rows = max(1, round(self.rows * self.batches))
         self.num_workers = self.changed.get("num_workers", getattr(self.loader, "num_workers", 0))
         self.workers = max(1, self.num_workers)
         self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
-        stays = self.changed.get("persistent_workers", getattr(self.loader, "persistent_workers", False))
-        self.prefetch = self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
-        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0  # how often an epoch starts the workers
-        self.is_torchs = isinstance(self.loader, DataLoader) and type(self.loader).__iter__ is DataLoader.__iter__
+        stays = self.changed.get(
+            "persistent_workers", getattr(self.loader, "persistent_workers", False)
+        )
+        self.prefetch = (
+            self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
+        )
+        # how often an epoch starts the workers
+        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
+        self.is_torchs = (
+            isinstance(self.loader, DataLoader)
+            and type(self.loader).__iter__ is DataLoader.__iter__
+        )
         self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
-        if self.is_torchs and not self.is_stream and self.rows_of_batches is None:  # drawn once for all ways
-            sampler = self.loader.sampler if self.loader.batch_sampler is None else self.loader.batch_sampler
+        # drawn once for all ways
+        if self.is_torchs and not self.is_stream and self.rows_of_batches is None:
+            sampler = (
+                self.loader.sampler
+                if self.loader.batch_sampler is None
+                else self.loader.batch_sampler
+            )
             self.rows_of_batches = list(itertools.islice(sampler, 2048))
 
     def opened(self, **changed: Any) -> OwnFeed:
@@ -233,7 +282,13 @@ class OwnFeed:
         assert self.rows_of_batches is not None
         parts = [iter(self.rows_of_batches)] * times
         rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]
-        return replace(self, rows_of_batches=rows, rows=self.rows * times, batches=self.batches / times, accumulate=1)
+        return replace(
+            self,
+            rows_of_batches=rows,
+            rows=self.rows * times,
+            batches=self.batches / times,
+            accumulate=1,
+        )
 
     def __len__(self) -> int:
         return max(1, round(self.batches))
@@ -262,12 +317,19 @@ class OwnFeed:
             settings |= {"prefetch_factor": None, "persistent_workers": False}
         elif self.loader.num_workers:
             settings["multiprocessing_context"] = self.loader.multiprocessing_context
-        return DataLoader(self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings)
+        return DataLoader(
+            self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings
+        )
 
 
 def _mover(task: OwnTask) -> Callable[[Any], Any]:
     """The way of a batch to the device, through the hooks of the module or of its DataModule."""
     data = vars(task.trainer).get("datamodule")
-    has_own = {name: data is not None and overrides(data, name, L.LightningDataModule) for name in _TRANSFER}
-    before, transfer, after = (getattr(data if has_own[name] else task.model, name) for name in _TRANSFER)
+    has_own = {
+        name: data is not None and overrides(data, name, L.LightningDataModule)
+        for name in _TRANSFER
+    }
+    before, transfer, after = (
+        getattr(data if has_own[name] else task.model, name) for name in _TRANSFER
+    )
     return lambda batch: after(transfer(before(batch, 0), task.device, 0), 0)

@@ -9,7 +9,8 @@ from typing import Any
 from flatout.perf.measure.intervals import Interval
 
 LEAST_GAIN = 1.1  # what a fix must be worth to be named
-LEAST_UNCERTAIN = 1.25  # a gain whose lower bound is too small is named only where it may be as large as this
+# a gain whose lower bound is too small is named only where it may be as large as this
+LEAST_UNCERTAIN = 1.25
 LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
 LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
 _MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again
@@ -20,21 +21,27 @@ COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model chan
 
 @dataclass(kw_only=True, slots=True)
 class Tried:
-    """Steps of the finished run's model in another way, timed side by side with steps as they were."""
+    """Steps of the finished run's model in another way, timed side by side with steps
+    as they were.
+    """
 
     cause: str
     override: str
     rows_per_s: float
-    as_was: float  # rows a second without the override: of the same try, or of the run itself for feeds
+    # rows a second without the override: of the same try, or of the run itself for feeds
+    as_was: float
     rows_per_batch: float
     batches_per_step: int = 1
     low: float | None = None
-    high: float | None = None  # how many times as fast, at least and at most; None in runs of earlier versions
+    # how many times as fast, at least and at most; None in runs of earlier versions
+    high: float | None = None
 
     @staticmethod
     def by(gain: Interval, as_was: float, **about: Any) -> Tried:
         """From how many times as fast its steps were."""
-        return Tried(rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about)
+        return Tried(
+            rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about
+        )
 
     @property
     def speedup(self) -> Interval:
@@ -56,7 +63,8 @@ class Evidence:
     batch_size: int | None = None  # as it was set; None where tokens decide
     effective_batch: int | None = None  # rows of a step over all devices, where these were set
     pieces: int = 1  # of a batch, as memory did not suffice for it whole
-    native: str = ""  # what precision=auto would choose here, where another was asked for and none was measured
+    # what precision=auto would choose here, where another was asked for and none was measured
+    native: str = ""
     ms: dict[str, float] = field(default_factory=dict)  # milliseconds of each part, for each batch
     padding_share: float = 0.0
     mfu: float | None = None
@@ -66,19 +74,26 @@ class Evidence:
     cores: int = 1  # that this process may use
     machine_cores: int = 1
     flush_every: int = 50
-    counts: dict[str, int] = field(default_factory=dict)  # how many validations, checkpoints and flushes
+    # how many validations, checkpoints and flushes
+    counts: dict[str, int] = field(default_factory=dict)
     epochs: float = 1.0
-    callbacks: dict[str, float] = field(default_factory=dict)  # milliseconds of each of your own, a batch
-    reads: dict[str, float] = field(default_factory=dict)  # how often each reads a number of the device a step
-    compiled: dict[str, float] = field(default_factory=dict)  # graphs of torch.compile after the first steps; seconds
+    # milliseconds of each of your own, a batch
+    callbacks: dict[str, float] = field(default_factory=dict)
+    # how often each reads a number of the device a step
+    reads: dict[str, float] = field(default_factory=dict)
+    # graphs of torch.compile after the first steps; seconds
+    compiled: dict[str, float] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] = field(default_factory=dict)
     ranks: list[dict[str, float]] = field(default_factory=list)
-    """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to wait for."""
+    """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to
+    wait for."""
     feed_alone: float | None = None  # rows a second of the feed with no model
     feed_cores: float | None = None  # cores that it kept busy meanwhile
-    alone_ms: float | None = None  # milliseconds of a batch in steps with nothing between them, where that was tried
-    eager_ms: float | None = None  # of a batch's model in uncompiled steps, where a run compiles again and again
+    # milliseconds of a batch in steps with nothing between them, where that was tried
+    alone_ms: float | None = None
+    # of a batch's model in uncompiled steps, where a run compiles again and again
+    eager_ms: float | None = None
     tuned_layers: int = 0  # layers of a pretrained encoder that is tuned whole; 0 for all others
     untested: str = ""  # the override of a feed that there was no time to try
     tried: list[Tried] = field(default_factory=list)
@@ -108,10 +123,14 @@ class Evidence:
 
     @property
     def compiling_share(self) -> float:
-        """Of all the time, what torch.compile took for graph after graph; 0 where there were few."""
+        """Of all the time, what torch.compile took for graph after graph; 0 where there
+        were few.
+        """
         if self.compiled.get("graphs", 0) < _MANY_GRAPHS:
             return 0.0
-        return min(1.0, 1000 * self.compiled.get("seconds", 0.0) / max(self.total_ms * self.batches, 1e-9))
+        return min(
+            1.0, 1000 * self.compiled.get("seconds", 0.0) / max(self.total_ms * self.batches, 1e-9)
+        )
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Evidence:

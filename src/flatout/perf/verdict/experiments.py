@@ -1,7 +1,8 @@
 """Try other ways to train when a run has finished, side by side with steps as they were.
 
-Nothing of it stays: the learning rate is zero, weights and random numbers are put back, and the time it may take is a
-small share of the run's. So a verdict can say what a fix is worth here, on this machine, with these rows.
+Nothing of it stays: the learning rate is zero, weights and random numbers are put back, and the
+time it may take is a small share of the run's. So a verdict can say what a fix is worth here, on
+this machine, with these rows.
 """
 
 from __future__ import annotations
@@ -25,29 +26,44 @@ from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
 from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
 from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
-from flatout.perf.verdict.ways import BATCHES_A_RUN, Refused, most_fed, open_feed, other_feeds, other_models
+from flatout.perf.verdict.ways import (
+    BATCHES_A_RUN,
+    Refused,
+    most_fed,
+    open_feed,
+    other_feeds,
+    other_models,
+)
 from flatout.tasks.task import Task
 
 SHARE = 0.1  # of the time of training, what trying may take
 LEAST_S, MOST_S = 0.2, 20.0
-_SHORT_S, _SHORT_SHARE = 3.0, 0.3  # of a short run trying may take more: so many seconds, and such a share
-WAITS, _FEEDS_S = 0.05, 6.0  # share of waiting from which on other feeds are tried, and seconds for it in a short run
-ROUNDS, ROUND_S = 5, 0.05  # fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
+# of a short run trying may take more: so many seconds, and such a share
+_SHORT_S, _SHORT_SHARE = 3.0, 0.3
+# share of waiting from which on other feeds are tried, and seconds for it in a short run
+WAITS, _FEEDS_S = 0.05, 6.0
+# fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
+ROUNDS, ROUND_S = 5, 0.05
 ROWS_AROUND = 256
-_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0  # of steps that nothing interrupts: fewest; most of all, and s
+# of steps that nothing interrupts: fewest; most of all, and s
+_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
 _MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
 _FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
-"""Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow at first."""
+"""Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow
+at first."""
 _START_S = 0.3  # a guess at what it takes to start a feed
 
 
 def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
-    """Try other ways; what goes wrong there is noted, and the run keeps its verdict without them."""
+    """Try other ways; what goes wrong there is noted, and the run keeps its verdict
+    without them.
+    """
     try:
         tries()
     except Refused as why:
         evidence.tried, evidence.not_tried = [], f"nothing was tried: {why}"
-    except Exception as error:  # your own model may raise anything; the trained weights are not lost by a try
+    except Exception as error:
+        # your own model may raise anything; the trained weights are not lost by a try
         evidence.tried, evidence.not_tried = [], f"trying other ways failed: {first_line(error)}"
     except KeyboardInterrupt:  # the run itself is done, and has only to be reported
         evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
@@ -72,7 +88,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
     elif is_compiled:
         evidence.not_tried = "nothing was tried: each way would be compiled first"
-    elif (found := starved(evidence)) is not None:  # what is timed between turns of others means nothing
+    elif (found := starved(evidence)) is not None:
+        # what is timed between turns of others means nothing
         evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
     else:
         with _nothing_stays(task):
@@ -83,21 +100,31 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
 
 
 def try_feeds(
-    task: Task, was: Way, others: Callable[[Way, Evidence], Iterable[Way]], evidence: Evidence, until: float
+    task: Task,
+    was: Way,
+    others: Callable[[Way, Evidence], Iterable[Way]],
+    evidence: Evidence,
+    until: float,
 ) -> bool:
-    """Measure the feed by itself and fill in what others are worth; whether training mostly waited for it."""
+    """Measure the feed by itself and fill in what others are worth; whether training mostly waited
+    for it.
+    """
     if alone := measure_feed(was.feed, (until - time.perf_counter()) / 10):
         evidence.feed_alone, evidence.feed_cores = alone
     ways = [was, *others(was, evidence)]
     if len(ways) == 1:
-        evidence.not_tried = evidence.not_tried or "no other feed was tried: none makes more rows here"
+        evidence.not_tried = (
+            evidence.not_tried or "no other feed was tried: none makes more rows here"
+        )
     else:
         _try_feeds(task, ways, evidence, until)
     return evidence.share("wait") >= _MOSTLY_WAITS
 
 
 def _way_of(task: Task, feed: Feed) -> Way:
-    return Way(feed=feed, precision=by_lightning_name(str(task.trainer.precision)), model=task.model)
+    return Way(
+        feed=feed, precision=by_lightning_name(str(task.trainer.precision)), model=task.model
+    )
 
 
 @contextmanager
@@ -120,22 +147,35 @@ def _nothing_stays(task: Task) -> Iterator[None]:
 
 
 def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
-    """Fill in what steps of another kind are worth beside those of the first way, in rounds that take turns."""
+    """Fill in what steps of another kind are worth beside those of the first way, in rounds that
+    take turns.
+    """
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
     evidence.alone_ms = calm.computing_ms
-    # Flat batches have a shape of their own each, and new shapes cost: the same few again would flatter them.
+    # Flat batches have a shape of their own each, and new shapes cost: the same few again would
+    # flatter them.
     is_fed = any(way.model is not ways[0].model for way in ways)
-    batches = [endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways]
-    made = [_steps(task, way, given, optimizers[id(way.model)]) for way, given in zip(ways, batches, strict=True)]
+    batches = [
+        endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways
+    ]
+    made = [
+        _steps(task, way, given, optimizers[id(way.model)])
+        for way, given in zip(ways, batches, strict=True)
+    ]
     try:
         sides = _affordable(made, calm.computing_rate, until)
         if len(sides) < 2:
             if len(ways) > 1 and not evidence.tried:
-                evidence.not_tried = evidence.not_tried or "nothing was tried: a step takes too long for it"
+                evidence.not_tried = (
+                    evidence.not_tried or "nothing was tried: a step takes too long for it"
+                )
             return
-        turns = [lambda steps=steps, count=count: steps.take(count).computing_rate for steps, count in sides.items()]
+        turns = [
+            lambda steps=steps, count=count: steps.take(count).computing_rate
+            for steps, count in sides.items()
+        ]
         was, *rates = take_turns(turns, least=ROUNDS, most=MOST_ROUNDS, until=until)
         for steps, found in zip(list(sides)[1:], rates, strict=True):
             tried = _tried(steps.way, was, found)
@@ -147,14 +187,18 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
 
 
 def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:
-    """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not a few."""
+    """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not
+    a few.
+    """
     with closing(_steps(task, way, endless(way.feed), optimizer)) as steps:
         steps.take(1)  # warms up
         return steps.take(_CALM_STEPS, seconds)
 
 
 def _with_witnesses(tried: Tried, *others: float) -> Tried:
-    """Other witnesses beside the try, such as the run's own pace: where they differ, both bounds count."""
+    """Other witnesses beside the try, such as the run's own pace: where they differ, both bounds
+    count.
+    """
     bounds = tried.speedup
     tried.low, tried.high = min(bounds.low, *others), max(bounds.high, *others)
     return tried
@@ -162,15 +206,21 @@ def _with_witnesses(tried: Tried, *others: float) -> Tried:
 
 def _open_in_process(feed: Feed) -> Feed:
     """A feed without processes: what they make is waited for, which no way of computing changes."""
-    return open_feed(feed, kind=FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded)
+    return open_feed(
+        feed, kind=FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded
+    )
 
 
-def _steps(task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer) -> Steps:
+def _steps(
+    task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer
+) -> Steps:
     return Steps(task, way, batches, optimizer, clip=float(task.trainer.gradient_clip_val or 0.0))
 
 
 def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, int]:
-    """The sides whose rounds fit into the time, warmed up, and their steps a round; the first (`rate`) always."""
+    """The sides whose rounds fit into the time, warmed up, and their steps a round; the first
+    (`rate`) always.
+    """
     kept: list[Steps] = []
     round_rows, row_s = ROUND_S * rate, 0.0
     for side in sides:
@@ -205,13 +255,19 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
 
 
 def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
-    about = {"cause": way.cause, "override": way.override, "batches_per_step": way.feed.plan.accumulate}
+    about = {
+        "cause": way.cause,
+        "override": way.override,
+        "batches_per_step": way.feed.plan.accumulate,
+    }
     rows = way.feed.num_rows / max(1, len(way.feed))
     return Tried.by(speedup(before, after), statistics.median(before), rows_per_batch=rows, **about)
 
 
 def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
-    """Fill in what each feed was worth; one that the time is too short for is named, as untested."""
+    """Fill in what each feed was worth; one that the time is too short for is named, as
+    untested.
+    """
     optimizer = standing_optimizer(task.model, task)
     # An epoch starts its feed's workers for training, and for each validation.
     usual = 1 + evidence.counts.get("validation", 0) / max(evidence.epochs, 1e-9)
@@ -220,7 +276,9 @@ def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
         evidence.untested = sides.pop().way.override
     if len(sides) == 1:
         return
-    was, *rates = take_turns([side.rate for side in sides], least=_FED_ROUNDS, most=MOST_ROUNDS // 2, until=until)
+    was, *rates = take_turns(
+        [side.rate for side in sides], least=_FED_ROUNDS, most=MOST_ROUNDS // 2, until=until
+    )
     for side, found in zip(sides[1:], rates, strict=True):
         most = most_fed(side.way.feed, ways[0].feed, evidence.feed_alone)
         tried = _tried(side.way, was, [min(rate, most) for rate in found])
@@ -248,7 +306,9 @@ class _Stretch:
 
     @property
     def ahead(self) -> int:
-        """Steps that live on what was gathered while the feed started: what workers read ahead, or a run."""
+        """Steps that live on what was gathered while the feed started: what workers read ahead, or
+        a run.
+        """
         feed = self.way.feed
         of_workers = getattr(feed, "prefetch", 2) * feed.workers  # torch's own default is two
         batches = {FeedKind.workers: of_workers, FeedKind.threaded: BATCHES_A_RUN}.get(feed.kind, 1)

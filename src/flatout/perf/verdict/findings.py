@@ -1,9 +1,10 @@
 """One cause of lost time, in words and for `summary.json`, and the gain of what removes it.
 
-A fix is recommended only where even the lower bound of its gain is worth it. Otherwise only the cause stands. Each gain
-is an interval: how many times as fast a run would be, from parts that a fix removes, or from ways that were tried. Its
-inner part is the spread of what was measured. Around that lies what earlier predictions missed by when they were
-confirmed (`bench doctor`): steps timed apart are not quite the steps of a run.
+A fix is recommended only where even the lower bound of its gain is worth it. Otherwise only the
+cause stands. Each gain is an interval: how many times as fast a run would be, from parts that a fix
+removes, or from ways that were tried. Its inner part is the spread of what was measured. Around
+that lies what earlier predictions missed by when they were confirmed (`bench doctor`): steps timed
+apart are not quite the steps of a run.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_UNCERTAIN, MODEL, Ev
 
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
 _PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
-_MISSED, _MISSED_OF_GAIN = 0.06, 0.1  # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
-_QUICKER = 0.25  # by how much steps that nothing interrupts may be quicker than between callbacks: threads stay awake
+# how far a prediction may miss, in logarithms: at least; for a gain's logarithm
+_MISSED, _MISSED_OF_GAIN = 0.06, 0.1
+# by how much steps that nothing interrupts may be quicker than between callbacks: threads stay
+# awake
+_QUICKER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,14 @@ class Finding:
     override: str | None = None  # what to type, where that removes the cause
     advice: str | None = None  # what to do where no override does it
     gain: Interval | None = None  # how many times as fast the run would be, where that was measured
-    is_only_seen: bool = False  # whether `share` is how often it was seen, not what it costs: known gains come first
-    changes_training: bool = False  # whether its fix changes what is learned: it takes more to name it first
-    comes_last: bool = False  # whether it stands after all else, as a choice of the reader's, never the verdict
-    takes_cores: bool = False  # whether others have the cores: these are not there, whatever else holds the run back
+    # whether `share` is how often it was seen, not what it costs: known gains come first
+    is_only_seen: bool = False
+    # whether its fix changes what is learned: it takes more to name it first
+    changes_training: bool = False
+    # whether it stands after all else, as a choice of the reader's, never the verdict
+    comes_last: bool = False
+    # whether others have the cores: these are not there, whatever else holds the run back
+    takes_cores: bool = False
 
     @property
     def is_recommended(self) -> bool:
@@ -53,7 +61,11 @@ class Finding:
 
     def in_words(self, say: Callable[[str], str]) -> Finding:
         """The same with another way of writing its override and its advice."""
-        return replace(self, override=self.override and say(self.override), advice=self.advice and say(self.advice))
+        return replace(
+            self,
+            override=self.override and say(self.override),
+            advice=self.advice and say(self.advice),
+        )
 
     def sentence(self) -> str:
         text = f"limited by {self.limit}: {self.share:.0%} of the time"
@@ -85,7 +97,9 @@ class Finding:
     @property
     def worth(self) -> float:
         """Its gain, or what would be gained if all of its share went."""
-        return self.gain.value if self.is_recommended and self.gain else 1 / max(1e-3, 1 - self.share)
+        return (
+            self.gain.value if self.is_recommended and self.gain else 1 / max(1e-3, 1 - self.share)
+        )
 
     @property
     def weight(self) -> float:
@@ -98,8 +112,14 @@ class Finding:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it costs so much that the run reports it at once: you can still end and fix it."""
-        return self.share >= _PLAIN_SHARE if self.gain is None and self.is_only_seen else self.worth >= _PLAIN_GAIN
+        """Whether it costs so much that the run reports it at once: you can still end
+        and fix it.
+        """
+        return (
+            self.share >= _PLAIN_SHARE
+            if self.gain is None and self.is_only_seen
+            else self.worth >= _PLAIN_GAIN
+        )
 
 
 def carried_over(value: float, low: float, high: float) -> Interval:
@@ -109,8 +129,11 @@ def carried_over(value: float, low: float, high: float) -> Interval:
 
 
 def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> Interval:
-    """The gain when so many milliseconds of each batch are not spent: the other steps may become quicker, too."""
-    # The upper bound counts steps that nothing interrupts: as they were timed, and at least by `quicker` quicker.
+    """The gain when so many milliseconds of each batch are not spent: the other steps may become
+    quicker, too.
+    """
+    # The upper bound counts steps that nothing interrupts: as they were timed, and at least by
+    # `quicker` quicker.
     total, model = max(evidence.total_ms, 1e-9), max(evidence.model_ms, 1e-9)
     kept = 1 - _QUICKER if evidence.alone_ms is None else min(1.0, evidence.alone_ms / model)
     kept = min(kept, 1 - quicker)
@@ -133,15 +156,24 @@ def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     kept += 0.0 if tried.cause == "data" else fed
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
     total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
-    bounds = (changed / max(times, 1e-9) + each_batch + kept for times in (steps.value, steps.low, steps.high))
+    bounds = (
+        changed / max(times, 1e-9) + each_batch + kept
+        for times in (steps.value, steps.low, steps.high)
+    )
     return carried_over(*(total / max(left, 1e-9) for left in bounds))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
-    """What was tried against a cause and gains most, where that is worth naming; of nearly equals the first."""
+    """What was tried against a cause and gains most, where that is worth naming; of nearly equals
+    the first.
+    """
     gains = [(tried, gain_of(evidence, tried)) for tried in evidence.tried if tried.cause == cause]
     most = max((gain.value for _, gain in gains), default=0.0)
-    return next((each for each in gains if each[1].value >= 0.95 * most), None) if most >= LEAST_GAIN else None
+    return (
+        next((each for each in gains if each[1].value >= 0.95 * most), None)
+        if most >= LEAST_GAIN
+        else None
+    )
 
 
 def by_trying(
@@ -149,17 +181,28 @@ def by_trying(
 ) -> Finding | None:
     """The best that was tried against a cause; silent where it may be noise."""
     found = best_tried(evidence, cause)
-    if found is None or found[1].value < (LEAST_GAIN if found[1].low > RECOMMENDED else LEAST_UNCERTAIN):
+    if found is None or found[1].value < (
+        LEAST_GAIN if found[1].low > RECOMMENDED else LEAST_UNCERTAIN
+    ):
         return None
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
     why = f"{also}; {why}" if also else why
     share, fix = 1 - 1 / gain.value, tried.override
-    return Finding(cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training)
+    return Finding(
+        cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training
+    )
 
 
 def by_removing(
-    evidence: Evidence, ms: float, cause: str, limit: str, why: str, *, quicker: float = _QUICKER, **more: Any
+    evidence: Evidence,
+    ms: float,
+    cause: str,
+    limit: str,
+    why: str,
+    *,
+    quicker: float = _QUICKER,
+    **more: Any,
 ) -> Finding | None:
     """A part that its fix takes away, where that is worth naming; `quicker`: see `gain_without`."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):

@@ -28,8 +28,12 @@ from flatout.report.summary import SCHEMA, read_summary
 from flatout.run_log import RunLog
 
 
-def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog) -> None:
-    """After some dozens of steps, report what plainly holds the run back: you can still end and fix it."""
+def report_early(
+    curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog
+) -> None:
+    """After some dozens of steps, report what plainly holds the run back: you can still end and fix
+    it.
+    """
     batches = curves.throughput.volume.counted().batches
     evidence = evidence_of(curves, feed, precision, batches / max(1, batches_an_epoch))
     if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
@@ -37,7 +41,9 @@ def report_early(curves: RunCurves, feed: Feed, precision: str, batches_an_epoch
 
 
 def evidence_in(folder: Path) -> Evidence:
-    """What a run's folder tells: all its evidence where it has ended, else what its curves say so far."""
+    """What a run's folder tells: all its evidence where it has ended, else what its curves say so
+    far.
+    """
     summary = read_summary(folder)
     kept, is_known = summary.get("evidence"), summary["schema"] == SCHEMA
     if kept and is_known:
@@ -46,11 +52,19 @@ def evidence_in(folder: Path) -> Evidence:
     if kept or not is_known:
         theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
         what = f"a run by flatout {theirs}, whose summary.json this version cannot read"
-        raise UserError(str(folder), what, hint="Use the doctor of that version, or train it again.")
+        raise UserError(
+            str(folder), what, hint="Use the doctor of that version, or train it again."
+        )
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
     hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
-    require(steps >= LEAST_STEPS, "run", f"{folder} has {steps} steps", allowed=f"{LEAST_STEPS} or more", hint=hint)
+    require(
+        steps >= LEAST_STEPS,
+        "run",
+        f"{folder} has {steps} steps",
+        allowed=f"{LEAST_STEPS} or more",
+        hint=hint,
+    )
     later = rows[1:] or rows  # the first steps warm up
 
     def mean(name: str) -> float:
@@ -58,7 +72,11 @@ def evidence_in(folder: Path) -> Evidence:
         return sum(values) / len(values) if values else 0.0
 
     ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
-    gpu = {name.removeprefix("gpu/"): value for name in rows[0] if name.startswith("gpu/") and (value := mean(name))}
+    gpu = {
+        name.removeprefix("gpu/"): value
+        for name in rows[0]
+        if name.startswith("gpu/") and (value := mean(name))
+    }
     hardware = summary["hardware"]
     # Shares of cores mean nothing where their number is not known.
     host = [name for name in rows[0] if name.startswith("host/") and hardware["cores"]]
@@ -74,7 +92,10 @@ def evidence_in(folder: Path) -> Evidence:
         machine_cores=hardware["cores"] or 1,
         epochs=math.ceil(float(rows[-1]["epoch"])),
         flush_every=max(1, round(steps / len(rows))),
-        counts={"logging": len(rows), "validation": sum(bool(row.get("val/loss")) for row in read_curves(folder))},
+        counts={
+            "logging": len(rows),
+            "validation": sum(bool(row.get("val/loss")) for row in read_curves(folder)),
+        },
         not_tried=f"from the curves of a run that is {summary['status']}",
         mfu=mean("speed/mfu") or None,
         padding_share=mean("speed/padding_share"),
@@ -87,17 +108,27 @@ def _rows_a_batch(row: Mapping[str, str]) -> float:
     return float(row["speed/rows_per_s"]) * ms / 1000
 
 
-def evidence_of_own(curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None) -> Evidence | None:
-    """What was measured with the user's own loader; `fetch_ms`: what a batch took to come, Lightning's work apart."""
+def evidence_of_own(
+    curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None
+) -> Evidence | None:
+    """What was measured with the user's own loader; `fetch_ms`: what a batch took to come,
+    Lightning's work apart.
+    """
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
-    epochs = curves.throughput.volume.counted().batches / max(1.0, float(trainer.num_training_batches))
-    loader: Any = SimpleNamespace(plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded)
+    epochs = curves.throughput.volume.counted().batches / max(
+        1.0, float(trainer.num_training_batches)
+    )
+    loader: Any = SimpleNamespace(
+        plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded
+    )
     if (found := evidence_of(curves, loader, str(trainer.precision), epochs)) is None:
         return None
     wait = found.ms.get("wait", 0.0)
     fetched = wait if fetch_ms is None else min(wait, fetch_ms)
     found.ms |= {"wait": fetched, "other": found.ms.get("other", 0.0) + wait - fetched}
-    return replace(found, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0)
+    return replace(
+        found, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0
+    )
 
 
 def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
@@ -114,7 +145,8 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         device=feed.device.type,
         steps=steps,
         batches=batches,
-        rows_per_batch=(counted.rows or batches) / batches,  # of some batches the rows are not known
+        # of some batches the rows are not known
+        rows_per_batch=(counted.rows or batches) / batches,
         accumulate=plan.accumulate,
         world=plan.world,
         batch_size=None if plan.tokens_per_batch else plan.rows_per_batch,
@@ -129,9 +161,15 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         flush_every=curves.every_n_steps,
         counts=dict(clock.counts),
         epochs=epochs,
-        callbacks={name: 1000 * scale * seconds / batches for name, seconds in clock.callbacks.items() if seconds},
+        callbacks={
+            name: 1000 * scale * seconds / batches
+            for name, seconds in clock.callbacks.items()
+            if seconds
+        },
         reads=clock.reads_a_step,
-        compiled={name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()},
+        compiled={
+            name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()
+        },
         host={name: value for name, value in seen.get("host", {}).items() if value is not None},
         gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
     )

@@ -1,8 +1,9 @@
 """The verdict: what held a run back, by how much, and the override that would fix it.
 
-Each cause is a small rule over what was measured: the share of the time its cause takes, the evidence, the fix, and how
-many times as fast the run would be. The cause with the greatest gain is the verdict; others that count follow. A new
-rule is a function here and its name in `RULES`; what it tries, if it tries something, is a way in `ways.py`.
+Each cause is a small rule over what was measured: the share of the time its cause takes, the
+evidence, the fix, and how many times as fast the run would be. The cause with the greatest gain is
+the verdict; others that count follow. A new rule is a function here and its name in `RULES`; what
+it tries, if it tries something, is a way in `ways.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,22 @@ from statistics import fmean as mean
 from typing import Any
 
 from flatout.perf.measure.intervals import Interval
-from flatout.perf.verdict.evidence import LEAST_COMPILING, LEAST_GAIN, LEAST_UNCERTAIN, MODEL, OWN_LOADER, Evidence
-from flatout.perf.verdict.findings import Finding, best_tried, by_removing, by_trying, carried_over, gain_without
+from flatout.perf.verdict.evidence import (
+    LEAST_COMPILING,
+    LEAST_GAIN,
+    LEAST_UNCERTAIN,
+    MODEL,
+    OWN_LOADER,
+    Evidence,
+)
+from flatout.perf.verdict.findings import (
+    Finding,
+    best_tried,
+    by_removing,
+    by_trying,
+    carried_over,
+    gain_without,
+)
 
 _NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
 _USUAL_FLUSH = 50
@@ -26,13 +41,17 @@ _HOLDING = {
     "the card slowed itself": "cool the card",
 }  # limits of the clocks that you can change, such as clocks set by hand
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
-_WRITES_ON = 0.4  # by how much steps may be quicker where no checkpoint is still being written behind them
-_OTHERS = 0.2  # share of the machine that other processes take, from which on they count where no core is idle
+# by how much steps may be quicker where no checkpoint is still being written behind them
+_WRITES_ON = 0.4
+# share of the machine that other processes take, from which on they count where no core is idle
+_OTHERS = 0.2
 _ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
-    """What limits the run, in the words of `summary.json`; `in_words`: what stands in place of an override."""
+    """What limits the run, in the words of `summary.json`; `in_words`: what stands in place of an
+    override.
+    """
     found = [each.in_words(in_words) for each in findings(evidence)]
     if not found or found[0].comes_last:
         found.insert(0, _nothing_left(evidence))
@@ -40,7 +59,10 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
     words = first.as_dict()
     sentence = words["evidence"] if first.cause == "nothing" else words["sentence"]
     return {
-        **{name: words[name] for name in ("cause", "limit", "share", "fix", "override", "gain_low", "gain_high")},
+        **{
+            name: words[name]
+            for name in ("cause", "limit", "share", "fix", "override", "gain_low", "gain_high")
+        },
         "mend": words["fix"],
         "predicted_gain": words["gain"],
         "sentence": sentence + (f" [{evidence.not_tried}]" if evidence.not_tried else ""),
@@ -51,21 +73,34 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
 def findings(evidence: Evidence) -> list[Finding]:
     """Every cause that counts, the one whose fix gains most first."""
     found = [*(rule(evidence) for rule in RULES), *_by_other_ways(evidence)]
-    return sorted(filter(None, found), key=lambda each: (not each.comes_last, each.weight), reverse=True)
+    return sorted(
+        filter(None, found), key=lambda each: (not each.comes_last, each.weight), reverse=True
+    )
 
 
 def waiting(evidence: Evidence) -> Finding | None:
     """The model waits for batches."""
     if (share := evidence.share("wait", "transfer")) < 1 - 1 / LEAST_GAIN:
         return None
-    why = f"the model takes {1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9):,.0f} rows/s"
+    why = (
+        f"the model takes {1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9):,.0f}"
+        " rows/s"
+    )
     if evidence.feed_alone is not None:
-        busy = "" if evidence.feed_cores is None else f" and keeps {evidence.feed_cores:.1f} cores busy"
+        busy = (
+            ""
+            if evidence.feed_cores is None
+            else f" and keeps {evidence.feed_cores:.1f} cores busy"
+        )
         why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{busy}, {why}"
     finding = partial(Finding, "data", "waiting for data", share, why)
     if (found := best_tried(evidence, "data")) is not None:
         return finding(override=found[0].override, gain=found[1])
-    if evidence.device == "cpu" and evidence.feed_cores is not None and _gain_by_hiding(evidence) < LEAST_UNCERTAIN:
+    if (
+        evidence.device == "cpu"
+        and evidence.feed_cores is not None
+        and _gain_by_hiding(evidence) < LEAST_UNCERTAIN
+    ):
         return None
     if evidence.untested or any(tried.cause == "data" for tried in evidence.tried):
         return finding(override=evidence.untested or None)
@@ -76,7 +111,9 @@ def waiting(evidence: Evidence) -> Finding | None:
 
 
 def _gain_by_hiding(evidence: Evidence) -> float:
-    """The most that batches made beside the model can gain on a processor, whose cores both then share."""
+    """The most that batches made beside the model can gain on a processor, whose cores both then
+    share.
+    """
     wait, model = evidence.ms_of("wait"), evidence.model_ms
     shared = (model * evidence.threads + wait * (evidence.feed_cores or 0.0)) / evidence.cores
     return evidence.total_ms / max(evidence.total_ms - wait - model + max(model, shared), 1e-9)
@@ -87,11 +124,17 @@ def callbacks(evidence: Evidence) -> Finding | None:
     if not evidence.callbacks:  # curves do not name them
         ms = evidence.ms.get("callbacks", 0.0)
         why = f"{ms:.1f} ms of each batch"
-        return by_removing(evidence, ms, "callbacks", "callbacks of your own", why, advice="leave them out")
+        return by_removing(
+            evidence, ms, "callbacks", "callbacks of your own", why, advice="leave them out"
+        )
     name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
     reads = evidence.reads.get(name, 0)
-    why = f"{ms:.1f} ms of each batch" + (f", {reads:.0f} reads of the device's numbers a step" if reads else "")
-    limit = f"the callback {name}" + (", which waits for the device," if reads and evidence.device != "cpu" else "")
+    why = f"{ms:.1f} ms of each batch" + (
+        f", {reads:.0f} reads of the device's numbers a step" if reads else ""
+    )
+    limit = f"the callback {name}" + (
+        ", which waits for the device," if reads and evidence.device != "cpu" else ""
+    )
     return by_removing(evidence, ms, "callbacks", limit, why, override=f"~callbacks.{name}")
 
 
@@ -105,7 +148,9 @@ def host_reads(evidence: Evidence) -> Finding | None:
     # The host may need some of that time itself: nothing is sure to be gained.
     most = 1 / max(1 - share, 1e-3)
     gain = carried_over(most, 1.0, most)
-    return Finding("reads", "waiting for numbers of the device", share, why, override=override, gain=gain)
+    return Finding(
+        "reads", "waiting for numbers of the device", share, why, override=override, gain=gain
+    )
 
 
 def logging(evidence: Evidence) -> Finding | None:
@@ -113,8 +158,14 @@ def logging(evidence: Evidence) -> Finding | None:
     times, spent = evidence.counts.get("logging", 0), evidence.ms.get("logging", 0.0)
     if evidence.flush_every >= _USUAL_FLUSH or not times:
         return None
-    why = f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every {evidence.flush_every} steps"
-    saved, fix = spent * (1 - evidence.flush_every / _USUAL_FLUSH), f"monitor.flush_every={_USUAL_FLUSH}"
+    why = (
+        f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every"
+        f" {evidence.flush_every} steps"
+    )
+    saved, fix = (
+        spent * (1 - evidence.flush_every / _USUAL_FLUSH),
+        f"monitor.flush_every={_USUAL_FLUSH}",
+    )
     return by_removing(evidence, saved, "logging", "writing curves", why, override=fix)
 
 
@@ -125,10 +176,16 @@ def validating(evidence: Evidence) -> Finding | None:
     if times <= 1.5 * needed:
         return None
     # Each validation is followed by a checkpoint.
-    saving = evidence.ms.get("checkpoint", 0.0) * (times / max(evidence.counts.get("checkpoint", 0), times))
-    why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {spent * evidence.batches / times:.0f} ms each"
+    saving = evidence.ms.get("checkpoint", 0.0) * (
+        times / max(evidence.counts.get("checkpoint", 0), times)
+    )
+    why = (
+        f"{times:,} validations in {evidence.epochs:.3g} epochs,"
+        f" {spent * evidence.batches / times:.0f} ms each"
+    )
     saved = (spent + saving) * (1 - needed / times)
-    fix = "++trainer.val_check_interval=1.0 ++trainer.check_val_every_n_epoch=1"  # null takes no share
+    # null takes no share
+    fix = "++trainer.val_check_interval=1.0 ++trainer.check_val_every_n_epoch=1"
     return by_removing(evidence, saved, "validation", "validations", why, override=fix)
 
 
@@ -139,8 +196,13 @@ def saving(evidence: Evidence) -> Finding | None:
     if times <= 1.5 * needed:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
-    saved, fix = spent * (1 - needed / times), "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix, quicker=_WRITES_ON)
+    saved, fix = (
+        spent * (1 - needed / times),
+        "checkpoint.every_steps=null checkpoint.every_minutes=10",
+    )
+    return by_removing(
+        evidence, saved, "checkpoint", "checkpoints", why, override=fix, quicker=_WRITES_ON
+    )
 
 
 def precision(evidence: Evidence) -> Finding | None:
@@ -148,10 +210,19 @@ def precision(evidence: Evidence) -> Finding | None:
     names = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
     limit = f"arithmetic in {names.get(evidence.precision, evidence.precision)}"
     is_card = evidence.device == "cuda"  # on a processor small models are slower in sixteen bits
-    if not is_card or evidence.native in ("", "fp32") or any(each.cause == "precision" for each in evidence.tried):
+    if (
+        not is_card
+        or evidence.native in ("", "fp32")
+        or any(each.cause == "precision" for each in evidence.tried)
+    ):
         return by_trying(evidence, "precision", limit)
-    why, share = f"{evidence.native} is native here, and was not tried", evidence.share("forward", "backward")
-    return Finding("precision", limit, share, why, override=f"precision={evidence.native}", is_only_seen=True)
+    why, share = (
+        f"{evidence.native} is native here, and was not tried",
+        evidence.share("forward", "backward"),
+    )
+    return Finding(
+        "precision", limit, share, why, override=f"precision={evidence.native}", is_only_seen=True
+    )
 
 
 def padding(evidence: Evidence) -> Finding | None:
@@ -166,14 +237,18 @@ def padding(evidence: Evidence) -> Finding | None:
 
 
 def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
-    """Causes that only trying shows: needlessly many or small batches, threads, a step not compiled, the loop."""
+    """Causes that only trying shows: needlessly many or small batches, threads, a step not
+    compiled, the loop.
+    """
     rows = f"{evidence.rows_per_batch:.0f} rows"
     also = f"{evidence.accumulate} batches of {rows} a step; the step stays the same"
     yield by_trying(evidence, "accumulation", "needless accumulation", also)
     if evidence.accumulate == 1:  # else batches can grow while the step stays
         also = f"{rows} a batch; it is another step: mind optim.scale_lr"
         yield by_trying(evidence, "batch", "small batches", also, changes_training=True)
-    limit = f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''} on {evidence.cores} cores"
+    limit = (
+        f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''} on {evidence.cores} cores"
+    )
     yield by_trying(evidence, "threads", limit)
     also = f"compiling took {evidence.compile_s:.0f} s, which is counted"
     yield by_trying(evidence, "eager", "a step that is not compiled", also)
@@ -191,9 +266,12 @@ def optimizing(evidence: Evidence) -> Finding | None:
 
 
 def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
-    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by steps without it."""
-    # That clock leaves out what torch does around a compilation, so it is the lower bound. The upper one leaves out
-    # what else stands between steps, too: garbage of the compiler is cleared away there.
+    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by
+    steps without it.
+    """
+    # That clock leaves out what torch does around a compilation, so it is the lower bound. The
+    # upper one leaves out what else stands between steps, too: garbage of the compiler is cleared
+    # away there.
     clocked = gain_without(evidence, ms)
     if evidence.eager_ms is None:
         return clocked
@@ -210,8 +288,13 @@ def compiling(evidence: Evidence) -> Finding | None:
     why = f"{evidence.compiled['graphs']:.0f} graphs in {evidence.compiled['seconds']:.0f} s"
     gain = _gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
     if evidence.eager_ms is not None:
-        why += f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f} as it was"
-    return Finding("compile", "compiling again and again", share, why, override="compile=false", gain=gain)
+        why += (
+            f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f}"
+            " as it was"
+        )
+    return Finding(
+        "compile", "compiling again and again", share, why, override="compile=false", gain=gain
+    )
 
 
 def framework(evidence: Evidence) -> Finding | None:
@@ -219,31 +302,51 @@ def framework(evidence: Evidence) -> Finding | None:
     share = evidence.share("other")
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
-    why = f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no work of the model"
-    advice = "try larger batches in your DataLoader" if evidence.feed == OWN_LOADER else "try a larger data.batch_size"
+    why = (
+        f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no"
+        " work of the model"
+    )
+    advice = (
+        "try larger batches in your DataLoader"
+        if evidence.feed == OWN_LOADER
+        else "try a larger data.batch_size"
+    )
     return Finding("batch", "small batches", share, why, advice=advice, changes_training=True)
 
 
 def tuning_whole(evidence: Evidence) -> Finding | None:
-    """All layers of a pretrained encoder are trained, where most could be frozen and computed once."""
+    """All layers of a pretrained encoder are trained, where most could be frozen and
+    computed once.
+    """
     layers, epochs = evidence.tuned_layers, evidence.epochs
     cut = 2 * layers // 3
     if not cut or epochs < 2:
         return None
-    forward_ms, backward_ms = (evidence.ms.get(part, 0.0) * cut / layers for part in ("forward", "backward"))
+    forward_ms, backward_ms = (
+        evidence.ms.get(part, 0.0) * cut / layers for part in ("forward", "backward")
+    )
     # They are computed once, forwards, where they were computed both ways in each epoch.
     saved_ms = forward_ms * (1 - 1 / epochs) + backward_ms
     limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
-    share, gain = saved_ms / max(evidence.total_ms, 1e-9), gain_without(evidence, saved_ms, quicker=0.0)
+    share, gain = (
+        saved_ms / max(evidence.total_ms, 1e-9),
+        gain_without(evidence, saved_ms, quicker=0.0),
+    )
     why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
     fix = f"model.freeze_layers={cut} model.reuse=true"
-    return Finding("layers", limit, share, why, override=fix, gain=gain, changes_training=True, comes_last=True)
+    return Finding(
+        "layers", limit, share, why, override=fix, gain=gain, changes_training=True, comes_last=True
+    )
 
 
 def _nothing_left(evidence: Evidence) -> Finding:
     share, limit = evidence.share("forward", "backward"), "the model's own arithmetic"
     is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
-    begin = "nothing left to gain: near the roof," if is_near else "nothing found that would make it faster:"
+    begin = (
+        "nothing left to gain: near the roof,"
+        if is_near
+        else "nothing found that would make it faster:"
+    )
     mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
     return Finding("nothing", limit, share, f"{begin} {share:.0%} of the time in {limit}{mfu}")
 
@@ -257,7 +360,9 @@ def swapping(evidence: Evidence) -> Finding | None:
     if moved < 10.0:  # MB/s
         return None
     left = evidence.host.get("available_memory_gb")
-    why = f"{moved:.0f} MB/s to swap and back" + ("" if left is None else f", {left:.1f} GB of memory left")
+    why = f"{moved:.0f} MB/s to swap and back" + (
+        "" if left is None else f", {left:.1f} GB of memory left"
+    )
     share = evidence.share("wait", *MODEL)
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
     fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
@@ -270,14 +375,23 @@ def cut_batches(evidence: Evidence) -> Finding | None:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
-    override, share = f"precision={evidence.native}" if is_wide else None, evidence.share("forward", "backward")
+    override, share = (
+        f"precision={evidence.native}" if is_wide else None,
+        evidence.share("forward", "backward"),
+    )
     advice = "for encoders try model.gradient_checkpointing=true"
-    return Finding("memory", "memory", share, why, override=override, advice=advice, is_only_seen=True)
+    return Finding(
+        "memory", "memory", share, why, override=override, advice=advice, is_only_seen=True
+    )
 
 
 def throttling(evidence: Evidence) -> Finding | None:
     """The card holds its clocks down."""
-    reasons = {reason: share for reason, share in (evidence.gpu.get("throttled") or {}).items() if reason in _HOLDING}
+    reasons = {
+        reason: share
+        for reason, share in (evidence.gpu.get("throttled") or {}).items()
+        if reason in _HOLDING
+    }
     share = max(reasons.values(), default=0.0)
     now, most = (evidence.gpu.get(name) for name in ("sm_clock_mhz", "most_sm_clock_mhz"))
     if now and most:  # a card that is well used sits at its power limit, and may lose little by it
@@ -285,7 +399,11 @@ def throttling(evidence: Evidence) -> Finding | None:
     if share < (0.2 if most is None else 1 - 1 / LEAST_GAIN):
         return None
     reason = max(reasons, key=lambda each: reasons[each])
-    facts = [f"{evidence.gpu[name]:.0f} {unit}" for name, unit in _CARD.items() if evidence.gpu.get(name) is not None]
+    facts = [
+        f"{evidence.gpu[name]:.0f} {unit}"
+        for name, unit in _CARD.items()
+        if evidence.gpu.get(name) is not None
+    ]
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
     why += f" of {most:.0f}" if most else ""
     limit = "the card's clocks being held down"
@@ -299,7 +417,9 @@ def shared_card(evidence: Evidence) -> Finding | None:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
     fix = "another card by CUDA_VISIBLE_DEVICES"
-    return Finding("shared", "a card that others use too", share, why, advice=fix, is_only_seen=True)
+    return Finding(
+        "shared", "a card that others use too", share, why, advice=fix, is_only_seen=True
+    )
 
 
 def starved(evidence: Evidence) -> Finding | None:
@@ -309,31 +429,45 @@ def starved(evidence: Evidence) -> Finding | None:
         why, limit = f"throttled in {held:.0%} of its periods", "the container's limit of cores"
         return Finding("cpu", limit, held, why, advice="allow it more cores", **starving)
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
-    if machine is None or own is None or machine < 0.9 or evidence.world > 1:  # ranks are other processes too
+    # ranks are other processes too
+    if machine is None or own is None or machine < 0.9 or evidence.world > 1:
         return None
-    if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:  # others have what this run leaves them
+    # others have what this run leaves them
+    if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:
         return None
     others = machine * evidence.machine_cores - own
-    lost = 1 - own / evidence.threads if evidence.device == "cpu" else 1.0  # it has the rest of what it asked for
+    # it has the rest of what it asked for
+    lost = 1 - own / evidence.threads if evidence.device == "cpu" else 1.0
     if (share := min(others / evidence.machine_cores, lost)) < _OTHERS:
         return None
-    why = f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
+    why = (
+        f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
+    )
     advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
-    if evidence.device == "cpu" and left < evidence.threads:  # threads of one product wait for the slowest of them
+    # threads of one product wait for the slowest of them
+    if evidence.device == "cpu" and left < evidence.threads:
         advice += f"; until then threads={left}"
     return Finding("cpu", "other processes on these cores", share, why, advice=advice, **starving)
 
 
 def uneven_ranks(evidence: Evidence) -> Finding | None:
     """Ranks wait for the slowest of them."""
-    own = [sum(each.get(part, 0.0) for part in ("wait", "forward", "callbacks", "other")) for each in evidence.ranks]
+    own = [
+        sum(each.get(part, 0.0) for part in ("wait", "forward", "callbacks", "other"))
+        for each in evidence.ranks
+    ]
     if len(own) < 2:
         return None
     slowest = own.index(max(own))
     usual = mean(ms for rank, ms in enumerate(own) if rank != slowest)
-    why = f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others {usual:.1f}"
+    why = (
+        f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others"
+        f" {usual:.1f}"
+    )
     fix = f"look at rank {slowest}'s machine, or leave it out"
-    return by_removing(evidence, own[slowest] - usual, "ranks", "the slowest rank", why, advice=fix, quicker=0.0)
+    return by_removing(
+        evidence, own[slowest] - usual, "ranks", "the slowest rank", why, advice=fix, quicker=0.0
+    )
 
 
 def communicating(evidence: Evidence) -> Finding | None:
@@ -346,13 +480,45 @@ def communicating(evidence: Evidence) -> Finding | None:
     saved, share = spent / 2, spent / evidence.total_ms  # twice the rows a step halve it
     if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - saved):
         return None
-    why = f"forward, backward and optimizer take {mean(together):.1f} ms a batch, without the other ranks"
+    why = (
+        f"forward, backward and optimizer take {mean(together):.1f} ms a batch, without the other"
+        " ranks"
+    )
     why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
     whole = evidence.effective_batch
     name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
     fix, gain = f"data.{name}={2 * now}", gain_without(evidence, saved, quicker=0.0)
-    return Finding("communication", "exchanging gradients", share, why, override=fix, gain=gain, changes_training=True)
+    return Finding(
+        "communication",
+        "exchanging gradients",
+        share,
+        why,
+        override=fix,
+        gain=gain,
+        changes_training=True,
+    )
 
 
-RULES = [waiting, padding, callbacks, host_reads, logging, validating, saving, precision, optimizing, compiling]
-RULES += [swapping, cut_batches, throttling, shared_card, starved, uneven_ranks, communicating, framework, tuning_whole]
+RULES = [
+    waiting,
+    padding,
+    callbacks,
+    host_reads,
+    logging,
+    validating,
+    saving,
+    precision,
+    optimizing,
+    compiling,
+]
+RULES += [
+    swapping,
+    cut_batches,
+    throttling,
+    shared_card,
+    starved,
+    uneven_ranks,
+    communicating,
+    framework,
+    tuning_whole,
+]

@@ -1,4 +1,6 @@
-"""What a finished run tries: the ways to train that could be faster here, what is likeliest first."""
+"""What a finished run tries: the ways to train that could be faster here, what is
+likeliest first.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,24 @@ _SMALL_TOKENS, SMALL_ROWS = 2048, 128  # batches below this are tried larger
 LEAST_STEPS_AN_EPOCH = 8
 FREE_BYTES = 4 << 30
 MOST_WORKERS = 8
-BUSY = 0.5  # from this share on, making batches takes the processor; below it sleeps, or reads a disk
+# from this share on, making batches takes the processor; below it sleeps, or reads a disk
+BUSY = 0.5
 
 
 class Refused(Exception):
     """Why nothing is tried."""
 
 
-def open_feed(feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any) -> Feed:
+def open_feed(
+    feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any
+) -> Feed:
     """A feed of this rank's rows alone, which moves no other."""
     plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
-    kept: dict[str, Any] = {"device": feed.device, "transform": feed.transform, "batches_a_run": BATCHES_A_RUN}
+    kept: dict[str, Any] = {
+        "device": feed.device,
+        "transform": feed.transform,
+        "batches_a_run": BATCHES_A_RUN,
+    }
     return Feed(feed.split, plan, kind=kind or feed.kind, workers=workers or feed.workers, **kept)
 
 
@@ -42,26 +51,40 @@ def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
     for override, kind, workers, threads in _feed_overrides(feed, evidence):
         made = open_feed(feed, kind=kind, workers=workers)
         if most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
-            yield replace(was, cause="data", override=override, feed=made, threads=threads or was.threads)
+            yield replace(
+                was, cause="data", override=override, feed=made, threads=threads or was.threads
+            )
 
 
-def _feed_overrides(feed: Feed, evidence: Evidence) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
+def _feed_overrides(
+    feed: Feed, evidence: Evidence
+) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
     """Override, kind, workers and threads of each feed."""
     model_ms, is_busy = max(evidence.model_ms, 1e-3), (evidence.feed_cores or 0.0) >= BUSY
     may_reside = feed.kind is not FeedKind.resident and not is_busy and feed.transform is None
-    if may_reside and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value is FeedKind.resident:
+    if (
+        may_reside
+        and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value is FeedKind.resident
+    ):
         yield "data.feed=resident", FeedKind.resident, None, None
     is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / model_ms
-    if not is_slow and feed.kind is not FeedKind.threaded:  # a thread hides what is quicker than the model
+    # a thread hides what is quicker than the model
+    if not is_slow and feed.kind is not FeedKind.threaded:
         yield "data.feed=threaded", FeedKind.threaded, None, None
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
     workers = min(MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
     has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
     if feed.device.type == "cpu" and is_busy:
-        hands = evidence.cores // 2  # workers and threads share the cores out: more of either take turns on one core
+        # workers and threads share the cores out: more of either take turns on one core
+        hands = evidence.cores // 2
         if hands and feed.kind is not FeedKind.workers:
             threads = evidence.cores - hands
-            yield f"data.feed=workers data.workers={hands} threads={threads}", FeedKind.workers, hands, threads
+            yield (
+                f"data.feed=workers data.workers={hands} threads={threads}",
+                FeedKind.workers,
+                hands,
+                threads,
+            )
     elif has_fewer:
         yield f"data.feed=workers data.workers={workers}", FeedKind.workers, workers, None
     if is_slow and not is_busy and feed.kind is FeedKind.resident:
@@ -69,9 +92,15 @@ def _feed_overrides(feed: Feed, evidence: Evidence) -> Iterator[tuple[str, FeedK
 
 
 def most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
-    """Rows a second that a feed gives in the long run: a try may live on what was gathered ahead."""
+    """Rows a second that a feed gives in the long run: a try may live on what was
+    gathered ahead.
+    """
     is_leaving_workers = was.kind is FeedKind.workers and feed.kind is not FeedKind.workers
-    if alone is None or is_leaving_workers or (feed.kind is FeedKind.resident and was.kind is not feed.kind):
+    if (
+        alone is None
+        or is_leaving_workers
+        or (feed.kind is FeedKind.resident and was.kind is not feed.kind)
+    ):
         return float("inf")
     hands = [each.workers if each.kind is FeedKind.workers else 1 for each in (feed, was)]
     return alone * hands[0] / hands[1]
@@ -90,13 +119,19 @@ def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
     """The same steps in another number format, and with all cores."""
     if evidence.native not in ("", was.precision):
         precision = Precision(evidence.native)
-        yield replace(was, cause="precision", override=f"precision={precision}", precision=precision)
+        yield replace(
+            was, cause="precision", override=f"precision={precision}", precision=precision
+        )
     if was.feed.device.type == "cpu" and was.threads < evidence.cores and evidence.world == 1:
-        yield replace(was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores)
+        yield replace(
+            was, cause="threads", override=f"threads={evidence.cores}", threads=evidence.cores
+        )
 
 
 def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
-    """The batches of a step in one, where there are several; else larger ones, where these are small."""
+    """The batches of a step in one, where there are several; else larger ones, where these are
+    small.
+    """
     plan, rows = was.feed.plan, evidence.batch_size
     if rows is None or (was.feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
         return
@@ -121,7 +156,9 @@ def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
 def _flat(task: Task, evidence: Evidence) -> Transformer | None:
     """The same encoder without padding, where padding was asked for and is much."""
     model, settings = task.model, task.model_config
-    is_padded = isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
+    is_padded = (
+        isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
+    )
     if not is_padded or settings is None or evidence.padding_share < 0.1:
         return None
     flat = task.build_model(replace(settings, compute=Compute.flat), task.info)

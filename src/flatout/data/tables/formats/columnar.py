@@ -1,7 +1,9 @@
-"""Formats that keep the types of their columns: Arrow files, parquet, `.npy` of numpy and HDF5, read a block at a time.
+"""Formats that keep the types of their columns: Arrow files, parquet, `.npy` of numpy and HDF5,
+read a block at a time.
 
-Numbers of classes get their names. A structured array, or an HDF5 file's data sets of equal length, are named columns.
-A plain table of numbers is one column, `bits`, of one value a row for each of its columns. Nothing is unpickled.
+Numbers of classes get their names. A structured array, or an HDF5 file's data sets of equal length,
+are named columns. A plain table of numbers is one column, `bits`, of one value a row for each of
+its columns. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ ONLY_COLUMN = "bits"
 
 
 class ArrowTable(FileTable):
-    """An Arrow file of either kind (.arrow and .feather; what `datasets` saves is one), read a batch at a time."""
+    """An Arrow file of either kind (.arrow and .feather; what `datasets` saves is one), read a
+    batch at a time.
+    """
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         row = 0
@@ -40,14 +44,19 @@ class ArrowTable(FileTable):
         raise self._fail("no rows")
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """Every batch of the file. Bytes are read, not mapped: a damaged file is then an error and no crash."""
+        """Every batch of the file.
+
+        Bytes are read, not mapped: a damaged file is then an error and no crash.
+        """
         try:
             with self.whole.open("rb") as file:
                 is_file = file.read(len(_MAGIC)) == _MAGIC
             with pa.OSFile(str(self.whole), "rb") as source:
                 reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
                 str(reader.schema.names)  # fails where a name is not UTF-8
-                yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+                yield from (
+                    map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+                )
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise self._fail(f"not a whole Arrow file ({first_line(error)})", CUT_SHORT) from None
 
@@ -58,17 +67,24 @@ class ParquetTable(FileTable):
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
         first, begin = 0, 0
         with self._parquet() as file:
-            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            sizes = [
+                file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)
+            ]
         for number, end in enumerate(np.cumsum(sizes).tolist(), 1):
             if end - begin >= least or number == len(sizes):
                 yield range(begin, end), RowGroups(self, range(first, number))
                 first, begin = number, end
 
-    def _blocks(self, columns: list[str], rows_per_block: int, groups: range | None = None) -> Iterator[pa.RecordBatch]:
+    def _blocks(
+        self, columns: list[str], rows_per_block: int, groups: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
         row = 0
         with self._parquet() as file:
             groups = groups or range(file.num_row_groups)
-            schema, promised = file.schema_arrow, sum(file.metadata.row_group(each).num_rows for each in groups)
+            schema, promised = (
+                file.schema_arrow,
+                sum(file.metadata.row_group(each).num_rows for each in groups),
+            )
             for batch in file.iter_batches(rows_per_block, groups, columns):
                 block = named_classes(batch.select(columns), schema)
                 require_whole(block, row, self._fail)
@@ -96,7 +112,13 @@ class RowGroups(Table):
     """Some row groups of a parquet file, read without the others."""
 
     def __init__(self, file: ParquetTable, groups: range) -> None:
-        self.inner, self.file, self.groups, self.name, self.columns = file, file, groups, file.name, file.columns
+        self.inner, self.file, self.groups, self.name, self.columns = (
+            file,
+            file,
+            groups,
+            file.name,
+            file.columns,
+        )
 
     def fingerprint(self) -> str:
         return f"{self.file.fingerprint()} {self.how()}"
@@ -104,7 +126,9 @@ class RowGroups(Table):
     def how(self) -> str:
         return f"row groups {self.groups.start} to {self.groups.stop}"
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         return self.file._blocks(list(columns), rows_per_block, self.groups)
 
 
@@ -115,7 +139,9 @@ def require_whole(block: pa.RecordBatch, first_row: int, fail: Callable[[str], U
             column.validate(full=True)
         except (pa.ArrowException, ValueError) as error:
             rows = f"rows {first_row + 1:,} to {first_row + block.num_rows:,}"
-            raise fail(f"{rows}: column {name!r} is damaged or not UTF-8 ({first_line(error)})") from None
+            raise fail(
+                f"{rows}: column {name!r} is damaged or not UTF-8 ({first_line(error)})"
+            ) from None
 
 
 class NpyTable(FileTable):
@@ -123,7 +149,9 @@ class NpyTable(FileTable):
         array = self._mapped()
         for start in range(0, len(array), rows_per_block):
             block = array[start : start + rows_per_block]
-            yield _record_batch({name: block[name] if array.dtype.names else block for name in columns})
+            yield _record_batch(
+                {name: block[name] if array.dtype.names else block for name in columns}
+            )
 
     def _read_columns(self) -> list[str]:
         array = self._mapped()
@@ -132,14 +160,19 @@ class NpyTable(FileTable):
         if array.dtype.names:
             return list(array.dtype.names)
         if array.ndim != 2:
-            raise self._fail(f"an array of {array.ndim} dimensions", "Save rows by columns, or a structured array.")
+            raise self._fail(
+                f"an array of {array.ndim} dimensions",
+                "Save rows by columns, or a structured array.",
+            )
         return [ONLY_COLUMN]
 
     def _mapped(self) -> np.ndarray:
         try:
             return np.load(self.whole, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise self._fail(f"not a whole .npy file of plain values ({error})", CUT_SHORT) from None
+            raise self._fail(
+                f"not a whole .npy file of plain values ({error})", CUT_SHORT
+            ) from None
 
 
 class Hdf5Table(FileTable):
@@ -148,13 +181,17 @@ class Hdf5Table(FileTable):
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         with self._opened() as sets:
             for start in range(0, len(sets[columns[0]]) if columns else 0, rows_per_block):
-                yield _record_batch({name: sets[name][start : start + rows_per_block] for name in columns})
+                yield _record_batch(
+                    {name: sets[name][start : start + rows_per_block] for name in columns}
+                )
 
     def _read_columns(self) -> list[str]:
         with self._opened() as sets:
             lengths = {name: len(values) for name, values in sets.items()}
         if not lengths:
-            raise self._fail("no data sets in its root", "Give each column a data set of one or two dimensions.")
+            raise self._fail(
+                "no data sets in its root", "Give each column a data set of one or two dimensions."
+            )
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {count:,}" for name, count in lengths.items())
             raise self._fail(f"data sets of unequal length: {listed}")
@@ -168,22 +205,38 @@ class Hdf5Table(FileTable):
             import h5py
         except ImportError:
             hint = "Install it with: pip install 'flatout[hdf5]'"
-            raise UserError(self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint) from None
+            raise UserError(
+                self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint
+            ) from None
         try:
             with h5py.File(self.whole, "r") as file:
-                yield {name: values for name, values in file.items() if getattr(values, "ndim", 0) in (1, 2)}
+                yield {
+                    name: values
+                    for name, values in file.items()
+                    if getattr(values, "ndim", 0) in (1, 2)
+                }
         except OSError as error:
             raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
 
 def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([_arrow(values) for values in columns.values()], names=list(columns))
+    return pa.RecordBatch.from_arrays(
+        [_arrow(values) for values in columns.values()], names=list(columns)
+    )
 
 
 def _arrow(values: np.ndarray) -> pa.Array:
     """Numbers as they are, bytes as UTF-8 texts, rows of numbers as lists of fixed length."""
     if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(
+            pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1]
+        )
     if values.dtype.kind in "SO":
-        return pa.array([value.decode() if isinstance(value, bytes) else value for value in values.tolist()])
-    return pa.array(np.ascontiguousarray(values).tolist() if values.dtype.kind == "U" else np.ascontiguousarray(values))
+        return pa.array(
+            [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
+        )
+    return pa.array(
+        np.ascontiguousarray(values).tolist()
+        if values.dtype.kind == "U"
+        else np.ascontiguousarray(values)
+    )

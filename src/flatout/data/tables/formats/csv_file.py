@@ -1,6 +1,7 @@
 """Comma- or tab-separated values, every value the text that is written.
 
-The fast reader says little of what it cannot read; the piece it gave up on is read once more, slowly, for row and line.
+The fast reader says little of what it cannot read; the piece it gave up on is read once more,
+slowly, for row and line.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from flatout.errors import UserError, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _ROWS_LOOKED_AT, _NEARLY = 200, 0.9
-_CSV_BLOCK_BYTES = 1 << 21  # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+# pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
+_CSV_BLOCK_BYTES = 1 << 21
 _OPEN_QUOTE = "an open quote at the end"
 _END = "\x1eend of file"
-"""A row of ours after the last row of a csv: where it does not come out again, an open quote has swallowed it."""
+"""A row of ours after the last row of a csv: where it does not come out again, an open quote has
+swallowed it."""
 
 
 def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
@@ -34,16 +37,23 @@ def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
 
 
 def find_delimiter(head: str, *, promised: str, quote: str, is_whole: bool) -> str:
-    """The delimiter of a file that begins with `head`: by it most rows have as many values as the first names."""
-    # One that the ending promises (a comma in .csv, a tab in .tsv) stays where it fits nearly as well as any other.
-    fits = {delimiter: _share_that_fits(head, delimiter, quote, is_whole) for delimiter in CANDIDATES}
+    """The delimiter of a file that begins with `head`: by it most rows have as many values as the
+    first names.
+    """
+    # One that the ending promises (a comma in .csv, a tab in .tsv) stays where it fits nearly as
+    # well as any other.
+    fits = {
+        delimiter: _share_that_fits(head, delimiter, quote, is_whole) for delimiter in CANDIDATES
+    }
     best = max(fits, key=lambda delimiter: (fits[delimiter], delimiter == promised))
     is_fine = fits[promised] > 0 and fits[promised] >= _NEARLY * fits[best]
     return promised if is_fine or fits[best] == 0 else best
 
 
 def _share_that_fits(head: str, delimiter: str, quote: str, is_whole: bool) -> float:
-    """Share of rows with as many values as the first line names; none where it names one column only."""
+    """Share of rows with as many values as the first line names; none where it names one column
+    only.
+    """
     try:
         rows = _rows_of(io.StringIO(head, newline=""), delimiter, quote)
         widths = [len(row) for row in islice(filter(None, rows), _ROWS_LOOKED_AT)]
@@ -59,14 +69,18 @@ class CsvTable(FileTable):
 
     told_by_head = ("columns", "delimiter", "_notes")
 
-    def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ",") -> None:
+    def __init__(
+        self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ","
+    ) -> None:
         self._promised, self.delimiter, self._notes = promised, promised, list[str]()
         super().__init__(path, where, reading)
 
     def how(self) -> str:
         sign = self.delimiter
         is_found_out = self.reading.delimiter is None and sign != self._promised
-        delimiter = f"{CANDIDATES.get(sign, repr(sign))} between values" + (", found out" if is_found_out else "")
+        delimiter = f"{CANDIDATES.get(sign, repr(sign))} between values" + (
+            ", found out" if is_found_out else ""
+        )
         return ", ".join([delimiter, *self._notes])
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
@@ -86,7 +100,9 @@ class CsvTable(FileTable):
                     raise self._explain(str(error)) from None
 
     def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
-        """What the reader reads, less the row of ours at the end, which must come out as it went in."""
+        """What the reader reads, less the row of ours at the end, which must come out as it went
+        in.
+        """
         last: pa.RecordBatch | None = None
         with self._open() as file, self._reader(file, columns, block_bytes) as reader:
             for block in reader:
@@ -97,7 +113,9 @@ class CsvTable(FileTable):
             raise pa.ArrowInvalid(_OPEN_QUOTE)
         yield last.slice(0, last.num_rows - 1)
 
-    def _reader(self, file: BinaryIO, columns: list[str], block_bytes: int) -> pa_csv.CSVStreamingReader:
+    def _reader(
+        self, file: BinaryIO, columns: list[str], block_bytes: int
+    ) -> pa_csv.CSVStreamingReader:
         delimiter, quote = self.delimiter, self.reading.quote
         ending = f"\n{delimiter.join([_END] * len(self.columns))}\n".encode()
         ended = as_file(chain(pieces_of(file), [ending]), file)
@@ -105,8 +123,12 @@ class CsvTable(FileTable):
         return pa_csv.open_csv(
             pa.PythonFile(ended, mode="r"),
             pa_csv.ReadOptions(block_size=block_bytes, column_names=self.reading.columns),
-            pa_csv.ParseOptions(delimiter=delimiter, quote_char=quote or False, newlines_in_values=bool(quote)),
-            pa_csv.ConvertOptions(column_types=types, include_columns=columns, strings_can_be_null=False),
+            pa_csv.ParseOptions(
+                delimiter=delimiter, quote_char=quote or False, newlines_in_values=bool(quote)
+            ),
+            pa_csv.ConvertOptions(
+                column_types=types, include_columns=columns, strings_can_be_null=False
+            ),
         )
 
     def _read_columns(self) -> list[str]:
@@ -117,7 +139,9 @@ class CsvTable(FileTable):
         self._notes += ["quotes are part of values"] if not self.reading.quote else []
         text = head.decode("utf-8-sig", "replace")
         quote, found = self.reading.quote, self.reading.delimiter
-        self.delimiter = found or find_delimiter(text, promised=self._promised, quote=quote, is_whole=is_whole)
+        self.delimiter = found or find_delimiter(
+            text, promised=self._promised, quote=quote, is_whole=is_whole
+        )
         lines = io.StringIO(text, newline="")
         try:
             names: list[str] = next(filter(None, _rows_of(lines, self.delimiter, quote)), [])
@@ -128,12 +152,22 @@ class CsvTable(FileTable):
         if (columns := self.reading.columns) is not None:
             counts = f"its first row has {len(names)} values, data.read.columns has {len(columns)}"
             what = f"{self.path}: {counts}: {', '.join(columns)}"
-            require(len(columns) == len(names), "data.read.columns", what, hint="Give one name for each column.")
+            require(
+                len(columns) == len(names),
+                "data.read.columns",
+                what,
+                hint="Give one name for each column.",
+            )
             return columns
         if not names:
-            raise self._fail("the first line is no list of columns", "Its first line must name the columns.")
+            raise self._fail(
+                "the first line is no list of columns", "Its first line must name the columns."
+            )
         if is_whole and not lines.read().strip("\r\n"):
-            hint = "Add rows; or, if that line is a row, name the columns: data.read.columns=[text,label]."
+            hint = (
+                "Add rows; or, if that line is a row, name the columns:"
+                " data.read.columns=[text,label]."
+            )
             raise self._fail("no rows below the line that names the columns", hint)
         return names
 
@@ -148,19 +182,29 @@ class CsvTable(FileTable):
             return self._fail(what, "Is a quote opened there and not closed?")
         if values == len(self.columns):
             is_long = "straddling" in message
-            return self._fail(f"a row is longer than {LONGEST_ROW >> 20} MB" if is_long else message.splitlines()[0])
+            return self._fail(
+                f"a row is longer than {LONGEST_ROW >> 20} MB"
+                if is_long
+                else message.splitlines()[0]
+            )
         hint = f"Quote values that hold {self.delimiter!r} or line ends."
         hint += " Is the quote that opens there closed?" if is_spread else ""
-        return self._fail(f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", hint)
+        return self._fail(
+            f"row {row}: expected {len(self.columns)} columns, got {values} (line {line})", hint
+        )
 
     def _misfit(self) -> tuple[int, int, int, bool]:
-        """Row, line, number of values (0: without an end) of the first row that does not fit, and if it has lines."""
+        """Row, line, number of values (0: without an end) of the first row that does not fit, and
+        if it has lines.
+        """
         line, next_line, values = 1, 1, 0
         row = 0 if self.reading.columns else -1  # the line that names the columns is row 0
         limit = csv.field_size_limit(LONGEST_ROW)
         try:
             with self._open() as file:
-                rows = _rows_of((line.decode("utf-8-sig") for line in file), self.delimiter, self.reading.quote)
+                rows = _rows_of(
+                    (line.decode("utf-8-sig") for line in file), self.delimiter, self.reading.quote
+                )
                 for found in rows:
                     if found:
                         row, line, values = row + 1, next_line, len(found)

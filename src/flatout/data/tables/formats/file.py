@@ -1,4 +1,6 @@
-"""What every table in a file shares: its fingerprint, its errors with file and place, gzip, and UTF-8."""
+"""What every table in a file shares: its fingerprint, its errors with file and place, gzip, and
+UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ _FEW_LINES = 40  # so many lines say all that is asked of a head
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
-"""Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding that was named."""
+"""Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding
+that was named."""
 _RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 Notes = dict[str, list[Any]]  # of files, by their names, their entries and what is noted of them
-HEADS: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")  # what heads tell: as noted before, and now (see `prints`)
+# what heads tell: as noted before, and now (see `prints`)
+HEADS: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -54,8 +58,13 @@ class FileTable(Table):
         self._look_at_head()
 
     def _look_at_head(self) -> None:
-        """Take what the head tells from the notes, or read it; of a file that may change unseen it is not noted."""
-        (noted, found), key = HEADS.get(({}, {})), f"{self.path.absolute()} {type(self).__name__} {self.reading}"
+        """Take what the head tells from the notes, or read it; of a file that may change unseen it
+        is not noted.
+        """
+        (noted, found), key = (
+            HEADS.get(({}, {})),
+            f"{self.path.absolute()} {type(self).__name__} {self.reading}",
+        )
         if noted.get(key, [None])[0] == self._opened_as:
             found[key] = noted[key]
             vars(self).update(noted[key][1])
@@ -79,10 +88,14 @@ class FileTable(Table):
         stamp = entry_of(self.path)
         return [stamp] if stamp == self._opened_as else None
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
             hint = "Rename one of them."
-            raise UserError(self.where, f"{self.path} has column {', '.join(twice)} more than once", hint=hint)
+            raise UserError(
+                self.where, f"{self.path} has column {', '.join(twice)} more than once", hint=hint
+            )
         for block in self._blocks(list(columns), rows_per_block):
             for start in range(0, block.num_rows, rows_per_block):
                 yield block.slice(start, rows_per_block)
@@ -97,7 +110,9 @@ class FileTable(Table):
 
     @property
     def whole(self) -> Path:
-        """The file, for readers that need all of it at hand: of a gzipped one, a copy that goes with the table."""
+        """The file, for readers that need all of it at hand: of a gzipped one, a copy that goes
+        with the table.
+        """
         if self.path.suffix.lower() != ".gz":
             return self.path
         if self._copy is None:
@@ -115,7 +130,9 @@ class FileTable(Table):
         return as_file(_recoded(file, self.reading.encoding, self.path, self.where), file)
 
     def _head(self) -> tuple[bytes, bool]:
-        """The first lines, of long ones a megabyte, and whether they are all there are; UTF-16 is refused."""
+        """The first lines, of long ones a megabyte, and whether they are all there are; UTF-16 is
+        refused.
+        """
         with self._open() as file:
             head = b""
             for size in (HEAD_BYTES >> 6, HEAD_BYTES >> 4, HEAD_BYTES):
@@ -126,7 +143,9 @@ class FileTable(Table):
         return head, is_whole
 
     def _require_utf8(self) -> None:
-        """Read the whole file for the line that is not UTF-8; only done when something has failed."""
+        """Read the whole file for the line that is not UTF-8; only done when something
+        has failed.
+        """
         with self._open() as file:
             for number, line in enumerate(file, 1):
                 require_utf8(self.path, line, self.where, first_line=number)
@@ -136,7 +155,9 @@ class FileTable(Table):
 
 
 def unpacked(path: Path, where: str) -> io.BufferedReader:
-    """A file's content, of a gzipped one too; one that is cut short, broken or a bomb is a clear error."""
+    """A file's content, of a gzipped one too; one that is cut short, broken or a bomb is a clear
+    error.
+    """
     if path.suffix.lower() != ".gz":
         return path.open("rb")
     file = gzip.open(path, "rb")  # noqa: SIM115 (closed by the stream)
@@ -199,7 +220,10 @@ def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes
             text = decoder.decode(data, final=not data)
             recoded = text.encode()
         except UnicodeError as error:
-            what = f"{path}: not {encoding} from about line {line} on ({getattr(error, 'reason', error)})"
+            what = (
+                f"{path}: not {encoding} from about line {line} on"
+                f" ({getattr(error, 'reason', error)})"
+            )
             raise UserError(where, what, hint=OTHER_ENCODING) from None
         line += text.count("\n")
         if recoded:
@@ -227,29 +251,50 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
 
 
 def require_file(file: Path, where: str) -> None:
-    require("\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file.")
+    require(
+        "\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file."
+    )
     try:
-        hint = f"Name a file in it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
+        hint = (
+            "Name a file in"
+            f" it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
+        )
         require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint=hint)
         if not file.exists():
             _require_sound_links(file, where)
             beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
             near = did_you_mean(file.name, beside)
-            hint = near or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
+            hint = (
+                near
+                or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
+            )
             raise UserError(where, f"no such file: {file}", hint=hint)
-        require(file.is_file(), where, f"{file} is a pipe or a device", allowed="a file, which can be read twice")
+        require(
+            file.is_file(),
+            where,
+            f"{file} is a pipe or a device",
+            allowed="a file, which can be read twice",
+        )
         file.open("rb").close()
         is_empty = not file.stat().st_size
     except OSError as error:
-        raise UserError(where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it.") from None
+        raise UserError(
+            where, f"cannot read {file}: {error.strerror}", hint="Check that you may read it."
+        ) from None
     require(not is_empty, where, f"{file} is empty", hint="Name a file with rows.")
 
 
 def _require_sound_links(file: Path, where: str) -> None:
-    link = next((each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None)
+    link = next(
+        (each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None
+    )
     if link is None:
         return
     end = os.path.realpath(link)
     is_circle = Path(end).is_symlink()  # the way ends at a link only where it goes in a circle
-    require(not is_circle, where, f"{link} is a link that leads to itself", hint="Name the file itself.")
-    raise UserError(where, f"{link} is a link to {end}, which is not there", hint="Name a file that is there.")
+    require(
+        not is_circle, where, f"{link} is a link that leads to itself", hint="Name the file itself."
+    )
+    raise UserError(
+        where, f"{link} is a link to {end}, which is not there", hint="Name a file that is there."
+    )

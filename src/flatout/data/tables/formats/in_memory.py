@@ -1,4 +1,6 @@
-"""Tables in memory: a mapping of columns, pandas, pyarrow and others; and those that `datasets` has opened."""
+"""Tables in memory: a mapping of columns, pandas, pyarrow and others; and those that `datasets` has
+opened.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,13 @@ _ROWS_PER_BLOCK = 65_536
 
 
 def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTable:
-    """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets table."""
+    """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets
+    table.
+    """
     found = DatasetTable(rows) if is_dataset(rows) else MemoryTable(_arrow_table(rows, where))
-    require(found.num_rows > 0, where, "the table in memory has no rows", hint="Pass a table with rows.")
+    require(
+        found.num_rows > 0, where, "the table in memory has no rows", hint="Pass a table with rows."
+    )
     return found
 
 
@@ -30,7 +36,8 @@ def is_dataset(rows: Any) -> bool:
 
 def _arrow_table(rows: Any, where: str) -> pa.Table:
     is_pandas = hasattr(rows, "iloc") and hasattr(rows, "columns")
-    is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")  # pyarrow, polars, others
+    # pyarrow, polars, others
+    is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")
     allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
     require(is_table, where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
     try:
@@ -41,8 +48,11 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
         else:
             found = rows if isinstance(rows, pa.Table) else pa.table(rows)
         found.validate(full=True)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:  # lone surrogates are a ValueError
-        raise UserError(where, f"cannot make a table of these columns: {first_line(error)}", hint=ONE_WAY) from None
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        # lone surrogates are a ValueError
+        raise UserError(
+            where, f"cannot make a table of these columns: {first_line(error)}", hint=ONE_WAY
+        ) from None
     return found
 
 
@@ -55,13 +65,17 @@ class MemoryTable(Table):
     def fingerprint(self) -> str:
         return _fingerprint(blocks_of(self.rows, _ROWS_PER_BLOCK), self.rows.schema)
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK
+    ) -> Iterator[pa.RecordBatch]:
         for block in blocks_of(self.rows.select(list(columns)), rows_per_block):
             yield named_classes(block, self._schema)
 
 
 class DatasetTable(Table):
-    """A table that `datasets` has opened, read a block at a time; class numbers become the names it lists."""
+    """A table that `datasets` has opened, read a block at a time; class numbers become the names it
+    lists.
+    """
 
     def __init__(self, rows: Any) -> None:
         self.name, self.num_rows = rows.info.dataset_name or "datasets table", rows.num_rows
@@ -75,7 +89,9 @@ class DatasetTable(Table):
         """Of the content: the fingerprint that `datasets` keeps does not know everything."""
         return _fingerprint(self.blocks(self.columns), self._schema.remove_metadata())
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = _ROWS_PER_BLOCK
+    ) -> Iterator[pa.RecordBatch]:
         for part in self._rows.select_columns(list(columns)).iter(rows_per_block):
             for block in part.combine_chunks().to_batches():
                 yield named_classes(block, self._schema)
@@ -88,7 +104,9 @@ def blocks_of(rows: pa.Table, rows_per_block: int) -> Iterator[pa.RecordBatch]:
 
 
 def _fingerprint(blocks: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
-    """Of the Arrow stream in blocks of one size, so that it does not matter how the table is chunked."""
+    """Of the Arrow stream in blocks of one size, so that it does not matter how the table is
+    chunked.
+    """
     digest = xxhash.xxh3_128()
     digest.update(str(schema).encode("utf-8", "surrogatepass"))
     for block in blocks:
@@ -98,7 +116,9 @@ def _fingerprint(blocks: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
 
 
 class _Digesting(io.RawIOBase):
-    """A file that keeps nothing but a checksum of what is written: blocks of long texts are large."""
+    """A file that keeps nothing but a checksum of what is written: blocks of long texts
+    are large.
+    """
 
     def __init__(self, digest: Any) -> None:
         self._digest = digest

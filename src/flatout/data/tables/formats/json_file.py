@@ -1,6 +1,7 @@
 """JSON lines, or one array of objects; types are those that are written.
 
-A JSON array is read an object at a time, about ten times slower than JSON lines; for millions of rows write lines.
+A JSON array is read an object at a time, about ten times slower than JSON lines; for millions of
+rows write lines.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from flatout.data.tables.formats.file import HEAD_BYTES, LONGEST_ROW, ONE_WAY, FileTable, pieces_of, require_utf8
+from flatout.data.tables.formats.file import (
+    HEAD_BYTES,
+    LONGEST_ROW,
+    ONE_WAY,
+    FileTable,
+    pieces_of,
+    require_utf8,
+)
 
 _BLOCK_BYTES, _ROWS_LOOKED_AT = 1 << 23, 1_000
 _JSON_FORMS = "Write one object a line, or one array of objects."
@@ -26,7 +34,10 @@ Types = dict[str, pa.DataType]
 
 
 class JsonTable(FileTable):
-    """One JSON object a line, or one array of objects. The first rows settle the type of each column."""
+    """One JSON object a line, or one array of objects.
+
+    The first rows settle the type of each column.
+    """
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         types: Types = {}
@@ -53,7 +64,9 @@ class JsonTable(FileTable):
                 piece = file.read(_BLOCK_BYTES)
 
     def _parsed(self, piece: bytes, columns: list[str], types: Types) -> pa.RecordBatch | None:
-        """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when it cannot."""
+        """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when
+        it cannot.
+        """
         if not types:
             return None
         schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
@@ -66,20 +79,33 @@ class JsonTable(FileTable):
         blocks = found.select(columns).combine_chunks().to_batches()
         return blocks[0] if len(blocks) == 1 else None
 
-    def _block(self, rows: list[Any], columns: list[str], types: Types, first_row: int) -> pa.RecordBatch:
-        arrays = [self._column([row.get(name) for row in rows], name, types, first_row) for name in columns]
+    def _block(
+        self, rows: list[Any], columns: list[str], types: Types, first_row: int
+    ) -> pa.RecordBatch:
+        arrays = [
+            self._column([row.get(name) for row in rows], name, types, first_row)
+            for name in columns
+        ]
         return pa.RecordBatch.from_arrays(arrays, names=columns)
 
     def _column(self, values: list[Any], name: str, types: Types, first_row: int) -> pa.Array:
         expected = types.get(name)
         if not _fits(values, expected):
             # The shortest beginning that does not fit ends with the value that is wrong.
-            wrong = bisect.bisect_left(range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected))
+            wrong = bisect.bisect_left(
+                range(len(values)), True, key=lambda i: not _fits(values[: i + 1], expected)
+            )
             before = expected or pa.array(values[:wrong]).type
             others = "" if pa.types.is_null(before) else f", rows before have {before}"
             is_half = isinstance(values[wrong], str) and not _fits([values[wrong]], None)
-            hint = "Remove the half character, an escape from \\ud800 to \\udfff." if is_half else ONE_WAY
-            raise self._fail(f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", hint)
+            hint = (
+                "Remove the half character, an escape from \\ud800 to \\udfff."
+                if is_half
+                else ONE_WAY
+            )
+            raise self._fail(
+                f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", hint
+            )
         array = pa.array(values, type=expected)
         if pa.types.is_null(array.type):
             return array.cast(pa.string())
@@ -97,11 +123,17 @@ class JsonTable(FileTable):
             if not line.strip():
                 continue
             try:
-                found = json.loads(line.decode())  # given bytes, it would guess UTF-16 and UTF-32 too
+                # given bytes, it would guess UTF-16 and UTF-32 too
+                found = json.loads(line.decode())
             except (json.JSONDecodeError, RecursionError) as error:
-                raise self._fail(f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+                raise self._fail(
+                    f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS
+                ) from None
             if not isinstance(found, dict):
-                raise self._fail(f"line {number}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+                raise self._fail(
+                    f"line {number}: a {type(found).__name__} where an object is needed",
+                    _JSON_FORMS,
+                )
             yield found
 
     def _array(self) -> Iterator[dict[str, Any]]:
@@ -119,15 +151,22 @@ class JsonTable(FileTable):
                         break
                     window, place = window[place:], 0
                     if len(window) > LONGEST_ROW or not (more := next(texts, "")):
-                        raise self._fail(f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS) from None
+                        raise self._fail(
+                            f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS
+                        ) from None
                     window += more
                     continue
                 row, place = row + 1, end
                 if not isinstance(found, dict):
-                    raise self._fail(f"row {row}: a {type(found).__name__} where an object is needed", _JSON_FORMS)
+                    raise self._fail(
+                        f"row {row}: a {type(found).__name__} where an object is needed",
+                        _JSON_FORMS,
+                    )
                 yield found
             if window[place + 1 :].strip() or any(text.strip() for text in texts):
-                raise self._fail(f"row {row}: the array ends here, but the file continues", _JSON_FORMS)
+                raise self._fail(
+                    f"row {row}: the array ends here, but the file continues", _JSON_FORMS
+                )
 
     def _texts(self, file: BinaryIO) -> Iterator[str]:
         try:
@@ -140,7 +179,9 @@ class JsonTable(FileTable):
         if self._is_array():
             first_rows = list(islice(self._array(), _ROWS_LOOKED_AT))
         else:
-            first_rows = next(filter(None, (list(self._objects(piece, 1)) for piece in self._pieces())), [])
+            first_rows = next(
+                filter(None, (list(self._objects(piece, 1)) for piece in self._pieces())), []
+            )
         if not first_rows:
             raise self._fail("no rows")
         return list(dict.fromkeys(chain.from_iterable(first_rows)))
@@ -155,7 +196,9 @@ def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
 
 
 def _short(value: Any) -> str:
-    """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are written out."""
+    """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are
+    written out.
+    """
     text = repr(value).encode("utf-8", "backslashreplace").decode()
     kind = pa.array([value]).type if _fits([value], None) else "no text that can be stored"
     return f"{text if len(text) <= 60 else text[:60] + '…'} ({kind})"

@@ -1,10 +1,12 @@
-"""Plain texts: tagged words, one a line, as CoNLL, BIO and their kin have them; and a folder of texts for each class.
+"""Plain texts: tagged words, one a line, as CoNLL, BIO and their kin have them; and a folder of
+texts for each class.
 
-An empty line stands between sentences. A line is a word, any columns between, and its tag, parted by tabs where the
-first line has one, else by blanks. Each sentence becomes a row with its words in `tokens` and its tags in `tags`. Lines
-that begin with -DOCSTART- part documents; lines that begin with `#` and do not have a word line's columns are remarks.
-Texts of a folder lie in `CLASS/NAME`, one file a text, and are read in the order of their names. Hidden files, and
-endings of no text, are left alone.
+An empty line stands between sentences. A line is a word, any columns between, and its tag, parted
+by tabs where the first line has one, else by blanks. Each sentence becomes a row with its words in
+`tokens` and its tags in `tags`. Lines that begin with -DOCSTART- part documents; lines that begin
+with `#` and do not have a word line's columns are remarks. Texts of a folder lie in `CLASS/NAME`,
+one file a text, and are read in the order of their names. Hidden files, and endings of no text, are
+left alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from flatout.data.tables.formats.file import OTHER_ENCODING, FileTable, entry_of, require_utf8, unpacked
+from flatout.data.tables.formats.file import (
+    OTHER_ENCODING,
+    FileTable,
+    entry_of,
+    require_utf8,
+    unpacked,
+)
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table
 from flatout.errors import UserError, require
@@ -33,7 +41,11 @@ class ConllTable(FileTable):
     told_by_head = ("columns", "_separator", "_width")
 
     def how(self) -> str:
-        return f"{self._width} columns: the first is the word, the last its tag" if self._width > 1 else "words alone"
+        return (
+            f"{self._width} columns: the first is the word, the last its tag"
+            if self._width > 1
+            else "words alone"
+        )
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         sentences = self._sentences()
@@ -64,19 +76,29 @@ class ConllTable(FileTable):
             if len(values) != self._width:
                 if line.startswith("#"):
                     continue
-                what = f"line {number}: expected {self._width} columns, got {len(values)}: {line[:60]!r}"
-                raise self._fail(what, "Part sentences by an empty line, and give every word its tag.")
+                what = (
+                    f"line {number}: expected {self._width} columns, got {len(values)}:"
+                    f" {line[:60]!r}"
+                )
+                raise self._fail(
+                    what, "Part sentences by an empty line, and give every word its tag."
+                )
             words.append(values[0])
             tags.append(values[-1].strip())
             if len(words) > _LONGEST_SENTENCE:
                 hint = "Part sentences by an empty line."
-                raise self._fail(f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint)
+                raise self._fail(
+                    f"line {number}: a sentence of over {_LONGEST_SENTENCE:,} words", hint
+                )
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         try:
             with self._open() as file:
                 for number, line in enumerate(file, 1):
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                    yield (
+                        number,
+                        line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"),
+                    )
         except UnicodeDecodeError:
             self._require_utf8()
 
@@ -89,7 +111,13 @@ class TextFolder(Table):
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path, self.where, self.name = path, where, str(path)
         self._encoding = (reading or ReadingConfig()).encoding
-        files = [file for folder in _visible(path) if folder.is_dir() for file in _visible(folder) if file.is_file()]
+        files = [
+            file
+            for folder in _visible(path)
+            if folder.is_dir()
+            for file in _visible(folder)
+            if file.is_file()
+        ]
         self._files = [file for file in files if _is_text(file)]
         self._skipped = len(files) - len(self._files)
 
@@ -114,7 +142,9 @@ class TextFolder(Table):
     def locate(self, row: int) -> str:
         return str(self._files[row - 1].relative_to(self.path))
 
-    def blocks(self, columns: Sequence[str], rows_per_block: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self, columns: Sequence[str], rows_per_block: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
         step = min(rows_per_block, 4_096)  # texts of whole files are long
         for start in range(0, len(self._files), step):
             files = self._files[start : start + step]
@@ -151,7 +181,9 @@ class TextFolder(Table):
 
 def is_text_folder(path: Path) -> bool:
     """Whether a folder holds folders of texts."""
-    return any(_is_text(file) for folder in _visible(path) if folder.is_dir() for file in _visible(folder))
+    return any(
+        _is_text(file) for folder in _visible(path) if folder.is_dir() for file in _visible(folder)
+    )
 
 
 def _is_text(file: Path) -> bool:
